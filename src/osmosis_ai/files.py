@@ -1,0 +1,72 @@
+"""Files that matter are whole or absent: never half-written, never world-readable by accident."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Replace ``path`` with ``data`` in one step.
+
+    The bytes go to a temporary file in the same directory, which is renamed over the target; a
+    crash or a full disk leaves either the old file or the new one.
+
+    Args:
+        path: the file to write; its directory is created when missing.
+        data: the content; text is encoded as UTF-8.
+        mode: permission bits of the new file.
+        durable: flush file and directory to the disk before returning.
+
+    Raises:
+        OSError: when the disk is full or the directory is not writable; ``path`` is unchanged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = data.encode("utf-8") if isinstance(data, str) else data
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fchmod(handle.fileno(), mode)
+            if durable:
+                os.fsync(handle.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and new names in ``directory`` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Write ``value`` as JSON, indented by two spaces and ended by a newline, in one step.
+
+    Raises:
+        ValueError: when ``value`` holds NaN or an infinity.
+    """
+    import json
+
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text + "\n", mode=mode, durable=durable)
+
+
+def cache_dir() -> Path:
+    """Return the directory for what can be rebuilt (``OSMOSIS_CACHE_DIR``, else the user's cache)."""
+    override = os.environ.get("OSMOSIS_CACHE_DIR")
+    if override:
+        return Path(override).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("osmosis"))

@@ -1,0 +1,139 @@
+"""Child processes never outlive the process that started them.
+
+A child gets the read end of a pipe whose write end only the parent holds. However the parent
+ends, ``kill -9`` included, the kernel closes the write end, the child's watcher reads
+end-of-file and ends the child's whole process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
+TERMINATION_GRACE_S = 5.0
+
+
+def watch_parent() -> None:
+    """End this process group when the parent is gone; does nothing without a lifeline.
+
+    Call it once, first thing, in a process started by :class:`ChildProcess`.
+    """
+    raw = os.environ.pop(LIFELINE_ENV, None)
+    if raw is None:
+        return
+    descriptor = int(raw)
+    os.set_inheritable(descriptor, False)
+
+    def wait_for_end_of_file() -> None:
+        # Nothing is ever written: read returns only when the last write end is closed.
+        while os.read(descriptor, 1):
+            pass
+        try:
+            os.killpg(os.getpgid(0), signal.SIGTERM)
+        finally:
+            timer = threading.Timer(TERMINATION_GRACE_S, _kill_own_group)
+            timer.daemon = True
+            timer.start()
+
+    threading.Thread(target=wait_for_end_of_file, name="osmosis-lifeline", daemon=True).start()
+
+
+def _kill_own_group() -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class ChildProcess:
+    """A supervised subprocess in its own session, tied to this process by a lifeline.
+
+    Args:
+        command: program and arguments; the program is not looked up in a shell.
+        env: the whole environment of the child.
+        cwd: its working directory.
+        stdout: where its output goes (a file object or ``subprocess.PIPE``); stderr follows it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdout: IO[bytes] | int,
+    ) -> None:
+        read_end, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                env={**env, LIFELINE_ENV: str(read_end)},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(read_end,),
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is also its process group."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The child's output when it was started with ``subprocess.PIPE``."""
+        return self._process.stdout
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the child runs."""
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        """Wait for the child to end and return its exit status."""
+        while (status := self._process.poll()) is None:  # noqa: ASYNC110 - no portable exit event
+            await asyncio.sleep(0.05)
+        return status
+
+    async def stop(self, *, grace_s: float = TERMINATION_GRACE_S) -> int:
+        """End the child's process group: politely, then by force after ``grace_s`` seconds."""
+        try:
+            if self._process.poll() is None:
+                self._signal(signal.SIGTERM)
+                try:
+                    await asyncio.wait_for(self.wait(), grace_s)
+                except asyncio.TimeoutError:
+                    self._signal(signal.SIGKILL)
+            status = await self.wait()
+            # What the child itself started may still run in its group.
+            self._signal(signal.SIGKILL)
+            return status
+        finally:
+            self._close_lifeline()
+
+    def kill(self) -> None:
+        """End the child's process group at once."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._close_lifeline()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1

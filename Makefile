@@ -1,0 +1,75 @@
+# `make demo` and `make test` set up everything they need in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+# The build of torch to train with; choose another with e.g. `make test TORCH_CONSTRAINT=my-constraints.txt`.
+TORCH_CONSTRAINT ?= constraints-torch.txt
+PYTEST_ARGS ?= -n auto --dist worksteal
+BIN := $(VENV)/bin
+SOURCES := src tests benchmarks scripts rollouts
+
+.PHONY: help demo test lint format unit e2e bench model test-pythons clean
+
+help:
+	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
+	@echo "make test          lint, type-check and test everything"
+	@echo "make bench         run the benchmarks"
+	@echo "make format        format the code"
+	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
+	@echo "make test-pythons  run the unit tests on every Python 3.10-3.13 found"
+
+demo: $(VENV)/.demo
+	@$(BIN)/osmosis demo
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not e2e"
+
+e2e: $(VENV)/.dev
+	$(BIN)/python -m pytest -m e2e
+
+bench: $(VENV)/.dev
+	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+model: $(VENV)/.train
+	$(BIN)/python scripts/make_tiny_model.py
+
+test-pythons:
+	@PYTHON_VERSIONS="3.10 3.11 3.12 3.13" sh scripts/test_pythons.sh
+
+clean:
+	rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: Osmosis needs Python 3.10 or newer, and $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[eval]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev,eval,report]'
+	@touch $@
+
+$(VENV)/.train: pyproject.toml $(TORCH_CONSTRAINT) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r $(TORCH_CONSTRAINT)
+	$(BIN)/python -m pip install --quiet -e '.[dev,eval,report,train]' -c $(TORCH_CONSTRAINT)
+	@touch $@ $(VENV)/.dev

@@ -1,0 +1,137 @@
+"""Every command a reader can copy from the README and the docs works.
+
+Fenced ``bash`` blocks run in order, page by page, in a scratch copy of the sample workspace.
+A comment above a block changes that:
+
+- ``<!-- check-only: why -->``: not run (it needs a key, a GPU or an install); each ``osmosis``
+  command line in it is still checked against that command's ``--help``.
+- ``<!-- new-directory -->``: starts in an empty directory.
+- ``<!-- file: PATH -->``: the block is the content of that file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from osmosis_ai.workspace.samples import copy_sample_workspace
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<directive>[a-z-]+)(?:: (?P<argument>[^>]*?))? -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    body: str
+    directive: str | None
+    argument: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [
+        Block(match["language"], match["body"], match["directive"], match["argument"])
+        for match in BLOCK.finditer(page.read_text())
+    ]
+
+
+def command_lines(block: Block) -> list[str]:
+    joined = block.body.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if re.match(r"\s*osmosis\b", line)]
+
+
+@cache
+def help_of(*command: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "osmosis_ai", *command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def check_against_help(line: str) -> None:
+    words = shlex.split(line.split("||")[0].split("|")[0], comments=True)[1:]
+    command: list[str] = []
+    for word in words:
+        if word.startswith("-") or not re.search(
+            rf"^[\s│]*{re.escape(word)}\s", help_of(*command), re.MULTILINE
+        ):
+            break
+        command.append(word)
+    known = set(re.findall(r"(?<!\S)--?[a-zA-Z][\w-]*", help_of(*command) + help_of()))
+    used = {word.split("=")[0] for word in words if word.startswith("-")}
+    assert used <= known, (
+        f"`{line}` uses {used - known}, which `osmosis {' '.join(command)} --help` does not name"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_a_page_names_exists(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "bash":
+            for line in command_lines(block):
+                check_against_help(line)
+
+
+def runnable(page: Path) -> bool:
+    return any(block.language == "bash" and block.directive != "check-only" for block in blocks_of(page))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+def test_every_command_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    copy_sample_workspace(workspace)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OSMOSIS_CONFIG_DIR": str(tmp_path / "config"),
+        "OSMOSIS_CACHE_DIR": str(tmp_path / "cache"),
+        "OSMOSIS_HOME": str(tmp_path / "home"),
+    }
+    directory_note = tmp_path / "directory"
+    directory = workspace
+    for block in blocks_of(page):
+        if block.directive == "file":
+            assert block.argument is not None
+            (directory / block.argument).write_text(block.body)
+        if block.language != "bash" or block.directive == "check-only":
+            continue
+        if block.directive == "new-directory":
+            directory = tmp_path / "empty"
+            directory.mkdir()
+        # The directory a block ends in is where the next one starts, as in a reader's terminal.
+        script = f"set -e\n{block.body}\npwd > {shlex.quote(str(directory_note))}\n"
+        result = subprocess.run(
+            ["bash", "-c", script],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 0, f"{block.body}\n{result.stdout}\n{result.stderr}"
+        directory = Path(directory_note.read_text().strip())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"

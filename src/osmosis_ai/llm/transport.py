@@ -1,0 +1,68 @@
+"""One way to open an HTTP session for fan-out: nothing ever waits inside the connection pool.
+
+Whoever sends many requests decides beforehand how many run at once (``llm.limiter``, a
+semaphore); the pool itself is unlimited, because queueing inside a client's pool costs more per
+request the more are waiting. Every session has timeouts, and none reads proxies or passwords
+from the environment behind the caller's back.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from osmosis_ai._version import __version__
+
+if TYPE_CHECKING:
+    import aiohttp
+
+USER_AGENT = f"osmosis/{__version__}"
+CONNECT_TIMEOUT_S = 15.0
+# uvicorn closes an idle connection after 5 s; reusing one at that very moment fails the request.
+KEEP_ALIVE_S = 4.0
+
+
+def open_session(
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
+    proxy: str | None = None,
+) -> aiohttp.ClientSession:
+    """Open a session for many requests at once; call it inside a running event loop and close it.
+
+    Args:
+        timeout_s: the longest a request may take in all, in seconds, unless it sets its own.
+        headers: sent with every request.
+        keep_alive_s: how long an idle connection is kept, in seconds. The default suits servers of our
+            own; a provider behind TLS deserves more.
+        proxy: URL of the proxy every request goes through; see :func:`environment_proxy`.
+    """
+    import aiohttp
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s, ttl_dns_cache=300),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        headers={"User-Agent": USER_AGENT, **(headers or {})},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=proxy,
+    )
+
+
+def environment_proxy(url: str) -> str | None:
+    """Return the proxy the environment names for ``url`` (``HTTPS_PROXY``, ``NO_PROXY`` ...), if any.
+
+    Looked up once per endpoint: aiohttp's own ``trust_env`` does it in a thread for every request.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` names this machine."""
+    return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"

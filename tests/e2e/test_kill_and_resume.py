@@ -1,0 +1,164 @@
+"""Whatever is killed, whenever: the same command finishes the run to the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from osmosis_ai.workspace.samples import copy_sample_workspace
+
+pytestmark = pytest.mark.e2e
+
+ROWS, ATTEMPTS = 200, 4
+SAMPLES = ROWS * ATTEMPTS
+COMMAND = [
+    *(sys.executable, "-m", "osmosis_ai", "eval", "run", "configs/eval/multiply.toml"),
+    *("--rows", f"0-{ROWS - 1}", "--yes", "--json", "--seed", "7"),
+]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kill") / "workspace"
+    copy_sample_workspace(root)
+    return root
+
+
+def start(workspace: Path, name: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OSMOSIS_CACHE_DIR": str(workspace.parent / "cache")}
+    return subprocess.Popen(
+        [*COMMAND, "--name", name],
+        cwd=workspace,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run_directory(workspace: Path, name: str) -> Path:
+    return workspace / ".osmosis" / "evals" / name
+
+
+def committed_lines(workspace: Path, name: str) -> list[bytes]:
+    journal = run_directory(workspace, name) / "events.jsonl"
+    return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+
+
+def processes() -> list[tuple[int, int, str]]:
+    """Return (pid, parent pid, command line) of every process."""
+    listing = subprocess.run(
+        ["ps", "-axo", "pid=,ppid=,command="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split(None, 2) for line in listing.stdout.splitlines())
+    return [
+        (int(pid), int(parent), command) for pid, parent, command in (row for row in rows if len(row) == 3)
+    ]
+
+
+def rollout_server_of(parent_pid: int) -> int | None:
+    return next(
+        (pid for pid, parent, command in processes() if parent == parent_pid and "main.py" in command), None
+    )
+
+
+def kill_when(
+    process: subprocess.Popen[bytes], workspace: Path, name: str, *, records: int, victim: str, delay_s: float
+) -> bool:
+    """Kill the victim once the journal holds ``records`` lines; False when the run ended before."""
+    while process.poll() is None:
+        if len(committed_lines(workspace, name)) >= records:
+            time.sleep(delay_s)  # the moment itself is what the test varies
+            pid = process.pid if victim == "cli" else rollout_server_of(process.pid)
+            if pid is None:
+                continue
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def plan_of_kills(seed: int) -> list[tuple[int, str, float]]:
+    """Ten or more moments: during start-up, spread over the run, and while the last results and metrics are written."""
+    draw = random.Random(seed)
+    moments = sorted(draw.randrange(1, SAMPLES - 20) for _ in range(8))
+    kills = [(0, "cli", draw.uniform(0.0, 1.5)) for _ in range(2)]
+    kills += [(records, draw.choice(["cli", "cli", "server"]), draw.uniform(0, 0.02)) for records in moments]
+    kills += [(SAMPLES - 1, "cli", 0.0), (SAMPLES, "cli", draw.uniform(0.0, 0.05))]
+    return kills
+
+
+def numbers(workspace: Path, name: str) -> dict[str, Any]:
+    """Return the metrics of a run without what depends on the clock."""
+    metrics = json.loads((run_directory(workspace, name) / "metrics.json").read_text())
+    assert metrics["eval_run"]["status"] == "finished"
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: timeless(item)
+                for key, item in value.items()
+                if "latency" not in key and "duration" not in key
+            }
+        return value
+
+    kept: dict[str, Any] = timeless({key: value for key, value in metrics.items() if key != "eval_run"})
+    return kept
+
+
+def rewards(workspace: Path, name: str) -> dict[tuple[int, int], tuple[str, float | None]]:
+    records = [json.loads(line) for line in committed_lines(workspace, name)]
+    return {(r["row_index"], r["run_index"]): (r["status"], r.get("reward")) for r in records}
+
+
+def leftovers(workspace: Path) -> list[str]:
+    return [command for _, _, command in processes() if str(workspace) in command]
+
+
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(workspace: Path) -> None:
+    calm = start(workspace, "calm")
+    out, err = calm.communicate(timeout=300)
+    assert calm.returncode == 0, err.decode()
+    assert json.loads(out)["resource"]["succeeded"] == SAMPLES
+
+    seed = int(os.environ.get("OSMOSIS_KILL_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"seed of the kills: {seed} (set OSMOSIS_KILL_SEED to repeat)")
+    kills = plan_of_kills(seed)
+    done = 0
+    process = start(workspace, "stormy")
+    before: list[bytes] = []
+    for records, victim, delay_s in kills:
+        hit = kill_when(process, workspace, "stormy", records=records, victim=victim, delay_s=delay_s)
+        done += hit
+        if hit and victim == "server":
+            continue  # the run starts another server by itself
+        process.communicate(timeout=60)
+        after = committed_lines(workspace, "stormy")
+        assert after[: len(before)] == before, "a committed result was changed or lost"
+        before = after
+        process = start(workspace, "stormy")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err.decode()
+    assert done >= 10
+
+    lines = committed_lines(workspace, "stormy")
+    assert lines[: len(before)] == before
+    assert len(lines) == SAMPLES, "a finished sample ran twice, or one is missing"
+    assert rewards(workspace, "stormy") == rewards(workspace, "calm")
+    assert numbers(workspace, "stormy") == numbers(workspace, "calm")
+
+    deadline = time.monotonic() + 15
+    while leftovers(workspace) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert leftovers(workspace) == [], "a process outlived the run"

@@ -61,7 +61,12 @@ class MultiplyWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         rollout = get_rollout_context()
         assert rollout is not None, "the rollout server sets the context around run()"
         # The controller decides which model answers; the name in the body is a placeholder.
-        body = {"model": "osmosis-rollout", "messages": messages, "tools": [MULTIPLY_TOOL], "temperature": 1.0}
+        body = {
+            "model": "osmosis-rollout",
+            "messages": messages,
+            "tools": [MULTIPLY_TOOL],
+            "temperature": 1.0,
+        }
         url = f"{rollout.chat_completions_url}/chat/completions"
         headers = {"Authorization": f"Bearer {rollout.api_key}"}
         async with self.http.post(url, json=body, headers=headers) as response:

@@ -8,6 +8,7 @@ end-of-file and ends the child's whole process group.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,8 @@ def watch_parent() -> None:
     Call it once, first thing, in a process started by :class:`ChildProcess`.
     """
     raw = os.environ.pop(LIFELINE_ENV, None)
-    if raw is None:
+    if raw is None or os.getpgid(0) != os.getpid():
+        # A descendant that merely inherited the variable owns neither the pipe nor the group.
         return
     descriptor = int(raw)
     os.set_inheritable(descriptor, False)
@@ -35,18 +37,28 @@ def watch_parent() -> None:
         # Nothing is ever written: read returns only when the last write end is closed.
         while os.read(descriptor, 1):
             pass
-        try:
-            os.killpg(os.getpgid(0), signal.SIGTERM)
-        finally:
-            timer = threading.Timer(TERMINATION_GRACE_S, _kill_own_group)
-            timer.daemon = True
-            timer.start()
+        _end_own_group()
 
     threading.Thread(target=wait_for_end_of_file, name="osmosis-lifeline", daemon=True).start()
 
 
-def _kill_own_group() -> None:
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+def _end_own_group() -> None:
+    """Ask the whole group to end; whoever has not within the grace period is ended by force.
+
+    This process may be the first to go, so the one that waits and kills is outside the group.
+    """
+    group = os.getpgid(0)
+    try:
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"sleep {TERMINATION_GRACE_S}; kill -s KILL -- -{group}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        os.killpg(group, signal.SIGKILL)
+    os.killpg(group, signal.SIGTERM)
 
 
 class ChildProcess:
@@ -106,7 +118,10 @@ class ChildProcess:
         return status
 
     async def stop(self, *, grace_s: float = TERMINATION_GRACE_S) -> int:
-        """End the child's process group: politely, then by force after ``grace_s`` seconds."""
+        """End the child's process group: politely, then by force after ``grace_s`` seconds.
+
+        Cancelling it ends the group at once.
+        """
         try:
             if self._process.poll() is None:
                 self._signal(signal.SIGTERM)
@@ -114,11 +129,10 @@ class ChildProcess:
                     await asyncio.wait_for(self.wait(), grace_s)
                 except asyncio.TimeoutError:
                     self._signal(signal.SIGKILL)
-            status = await self.wait()
+            return await self.wait()
+        finally:
             # What the child itself started may still run in its group.
             self._signal(signal.SIGKILL)
-            return status
-        finally:
             self._close_lifeline()
 
     def kill(self) -> None:
@@ -128,10 +142,9 @@ class ChildProcess:
         self._close_lifeline()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        # macOS answers "not permitted" where only zombies are left in the group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
 
     def _close_lifeline(self) -> None:
         if self._lifeline >= 0:

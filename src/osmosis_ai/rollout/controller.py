@@ -1,0 +1,26 @@
+"""The controller's building blocks under the path rollout code knows; each is loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.bridge import LiteLLMBridge
+    from osmosis_ai.controller.listener import CallbackListener
+    from osmosis_ai.controller.store import CallbackStore, TerminalCallbackResult
+
+__all__ = ["CallbackListener", "CallbackStore", "LiteLLMBridge", "TerminalCallbackResult"]
+
+_MODULES = {
+    "CallbackListener": "osmosis_ai.controller.listener",
+    "CallbackStore": "osmosis_ai.controller.store",
+    "LiteLLMBridge": "osmosis_ai.controller.bridge",
+    "TerminalCallbackResult": "osmosis_ai.controller.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,183 @@
+"""A config that was loaded is right as far as one can tell without a network; one that is wrong is reported whole.
+
+The order: where the file stands, that it can be read, that it is TOML; then every remaining mistake at once.
+What is written in the file is kept as it was written: :meth:`EvalConfig.payload` sends that and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.workspace import rollout_paths
+from osmosis_ai.workspace.config_checks import EVAL, TRAINING, ConfigKind, find_issues
+from osmosis_ai.workspace.config_issues import InvalidConfigError
+from osmosis_ai.workspace.config_lines import parse_toml
+from osmosis_ai.workspace.config_sections import (
+    CheckpointSettings,
+    EvaluationSettings,
+    Experiment,
+    SamplingSettings,
+    TrainingSettings,
+)
+from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.rollout_paths import rollout_directory
+from osmosis_ai.workspace.spelling import closest
+
+__all__ = [
+    "EvalConfig",
+    "EvaluationSettings",
+    "Experiment",
+    "InvalidConfigError",
+    "TrainingConfig",
+    "entrypoint_path",
+    "load_eval_config",
+    "load_training_config",
+    "rollout_directory",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    path: Path
+    experiment: Experiment
+    env: Mapping[str, str]
+    secrets: tuple[str, ...]
+    advanced: Mapping[str, Any]
+    written: Mapping[str, Mapping[str, Any]] = field(repr=False)
+
+    def payload(self) -> dict[str, Any]:
+        """Return the body that submits this config: what is written in the file, empty sections left out."""
+        body = {
+            f"{section}_config": dict(self.written[section])
+            for section in (*self._sections(), "advanced", "env")
+            if self.written.get(section)
+        }
+        if self.secrets:
+            body["secrets"] = {"required": list(self.secrets)}
+        return body
+
+    def _sections(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(_Config):
+    """A file of `configs/eval/`.
+
+    ``secrets`` are names, never values; ``written`` holds the sections as parsed.
+    """
+
+    evaluation: EvaluationSettings
+
+    def _sections(self) -> tuple[str, ...]:
+        return tuple(EVAL.sections)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(_Config):
+    """A file of `configs/training/`; fields as in :class:`EvalConfig`."""
+
+    training: TrainingSettings
+    sampling: SamplingSettings
+    checkpoints: CheckpointSettings
+
+    def _sections(self) -> tuple[str, ...]:
+        return tuple(TRAINING.sections)
+
+
+def load_eval_config(path: Path, workspace: Workspace) -> EvalConfig:
+    """Read and check a config of `configs/eval/`.
+
+    Args:
+        path: the file; relative to the workspace's root, else to the current directory.
+        workspace: the workspace it belongs to.
+
+    Raises:
+        InvalidConfigError: with everything that is wrong in it.
+        OsmosisError: when the file is elsewhere, missing, unreadable or no TOML.
+    """
+    found, document = _read(path, workspace, EVAL)
+    return EvalConfig(
+        **_common_fields(found, document),
+        evaluation=EvaluationSettings(**document.get("evaluation", {})),
+    )
+
+
+def load_training_config(path: Path, workspace: Workspace) -> TrainingConfig:
+    """Read and check a config of `configs/training/`; arguments and errors as in :func:`load_eval_config`."""
+    found, document = _read(path, workspace, TRAINING)
+    return TrainingConfig(
+        **_common_fields(found, document),
+        training=TrainingSettings(**document.get("training", {})),
+        sampling=SamplingSettings(**document.get("sampling", {})),
+        checkpoints=CheckpointSettings(**document.get("checkpoints", {})),
+    )
+
+
+def entrypoint_path(workspace: Workspace, experiment: Experiment) -> Path:
+    """Return the script that serves the rollout of ``experiment``.
+
+    Raises:
+        RolloutPathError: when the rollout's directory or the script is missing, or a link leads out of it.
+    """
+    return rollout_paths.entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
+
+
+def _common_fields(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "path": path,
+        "experiment": Experiment(**document["experiment"]),
+        "env": document.get("env", {}),
+        "secrets": tuple(document.get("secrets", {}).get("required", ())),
+        "advanced": document.get("advanced", {}),
+        "written": document,
+    }
+
+
+def _read(path: Path, workspace: Workspace, kind: ConfigKind) -> tuple[Path, dict[str, Any]]:
+    found = _locate(path, workspace, kind)
+    shown = found.relative_to(workspace.root).as_posix()
+    text = _read_text(found, shown)
+    document = parse_toml(text, shown)
+    issues = find_issues(document, text, workspace, kind)
+    if issues:
+        raise InvalidConfigError(kind.name, shown, issues)
+    return found, document
+
+
+def _locate(path: Path, workspace: Workspace, kind: ConfigKind) -> Path:
+    candidates = [workspace.root / path.expanduser(), path.expanduser().absolute()]
+    found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
+    expected = workspace.root / kind.directory
+    if not found.exists():
+        names = [entry.name for entry in expected.glob("*.toml")] if expected.is_dir() else []
+        suggestion = closest(path.name, names)
+        raise OsmosisError(
+            f"Config file not found: {path}",
+            hint=f"did you mean {kind.directory}/{suggestion}?" if suggestion else None,
+        )
+    if found.suffix != ".toml":
+        raise OsmosisError(f"A config is a .toml file in {kind.directory}/; {path} is not one.")
+    resolved = found.resolve()
+    if not resolved.is_relative_to(expected.resolve()):
+        raise OsmosisError(
+            f"{kind.article} config must be inside {kind.directory}/ of the workspace directory.\n"
+            f"  found:    {resolved}\n"
+            f"  expected: {expected / found.name}"
+        )
+    return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
+
+
+def _read_text(path: Path, shown: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OsmosisError(
+            f"Cannot read config file {shown}: it is not UTF-8 (byte {error.start})."
+        ) from None
+    except OSError as error:
+        raise OsmosisError(f"Cannot read config file {shown}: {error.strerror}.") from None

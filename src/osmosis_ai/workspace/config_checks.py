@@ -1,0 +1,239 @@
+"""Every rule of a config that can be checked without a network, applied to the parsed document all at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time
+from typing import Any
+
+from pydantic import ValidationError
+
+from osmosis_ai.workspace import config_sections as sections
+from osmosis_ai.workspace.config_issues import Issue, as_written, type_or_range_message
+from osmosis_ai.workspace.config_lines import key_lines
+from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file
+from osmosis_ai.workspace.spelling import closest
+
+_ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+_SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_LOOKS_LIKE_A_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]{1,16}){0,6}")
+_RESERVED_PREFIX = "_OSMOSIS_"
+_FREE_SECTIONS = ("advanced", "env", "secrets")
+
+
+@dataclass(frozen=True)
+class ConfigKind:
+    """A kind of config: where its files are and which sections they have."""
+
+    name: str
+    article: str
+    directory: str
+    sections: Mapping[str, type[sections.Section]]
+    secrets_required: bool
+
+
+EVAL = ConfigKind(
+    name="eval",
+    article="An eval",
+    directory="configs/eval",
+    sections={"experiment": sections.Experiment, "evaluation": sections.EvaluationSettings},
+    secrets_required=True,
+)
+TRAINING = ConfigKind(
+    name="training",
+    article="A training",
+    directory="configs/training",
+    sections={
+        "experiment": sections.Experiment,
+        "training": sections.TrainingSettings,
+        "sampling": sections.SamplingSettings,
+        "checkpoints": sections.CheckpointSettings,
+    },
+    secrets_required=False,
+)
+
+
+def find_issues(
+    document: Mapping[str, Any], text: str, workspace: Workspace, kind: ConfigKind
+) -> list[Issue]:
+    """Return everything wrong in ``document`` (parsed from ``text``), in the order of the file."""
+    found = [
+        *_unknown_sections(document, kind),
+        *(issue for name in kind.sections for issue in _section_issues(document, name, kind)),
+        *_pin_issues(document),
+        *_env_issues(document),
+        *_secrets_issues(document, kind),
+        *_overlap_issues(document),
+        *_advanced_issues(document),
+    ]
+    if not any(issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in found):
+        found += _code_issues(document["experiment"], workspace)
+    if not found:
+        return []
+    lines = {".".join(path): line for path, line in key_lines(text).items()}
+    placed = [replace(issue, line=lines.get(issue.key, lines.get(_section_of(issue)))) for issue in found]
+    return sorted(placed, key=lambda issue: issue.line or 0)
+
+
+def _section_of(issue: Issue) -> str:
+    return issue.key.partition(".")[0]
+
+
+def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+    known = (*kind.sections, *_FREE_SECTIONS)
+    other = TRAINING if kind is EVAL else EVAL
+    for name, value in document.items():
+        if name in known:
+            continue
+        if not isinstance(value, dict):
+            yield _unknown_key(name, name, "", kind)
+        elif name in other.sections:
+            yield Issue(name, f"Unrecognized section; it belongs to configs in {other.directory}/")
+        else:
+            yield Issue(name, "Unrecognized section", suggestion=closest(name, known))
+
+
+def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
+    """Say of a key nobody knows whether it is misspelled or in the wrong section."""
+    homes = [home for home, model in kind.sections.items() if home != section and name in model.model_fields]
+    if homes:
+        places = " or ".join(f"[{home}]" for home in homes)
+        return Issue(key, f"Unrecognized key; `{name}` belongs in {places}")
+    known = kind.sections[section].model_fields if section in kind.sections else ()
+    return Issue(key, "Unrecognized key", suggestion=closest(name, known))
+
+
+def _section_issues(document: Mapping[str, Any], name: str, kind: ConfigKind) -> Iterator[Issue]:
+    section = document.get(name)
+    if section is None:
+        if name == "experiment":
+            yield Issue(name, "Missing [experiment] section")
+        return
+    if not isinstance(section, dict):
+        yield Issue(name, f"must be a table, got {as_written(section)}")
+        return
+    try:
+        kind.sections[name](**section)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            key = str(detail["loc"][0])
+            if detail["type"] == "missing":
+                yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
+            elif detail["type"] == "extra_forbidden":
+                yield _unknown_key(f"{name}.{key}", key, name, kind)
+            else:
+                yield Issue(f"{name}.{key}", type_or_range_message(detail))
+
+
+def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    experiment = document.get("experiment")
+    if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
+        yield Issue("experiment.commit_sha", "cannot stand beside `branch`: keep one of them")
+
+
+def _code_issues(experiment: Mapping[str, Any], workspace: Workspace) -> Iterator[Issue]:
+    """Check that the code is there, unless the config takes it from another place in the repository's history."""
+    if "branch" in experiment or "commit_sha" in experiment:
+        return
+    try:
+        entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])
+    except RolloutPathError as error:
+        yield Issue(error.key, error.problem, suggestion=error.suggestion)
+
+
+def _env_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    env = document.get("env", {})
+    if not isinstance(env, dict):
+        yield Issue("env", f"must be a table, got {as_written(env)}")
+        return
+    for name, value in env.items():
+        key = f"env.{name}"
+        if not _ENV_NAME.fullmatch(name):
+            yield Issue(key, f"the name of a variable must match ^{_ENV_NAME.pattern}$")
+        elif name.startswith(_RESERVED_PREFIX):
+            yield Issue(key, f"names that start with {_RESERVED_PREFIX} are reserved")
+        if not isinstance(value, str):
+            yield Issue(key, f"must be a string, got {as_written(value)}")
+        elif "\0" in value:
+            yield Issue(key, "must not contain a NUL character")
+
+
+def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+    secrets = document.get("secrets")
+    if secrets is None:
+        if kind.secrets_required:
+            yield Issue(
+                "secrets", "Missing [secrets] section; write `required = []` in it when no key is needed"
+            )
+        return
+    if not isinstance(secrets, dict):
+        yield Issue("secrets", "must be a table with the key `required`")
+        return
+    for name in secrets:
+        if name != "required":
+            yield Issue(
+                f"secrets.{name}", 'Unrecognized key; [secrets] only lists names: required = ["NAME"]'
+            )
+    if "required" not in secrets:
+        yield Issue("secrets.required", "Missing 'required' in [secrets] section")
+        return
+    required = secrets["required"]
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        # The value is never repeated: it may be a key pasted into the wrong place.
+        yield Issue("secrets.required", "must be a list of strings, the names of secrets")
+        return
+    yield from _secret_name_issues(required)
+
+
+def _secret_name_issues(required: list[str]) -> Iterator[Issue]:
+    key = "secrets.required"
+    for position, name in enumerate(required, start=1):
+        if _SECRET_NAME.fullmatch(name):
+            continue
+        rule = f"the name of a secret must match ^{_SECRET_NAME.pattern}$"
+        renamed = name.upper().replace("-", "_")
+        # Only what cannot be a pasted key is repeated.
+        if _LOOKS_LIKE_A_NAME.fullmatch(name) and "_" in name and _SECRET_NAME.fullmatch(renamed):
+            yield Issue(key, f"'{name}' is no name of a secret: {rule}", suggestion=renamed)
+        else:
+            yield Issue(key, f"entry {position} is no name of a secret: {rule}")
+    for name, count in Counter(required).items():
+        if count > 1 and _SECRET_NAME.fullmatch(name):
+            yield Issue(key, f"'{name}' is listed {count} times")
+
+
+def _overlap_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    env, secrets = document.get("env"), document.get("secrets")
+    required = secrets.get("required") if isinstance(secrets, dict) else None
+    if isinstance(env, dict) and isinstance(required, list):
+        both = sorted(name for name in env if name in required)
+        if both:
+            yield Issue("env", f"Name(s) appear in both [env] and [secrets]: {', '.join(both)}")
+
+
+def _advanced_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    advanced = document.get("advanced", {})
+    if not isinstance(advanced, dict):
+        yield Issue("advanced", f"must be a table, got {as_written(advanced)}")
+        return
+    for key, value in _leaves(advanced, "advanced"):
+        if isinstance(value, (datetime, date, time)):
+            yield Issue(key, "dates and times cannot be passed on; write a string")
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield Issue(key, f"must be a finite number, got {value}")
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, key)
+    else:
+        yield key, value

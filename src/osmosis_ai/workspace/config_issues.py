@@ -1,0 +1,99 @@
+"""What is wrong with a config, said in full: each issue names its key, the mistake, its line and the likely intent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One thing to mend.
+
+    Args:
+        key: where, as ``section.key`` or ``section``.
+        message: what is wrong.
+        line: its line in the file, when that is sure.
+        suggestion: what was probably meant.
+    """
+
+    key: str
+    message: str
+    line: int | None = None
+    suggestion: str | None = None
+
+    def bullet(self) -> str:
+        """Return the issue as one line of a report."""
+        notes = [f"line {self.line}"] if self.line else []
+        notes += [f"did you mean '{self.suggestion}'?"] if self.suggestion else []
+        return f"  - {self.key}: {self.message}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+class InvalidConfigError(OsmosisError):
+    """A config with everything that is wrong in it.
+
+    Args:
+        kind: ``eval`` or ``training``.
+        shown_path: the file as people know it.
+        issues: at least one.
+    """
+
+    def __init__(self, kind: str, shown_path: str, issues: Iterable[Issue]) -> None:
+        self.issues = tuple(issues)
+        title = f"Invalid {kind} config"
+        super().__init__(
+            "\n".join([f"{title}: {shown_path}", *(issue.bullet() for issue in self.issues)]),
+            details={
+                "error": title,
+                "issues": [
+                    {name: value for name, value in asdict(issue).items() if value is not None}
+                    for issue in self.issues
+                ],
+            },
+        )
+
+
+def type_or_range_message(error: ErrorDetails) -> str:
+    """Return what a failed check of one value means, in the words of a config."""
+    bounds: Mapping[str, Any] = error.get("ctx") or {}
+    expected = {
+        "string_type": "a string",
+        "int_type": "an integer",
+        "int_from_float": "an integer",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "greater_than": f"greater than {bounds.get('gt', 0):g}" if "gt" in bounds else "",
+        "greater_than_equal": f"at least {bounds.get('ge', 0):g}" if "ge" in bounds else "",
+        "less_than_equal": f"at most {bounds['le']}" if "le" in bounds else "",
+    }.get(error["type"])
+    if error["type"] == "value_error":
+        return str(bounds["error"])
+    if not expected:
+        return error["msg"]
+    return f"must be {expected}, got {as_written(error['input'])}"
+
+
+def as_written(value: Any) -> str:
+    """Return ``value`` about as a TOML file would write it, shortened; tables and arrays are only named."""
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else _number_or_date(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _number_or_date(value: Any) -> str:
+    try:
+        return str(value)
+    except ValueError:  # an integer with more digits than Python converts
+        return "a huge number"

@@ -1,0 +1,134 @@
+"""Where in a TOML text things stand. A line number that is given is right; where it is not sure, there is none.
+
+The text is cut into statements by the TOML parser itself: lines are added until they parse on their own,
+which a line inside a multi-line value never does. So nothing in a string, a comment or an array can be
+mistaken for a key.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from osmosis_ai.errors import OsmosisError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+KeyPath = tuple[str, ...]
+
+_POSITION = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_EXCERPT_WIDTH = 100
+
+
+def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
+    """Parse ``text``, the content of the file that people know as ``shown_path``.
+
+    Raises:
+        OsmosisError: when it is not TOML, with line, column and the line itself.
+    """
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:  # mostly TOMLDecodeError; an endless integer is a plain ValueError
+        raise _syntax_error(text, shown_path, str(error)) from None
+    except RecursionError:
+        raise OsmosisError(f"Invalid TOML in {shown_path}: values are nested too deeply.") from None
+    return document
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line (from 1) on which each table and key of ``text`` is written.
+
+    Keys inside arrays of tables are left out, because a name alone does not tell which element is meant.
+    Of text that is not TOML, the statements before the mistake are returned.
+    """
+    found: dict[KeyPath, int] = {}
+    arrays: set[KeyPath] = set()
+    table: KeyPath | None = ()
+    for line, statement, parsed in _statements(text):
+        if statement.lstrip().startswith("["):
+            header, is_array = _header(parsed)
+            ancestry = [header[:length] for length in range(1, len(header) + 1)]
+            if is_array:
+                arrays.add(header)
+            table = None if arrays.intersection(ancestry) else header
+            if table is not None:
+                for parent in ancestry:
+                    found.setdefault(parent, line)
+                found[table] = line
+        elif table is not None:
+            for path in _paths(parsed):
+                found.setdefault(table + path, line)
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield each statement (a header, or a key with its value): its first line, its text, what it parses to."""
+    statement, started = "", 0
+    for number, line in enumerate(_lines(text), start=1):
+        if not statement:
+            started = number
+        statement += line + "\n"
+        try:
+            parsed = tomllib.loads(statement)
+        except ValueError:
+            continue
+        yield started, statement, parsed
+        statement = ""
+
+
+def _lines(text: str) -> list[str]:
+    # TOML knows two line ends; str.splitlines knows ten, some of which may stand inside a string.
+    return text.replace("\r\n", "\n").split("\n")
+
+
+def _header(parsed: dict[str, Any]) -> tuple[KeyPath, bool]:
+    """Return the path of a header, parsed alone, and whether it opens an element of an array."""
+    path: KeyPath = ()
+    value: Any = parsed
+    while isinstance(value, dict) and value:
+        key, value = next(iter(value.items()))
+        path += (key,)
+    return path, isinstance(value, list)
+
+
+def _paths(value: Any, prefix: KeyPath = ()) -> list[KeyPath]:
+    if not isinstance(value, dict):
+        return []
+    paths: list[KeyPath] = []
+    for key, inner in value.items():
+        paths += [(*prefix, key), *_paths(inner, (*prefix, key))]
+    return paths
+
+
+def _syntax_error(text: str, shown_path: str, problem: str) -> OsmosisError:
+    position = _POSITION.search(problem)
+    sentence = problem[: position.start()] if position else problem
+    headline = f"Invalid TOML in {shown_path}: {sentence[:1].lower()}{sentence[1:]}"
+    lines = _lines(text)
+    if position is None:
+        return OsmosisError(headline, details={"path": shown_path})
+    if position[1]:
+        line, column = int(position[1]), int(position[2])
+    else:
+        while len(lines) > 1 and not lines[-1].strip():
+            lines.pop()
+        line, column = len(lines), len(lines[-1]) + 1
+    return OsmosisError(
+        f"{headline} (line {line}, column {column})\n\n{_excerpt(lines, line, column)}",
+        details={"path": shown_path, "line": line, "column": column},
+    )
+
+
+def _excerpt(lines: list[str], line: int, column: int) -> str:
+    content = lines[line - 1] if line <= len(lines) else ""
+    first = max(0, column - _EXCERPT_WIDTH)
+    shown = content[first : first + _EXCERPT_WIDTH]
+    gutter = f"  {line} | "
+    # Tabs stay tabs, so that the caret stands under its column however wide the terminal draws them.
+    space = "".join("\t" if character == "\t" else " " for character in shown[: column - 1 - first])
+    return f"{gutter}{shown}\n{' ' * (len(gutter) - 2)}| {space}^"

@@ -1,0 +1,95 @@
+"""The doctor's verdict rests on the directories alone; guides for coding agents are a courtesy.
+
+Mending only adds: nothing that exists is changed, nothing is written through a link, and what stands in the
+way is found before the first write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.files import write_atomic
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
+
+AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """The state of a workspace directory.
+
+    Args:
+        root: the top of the work tree.
+        missing: required directories and agent guides that are not there.
+        fixed: those of them that were just created.
+    """
+
+    root: Path
+    missing: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
+
+    @property
+    def missing_directories(self) -> tuple[str, ...]:
+        """What makes the workspace invalid."""
+        return tuple(path for path in self.missing if path in REQUIRED_DIRECTORIES)
+
+    @property
+    def valid(self) -> bool:
+        """Whether every required directory is there."""
+        return not self.missing_directories
+
+
+def check(path: Path | None = None) -> DoctorReport:
+    """Report on the workspace that ``path`` (the current directory when None) is in.
+
+    Raises:
+        WorkspaceRequiredError: outside a Git work tree.
+    """
+    root = find_workspace(path, require_scaffold=False).root
+    directories = [name for name in REQUIRED_DIRECTORIES if not (root / name).is_dir()]
+    guides = [name for name in AGENT_GUIDES if not (root / name).is_file()]
+    return DoctorReport(root, missing=(*directories, *guides))
+
+
+def fix(path: Path | None = None) -> DoctorReport:
+    """Create what :func:`check` finds missing, and report on the result.
+
+    Raises:
+        WorkspaceRequiredError: outside a Git work tree.
+        ConflictError: when a link or something of another kind stands in the way; nothing is written then.
+    """
+    before = check(path)
+    obstacles = sorted({found for name in before.missing if (found := _obstacle(before.root, name))})
+    if obstacles:
+        raise ConflictError(
+            "These stand in the way; move them and run `osmosis doctor --fix` again:\n"
+            + "\n".join(f"  - {found}" for found in obstacles),
+            details={"conflicts": obstacles},
+        )
+    for name in before.missing:
+        if name in REQUIRED_DIRECTORIES:
+            (before.root / name).mkdir(parents=True, exist_ok=True)
+            write_atomic(before.root / name / ".gitkeep", "", mode=0o644, durable=False)
+        else:
+            write_atomic(before.root / name, guide_text(name), mode=0o644, durable=False)
+    return DoctorReport(before.root, missing=(), fixed=before.missing)
+
+
+def guide_text(name: str) -> str:
+    """Return the guide for coding agents that belongs at ``name`` in a workspace."""
+    return files("osmosis_ai.workspace").joinpath("templates", "guides", name).read_text(encoding="utf-8")
+
+
+def _obstacle(root: Path, name: str) -> str | None:
+    """Return what on the way from ``root`` to the missing ``name`` is a link or not a directory."""
+    target = root / name
+    if target.is_symlink() or target.exists():
+        return name
+    for parent in reversed(target.relative_to(root).parents[:-1]):
+        place = root / parent
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            return parent.as_posix()
+    return None

@@ -1,0 +1,154 @@
+"""What Git says about a work tree: read by the `git` binary, never prompting, never running a repository's code.
+
+A repository may name programs in its own configuration (file monitors, hooks); they stay off here. The
+variables with which Git hooks redirect their children are removed: the directory asked about is the one meant.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
+
+GIT_TIMEOUT_S = 60.0
+
+_SAFE_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+_REDIRECTING_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+)
+_QUIET_VARIABLES = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+
+
+@dataclass(frozen=True)
+class GitState:
+    """Where a work tree stands.
+
+    Args:
+        head: the commit checked out; None before the first commit.
+        branch: its branch; None when the head is detached.
+        dirty: whether anything is changed or untracked, run outputs under `.osmosis/` aside.
+        has_upstream: whether the branch tracks one that exists.
+        ahead: commits that the upstream does not have.
+    """
+
+    head: str | None
+    branch: str | None
+    dirty: bool
+    has_upstream: bool
+    ahead: int
+
+
+def run_git(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = GIT_TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run one Git command in ``cwd`` and return how it ended, whatever its exit status.
+
+    Args:
+        arguments: the subcommand and its arguments.
+        cwd: the directory it is about.
+        env: variables that are added to this process's environment.
+        timeout_s: seconds after which the command is killed.
+
+    Raises:
+        WorkspaceRequiredError: when Git is not installed.
+        OsmosisError: when the command takes longer than ``timeout_s``.
+    """
+    environment = {key: value for key, value in os.environ.items() if key not in _REDIRECTING_VARIABLES}
+    try:
+        return subprocess.run(
+            ["git", *_SAFE_OPTIONS, "-C", str(cwd), *arguments],
+            env={**environment, **_QUIET_VARIABLES, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise WorkspaceRequiredError(
+            "Git is not installed: no `git` was found on PATH.", hint="install Git and run the command again"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise OsmosisError(f"`git {arguments[0]}` did not finish within {timeout_s:g} s in {cwd}.") from None
+
+
+def worktree_root(directory: Path) -> Path | None:
+    """Return the top of the work tree that ``directory`` is in, or None outside of one.
+
+    Raises:
+        WorkspaceRequiredError: when there is one but Git refuses it (another user owns it).
+    """
+    found = run_git(["rev-parse", "--show-toplevel"], cwd=directory)
+    if found.returncode == 0 and found.stdout.strip():
+        return Path(found.stdout.rstrip("\n"))
+    if "dubious ownership" in found.stderr:
+        raise WorkspaceRequiredError(
+            f"Git refuses the repository around {directory}: another user owns it.",
+            hint=f"if you trust it: git config --global --add safe.directory {directory}",
+        )
+    return None
+
+
+def read_git_state(root: Path) -> GitState:
+    """Return the commit, the branch and what is not committed or pushed.
+
+    Raises:
+        OsmosisError: when ``root`` is not in a work tree, or Git cannot read it.
+    """
+    found = run_git(
+        ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".", ":(exclude).osmosis"],
+        cwd=root,
+    )
+    if found.returncode != 0:
+        raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")
+    lines = found.stdout.splitlines()
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    head, branch, ahead = headers.get("branch.oid"), headers.get("branch.head"), headers.get("branch.ab")
+    return GitState(
+        head=None if head == "(initial)" else head,
+        branch=None if branch == "(detached)" else branch,
+        dirty=any(line and not line.startswith("#") for line in lines),
+        has_upstream=ahead is not None,
+        ahead=int(ahead.split()[0]) if ahead else 0,
+    )
+
+
+def read_origin(root: Path) -> str | None:
+    """Return the URL of the remote `origin` as Git knows it, credentials included, or None."""
+    found = run_git(["remote", "get-url", "origin"], cwd=root)
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def without_credentials(url: str) -> str:
+    """Return ``url`` fit to be shown: no password, and no user but that of SSH."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(not a URL)"
+    if not parts.netloc:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    shown = f"{name}@{host}" if name and parts.scheme == "ssh" else host
+    return urlunsplit(parts._replace(netloc=shown))

@@ -1,0 +1,109 @@
+"""A workspace directory is a Git work tree with four directories in fixed places; nothing else marks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.workspace.git import worktree_root
+
+REQUIRED_DIRECTORIES = ("rollouts", "configs/training", "configs/eval", "data")
+DATASET_EXTENSIONS = ("jsonl", "csv", "json", "parquet")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The directories of a workspace, by what they are for."""
+
+    root: Path
+
+    @property
+    def rollouts_dir(self) -> Path:
+        """One directory per agent."""
+        return self.root / "rollouts"
+
+    @property
+    def eval_configs_dir(self) -> Path:
+        """TOML files for evaluations."""
+        return self.root / "configs" / "eval"
+
+    @property
+    def training_configs_dir(self) -> Path:
+        """TOML files for training runs."""
+        return self.root / "configs" / "training"
+
+    @property
+    def data_dir(self) -> Path:
+        """Dataset files."""
+        return self.root / "data"
+
+    @property
+    def state_dir(self) -> Path:
+        """What commands write on this machine; never part of the repository."""
+        return self.root / ".osmosis"
+
+    @property
+    def evals_dir(self) -> Path:
+        """One directory per local evaluation run."""
+        return self.state_dir / "evals"
+
+
+def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> Workspace:
+    """Return the workspace that ``start`` (a directory or a file in it; the current directory when None) is in.
+
+    Args:
+        start: where to look from; any sub-directory will do.
+        require_scaffold: whether the four directories must be there.
+
+    Raises:
+        WorkspaceRequiredError: outside a Git work tree.
+        OsmosisError: when directories are missing (code VALIDATION), or ``start`` is (NOT_FOUND).
+    """
+    place = (start or Path.cwd()).expanduser().absolute()
+    if not place.exists():
+        raise NotFoundError(f"No such directory: {place}")
+    directory = place if place.is_dir() else place.parent
+    root = worktree_root(directory)
+    if root is None:
+        raise WorkspaceRequiredError(
+            f"Run this command from an Osmosis workspace directory: {directory} is not inside a Git work tree.",
+            hint="to make one here: git init, then osmosis doctor --fix",
+        )
+    workspace = Workspace(root)
+    if require_scaffold and (missing := missing_directories(workspace)):
+        raise OsmosisError(
+            f"{root} is not laid out as an Osmosis workspace. Missing:\n"
+            + "\n".join(f"  - {path}/" for path in missing)
+            + "\nRun `osmosis doctor --fix` in this Git repository to create them.",
+            details={"workspace_directory": str(root), "missing": missing},
+        )
+    return workspace
+
+
+def missing_directories(workspace: Workspace) -> list[str]:
+    """Return the required directories that are not there, relative to the root."""
+    return [path for path in REQUIRED_DIRECTORIES if not (workspace.root / path).is_dir()]
+
+
+def find_dataset_file(workspace: Workspace, name: str) -> Path | None:
+    """Return the file in `data/` that holds the dataset ``name``, or None.
+
+    Raises:
+        OsmosisError: when several files have that name, or ``name`` is a path or carries the extension.
+    """
+    if Path(name).name != name:
+        raise OsmosisError(f"`{name}` is not the name of a dataset: it has a directory in it.")
+    candidates = [workspace.data_dir / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
+    found = [path for path in candidates if path.is_file()]
+    if len(found) > 1:
+        names = " and ".join(f"data/{path.name}" for path in found)
+        raise OsmosisError(
+            f"The dataset `{name}` could be {names}.", hint="rename one of them, or pass --dataset-file"
+        )
+    literal = workspace.data_dir / name
+    if not found and literal.suffix[1:] in DATASET_EXTENSIONS and literal.is_file():
+        raise OsmosisError(
+            f'A dataset is named without its extension: write dataset = "{literal.stem}" for data/{name}.'
+        )
+    return found[0] if found else None

@@ -1,0 +1,105 @@
+"""A config can only name code inside its own workspace: one directory under `rollouts/`, one file inside that."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.spelling import closest
+
+
+class RolloutPathError(OsmosisError):
+    """The rollout or the entrypoint that a config names cannot be used.
+
+    Args:
+        key: the config key that is wrong, such as ``experiment.rollout``.
+        problem: what is wrong with it.
+        suggestion: the value that was probably meant.
+        hint: the command that mends it.
+    """
+
+    def __init__(
+        self, key: str, problem: str, *, suggestion: str | None = None, hint: str | None = None
+    ) -> None:
+        did_you_mean = f" (did you mean '{suggestion}'?)" if suggestion else ""
+        super().__init__(problem + did_you_mean, details={"key": key}, hint=hint)
+        self.key = key
+        self.problem = problem
+        self.suggestion = suggestion
+
+
+def rollout_name_problem(rollout: str) -> str | None:
+    """Return what is wrong with ``rollout`` as the name of a directory under `rollouts/`, or None."""
+    if not rollout.strip():
+        return "must not be empty"
+    if PurePosixPath(rollout).is_absolute() or PureWindowsPath(rollout).drive:
+        return "must be the name of a directory under rollouts/, not an absolute path"
+    if rollout in (".", "..") or "/" in rollout or "\\" in rollout or "\0" in rollout:
+        return "must be the name of one directory under rollouts/, without slashes"
+    return None
+
+
+def entrypoint_problem(entrypoint: str) -> str | None:
+    """Return what is wrong with ``entrypoint`` as a path inside the rollout's directory, or None."""
+    if not entrypoint.strip() or "\0" in entrypoint:
+        return "must not be empty"
+    if PurePosixPath(entrypoint).is_absolute() or PureWindowsPath(entrypoint).drive:
+        return "must be a path inside the rollout's directory, not an absolute path"
+    depth = 0
+    for part in PurePosixPath(entrypoint.replace("\\", "/")).parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return "must not leave the rollout's directory"
+    return None
+
+
+def rollout_directory(workspace: Workspace, rollout: str) -> Path:
+    """Return the directory of ``rollout``.
+
+    Raises:
+        RolloutPathError: when the name is not one, nothing is there, or a link leads out of `rollouts/`.
+    """
+    key = "experiment.rollout"
+    if problem := rollout_name_problem(rollout):
+        raise RolloutPathError(key, problem)
+    directory = workspace.rollouts_dir / rollout
+    if not directory.is_dir():
+        raise RolloutPathError(
+            key,
+            f"there is no directory rollouts/{rollout}/",
+            suggestion=closest(rollout, _rollouts(workspace)),
+            hint="`osmosis rollout init NAME` writes a new rollout",
+        )
+    if not directory.resolve().is_relative_to(workspace.rollouts_dir.resolve()):
+        raise RolloutPathError(key, f"rollouts/{rollout} is a link that leads out of rollouts/")
+    return directory
+
+
+def entrypoint_file(workspace: Workspace, rollout: str, entrypoint: str) -> Path:
+    """Return the script that serves ``rollout``.
+
+    Raises:
+        RolloutPathError: when the rollout cannot be used, or the script is missing or outside of it.
+    """
+    key = "experiment.entrypoint"
+    directory = rollout_directory(workspace, rollout)
+    if problem := entrypoint_problem(entrypoint):
+        raise RolloutPathError(key, problem)
+    path = directory / entrypoint
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise RolloutPathError(
+            key, f"rollouts/{rollout}/{entrypoint} is a link that leads out of rollouts/{rollout}/"
+        )
+    if not path.is_file():
+        scripts = [found.name for found in directory.glob("*.py")]
+        raise RolloutPathError(
+            key, f"there is no file rollouts/{rollout}/{entrypoint}", suggestion=closest(entrypoint, scripts)
+        )
+    return path
+
+
+def _rollouts(workspace: Workspace) -> list[str]:
+    if not workspace.rollouts_dir.is_dir():
+        return []
+    return [path.name for path in workspace.rollouts_dir.iterdir() if path.is_dir()]

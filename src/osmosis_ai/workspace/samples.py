@@ -1,0 +1,104 @@
+"""The sample workspace: the same files in a checkout and in an installed wheel, copied into a repository of its own.
+
+The copy owes nothing to the user's Git configuration and leaves no trace in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import osmosis_ai
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
+from osmosis_ai.workspace.git import run_git
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, Workspace
+
+SAMPLE_FILES = (
+    "rollouts/multiply/main.py",
+    "rollouts/multiply/pyproject.toml",
+    "rollouts/multiply/README.md",
+    "configs/eval/multiply.toml",
+    "configs/training/multiply.toml",
+    "data/multiply.jsonl",
+    "data/multiply_train.jsonl",
+)
+
+_GITIGNORE = "__pycache__/\n.venv/\n.env\n.osmosis/\n"
+_OWN_IDENTITY = {
+    "GIT_AUTHOR_NAME": "Osmosis",
+    "GIT_AUTHOR_EMAIL": "osmosis@localhost",
+    "GIT_COMMITTER_NAME": "Osmosis",
+    "GIT_COMMITTER_EMAIL": "osmosis@localhost",
+}
+_NO_USER_CONFIG = {
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "0",
+    "GIT_CONFIG_PARAMETERS": "",
+}
+# The user's ignore and attributes files have default places that are read without any configuration.
+_NO_USER_FILES = ("-c", "core.excludesFile=/dev/null", "-c", "core.attributesFile=/dev/null")
+
+
+def sample_root() -> Path:
+    """Return the directory that holds the sample workspace's files.
+
+    Raises:
+        OsmosisError: when this installation carries none.
+    """
+    package = Path(osmosis_ai.__file__).resolve().parent
+    for candidate in (package / "samples", package.parents[1]):
+        if all((candidate / name).is_file() for name in SAMPLE_FILES):
+            return candidate
+    raise OsmosisError(
+        f"The sample workspace is not part of this installation ({package}).",
+        hint="install Osmosis again, from a wheel or a checkout",
+    )
+
+
+def copy_sample_workspace(target: Path) -> Workspace:
+    """Make ``target`` a workspace with the samples in it: a Git repository with one commit on `main`.
+
+    Args:
+        target: a directory that is empty or not there yet.
+
+    Raises:
+        ConflictError: when ``target`` holds something.
+        OsmosisError: when the samples are missing, or Git fails.
+    """
+    source = sample_root()
+    if target.exists() and any(target.iterdir()):
+        raise ConflictError(f"{target} is not empty.")
+    root = target.absolute()
+    for name in REQUIRED_DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in SAMPLE_FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, root / name)
+    for name in AGENT_GUIDES:
+        (root / name).write_text(guide_text(name), encoding="utf-8")
+    (root / ".gitignore").write_text(_GITIGNORE, encoding="utf-8")
+    _first_commit(root)
+    return Workspace(root.resolve())
+
+
+def _first_commit(root: Path) -> None:
+    for arguments in (
+        ["init", "--quiet", "--template="],
+        ["symbolic-ref", "HEAD", "refs/heads/main"],
+        [*_NO_USER_FILES, "add", "--all"],
+        [
+            *_NO_USER_FILES,
+            "-c",
+            "commit.gpgSign=false",
+            "commit",
+            "--quiet",
+            "--message",
+            "The sample workspace",
+        ],
+    ):
+        done = run_git(arguments, cwd=root, env={**_OWN_IDENTITY, **_NO_USER_CONFIG})
+        if done.returncode != 0:
+            raise OsmosisError(f"Git could not set up {root}: {done.stderr.strip()}")

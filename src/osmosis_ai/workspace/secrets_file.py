@@ -1,0 +1,64 @@
+"""Secret values come from a file of `NAME=value` lines; nothing of a line is ever repeated, only its number."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+
+_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+_QUOTES = ("'", '"')
+
+
+def read_secrets_file(source: str) -> dict[str, str]:
+    """Read secret values.
+
+    Blank lines and lines that begin with `#` are skipped; `export` may stand before a name; one pair of
+    quotes around a value is taken off. When a name comes twice, the last value counts.
+
+    Args:
+        source: a path, or ``-`` for standard input.
+
+    Raises:
+        OsmosisError: when the file cannot be read, or a line is wrong (its number, never its content).
+    """
+    shown = "standard input" if source == "-" else source
+    values: dict[str, str] = {}
+    for number, line in enumerate(_read(source, shown).splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _LINE.fullmatch(stripped)
+        value = _unquoted(match[2]) if match else None
+        if match is None or value is None:
+            raise OsmosisError(
+                f"Line {number} of {shown} is not `NAME=value` (values stand on one line, quotes come in pairs).",
+                details={"line": number},
+            )
+        values[match[1]] = value
+    return values
+
+
+def _read(source: str, shown: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
+    except FileNotFoundError:
+        raise OsmosisError(f"Secrets file not found: {shown}") from None
+    except OSError as error:
+        raise OsmosisError(f"Cannot read secrets file {shown}: {error.strerror}.") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise OsmosisError(f"Cannot read secrets file {shown}: it is not UTF-8.") from None
+
+
+def _unquoted(value: str) -> str | None:
+    if "\0" in value:
+        return None
+    if not value.startswith(_QUOTES):
+        return value
+    if len(value) < 2 or value[-1] != value[0]:
+        return None
+    return value[1:-1]

@@ -1,0 +1,89 @@
+"""One spelling per platform: two URLs that name the same platform normalise to the same text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from osmosis_ai.errors import OsmosisError
+
+DEFAULT_PLATFORM_URL = "https://platform.osmosis.ai"
+PLATFORM_URL_ENV = "OSMOSIS_PLATFORM_URL"
+ALLOW_INSECURE_ENV = "OSMOSIS_ALLOW_INSECURE_PLATFORM_URL"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def normalize_platform_url(raw: str) -> str:
+    """Return the one spelling of a platform's URL.
+
+    Scheme and host are lower-cased; default ports, query, fragment and trailing slashes go; a value
+    without a scheme becomes ``http://`` on loopback and ``https://`` elsewhere.
+
+    Raises:
+        OsmosisError: when it is no URL of a web server; what it says never repeats a password.
+    """
+    from urllib.parse import urlsplit
+
+    text = raw.strip()
+    if "://" not in text:
+        text = f"{'http' if is_loopback(_host_of_bare(text)) else 'https'}://{text}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _invalid(raw) from None
+    if parts.scheme not in _DEFAULT_PORTS or not host or any(c.isspace() for c in text):
+        raise _invalid(raw)
+    if parts.username is not None or parts.password is not None:
+        raise OsmosisError(
+            "a platform URL must not carry a user name or password.",
+            hint="log in with `osmosis login` instead",
+        )
+    bracketed = f"[{host}]" if ":" in host else host
+    explicit_port = "" if port is None or port == _DEFAULT_PORTS[parts.scheme] else f":{port}"
+    return f"{parts.scheme}://{bracketed}{explicit_port}{parts.path.rstrip('/')}"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether ``host`` is this machine by name or address."""
+    if not host:
+        return False
+    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_secure(url: str) -> bool:
+    """Whether credentials may travel to the normalised ``url``: HTTPS, or this very machine."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    return parts.scheme == "https" or is_loopback(parts.hostname)
+
+
+def platform_url(env: Mapping[str, str] | None = None) -> str:
+    """Return the platform this process talks to: ``OSMOSIS_PLATFORM_URL``, else the hosted one.
+
+    Raises:
+        OsmosisError: when the variable holds no valid URL.
+    """
+    value = (os.environ if env is None else env).get(PLATFORM_URL_ENV, "").strip()
+    return normalize_platform_url(value) if value else DEFAULT_PLATFORM_URL
+
+
+def _host_of_bare(text: str) -> str:
+    authority = text.split("/", 1)[0]
+    if authority.startswith("["):
+        return authority[1:].split("]", 1)[0]
+    return authority if authority.count(":") > 1 else authority.split(":", 1)[0]
+
+
+def _invalid(raw: str) -> OsmosisError:
+    # What stands before an `@` may be a password.
+    shown = raw.strip().rpartition("@")[2]
+    return OsmosisError(f"Invalid platform URL '{shown}'", hint=f"write it as {DEFAULT_PLATFORM_URL}")

@@ -1,0 +1,104 @@
+"""One command line from its arguments to its exit status.
+
+Whatever happens, exactly one of three things reaches the user: a result on stdout, an error on
+stderr, or help.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from osmosis_ai.cli.output.context import Declined, Mode, OutputContext, use
+from osmosis_ai.cli.output.results import RESULT_TYPES
+from osmosis_ai.cli.registry import COMMANDS
+from osmosis_ai.errors import OsmosisError
+
+_MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
+COMPLETION_ENV = "_OSMOSIS_COMPLETE"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit status.
+
+    Raises:
+        BrokenPipeError: the reader of stdout has left.
+    """
+    if os.environ.get(COMPLETION_ENV):
+        from osmosis_ai.cli.completion import complete
+
+        return complete(os.environ[COMPLETION_ENV])
+    if not os.environ.get("OSMOSIS_DEBUG"):
+        warnings.simplefilter("ignore")
+    modes, rest = split_modes(arguments)
+    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich")
+    use(output)
+    _write_any_text(output)
+    trail: list[str] = []
+    try:
+        if len(modes) > 1:
+            raise OsmosisError("--json and --plain are mutually exclusive: choose one of them.")
+        if not rest or rest[0] in ("-h", "--help"):
+            from osmosis_ai.cli.root_help import root_help
+
+            sys.stdout.write(root_help())
+            return 0
+        return _run_command(output, rest, trail)
+    except BrokenPipeError:
+        raise
+    except Declined:
+        output.stdout.write("Cancelled.\n")
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        from osmosis_ai.cli.failures import report
+
+        return report(output, error, trail or [word for word in rest[:1] if word in COMMANDS])
+    finally:
+        use(None)
+
+
+def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
+    """Take ``--json`` and ``--plain`` out of everything before a bare ``--``.
+
+    Returns:
+        The distinct modes asked for, and the arguments without them.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    asked = [_MODES[word] for word in arguments[:end] if word in _MODES]
+    rest = [word for word in arguments[:end] if word not in _MODES]
+    return list(dict.fromkeys(asked)), [*rest, *arguments[end:]]
+
+
+def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) -> int:
+    import typer
+
+    from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
+
+    def start(env_file: Path | None, platform: str | None) -> None:
+        from osmosis_ai.cli.startup import prepare_environment
+
+        prepare_environment(output, env_file=env_file, platform=platform)
+
+    root = build_root(start)
+    try:
+        with root.make_context(PROGRAM, arguments) as context:
+            context.meta[TRAIL] = trail
+            result = root.invoke(context)
+    except typer.Exit as exit_request:
+        return exit_request.exit_code
+    if isinstance(result, RESULT_TYPES):
+        return output.emit(result)
+    if result is None and output.mode == "rich":
+        return 0
+    raise TypeError(f"the command produced no structured output (it returned {type(result).__name__})")
+
+
+def _write_any_text(output: OutputContext) -> None:
+    """Make writing text never fail for the stream's encoding; JSON is UTF-8 whatever the locale."""
+    for stream in (output.stdout, output.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8" if output.mode == "json" else None, errors="backslashreplace")

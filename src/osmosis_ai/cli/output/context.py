@@ -1,0 +1,238 @@
+"""The one place a command speaks through while it runs: status, progress, warnings, questions.
+
+stdout belongs to the result. Everything here goes to stderr, in the form the output mode asks for;
+nothing asks a question unless the mode is rich and stdin is a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.errors import InteractiveRequiredError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from osmosis_ai.cli.output.progress import Progress
+    from osmosis_ai.cli.output.results import Block, Result
+
+Mode = Literal["rich", "plain", "json"]
+_BOLD_RED, _YELLOW, _DIM = "1;31", "33", "2"
+
+
+class Declined(Exception):
+    """The user answered no; the frame prints ``Cancelled.`` and exits with 0."""
+
+
+class OutputContext:
+    """How this process talks: the mode, the streams, and what is drawn on the terminal right now.
+
+    Args:
+        mode: ``rich`` (the default of the command line), ``plain`` or ``json``.
+        stdin, stdout, stderr: the process's own streams when not given.
+    """
+
+    def __init__(
+        self,
+        mode: Mode = "rich",
+        *,
+        stdin: TextIO | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+    ) -> None:
+        self.mode: Mode = mode
+        self.stdin = stdin if stdin is not None else sys.stdin
+        self.stdout = stdout if stdout is not None else sys.stdout
+        self.stderr = stderr if stderr is not None else sys.stderr
+        self.interactive = mode == "rich" and _is_terminal(self.stdin)
+        self.animated = mode == "rich" and _is_terminal(self.stderr) and os.environ.get("TERM") != "dumb"
+        self._console: Console | None = None
+
+    # -- while the command runs ------------------------------------------------------------
+
+    @contextmanager
+    def status(self, message: str) -> Iterator[None]:
+        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode."""
+        if not self.animated:
+            self.note(message)
+            yield
+            return
+        from osmosis_ai.cli.output import terminal
+
+        with terminal.spinner(self.error_console(), formats.literal(message)):
+            yield
+
+    def note(self, message: str) -> None:
+        """Write one line to stderr; nothing in JSON mode."""
+        if self.mode != "json":
+            self._write_line(formats.literal(message))
+
+    @contextmanager
+    def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
+        """Show how far something is: a bar on a terminal, a line every so often elsewhere.
+
+        Args:
+            description: what is being done (``Evaluating``).
+            total: how many there are; None when nobody knows.
+            unit: what is counted (``samples``); ``bytes`` shows sizes.
+        """
+        from osmosis_ai.cli.output.progress import open_progress
+
+        with open_progress(self, description, total=total, unit=unit) as shown:
+            yield shown
+
+    def warn(self, message: str, code: str | None = None) -> None:
+        """Warn on stderr, in every mode."""
+        from osmosis_ai.cli.output.redaction import redact
+
+        message = redact(message)
+        if self.mode == "json":
+            from osmosis_ai.cli.output.envelopes import dumps, warning_envelope
+
+            self._write_line(dumps(warning_envelope(message, code)))
+        elif self.mode == "plain":
+            self._write_line(f"warning: {formats.literal(message)}")
+        else:
+            self._write_line(f"⚠ {formats.literal(message)}", style=_YELLOW)
+
+    def show(self, *blocks: Block) -> None:
+        """Show tables or text before the result (a plan, a summary): rich mode only, on stderr."""
+        if self.mode == "rich" and blocks:
+            from osmosis_ai.cli.output import terminal
+
+            terminal.print_blocks(self.error_console(), blocks)
+
+    def confirm(
+        self,
+        message: str,
+        *,
+        yes: bool,
+        default: bool = False,
+        summary: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Return when the user agrees, by ``yes`` or at the prompt.
+
+        Args:
+            message: the question (``Start this evaluation?``).
+            yes: the command's ``--yes``.
+            default: what a bare Enter means.
+            summary, notes, warnings: what the user is agreeing to, for those who cannot be asked.
+
+        Raises:
+            Declined: the user said no; let it pass.
+            InteractiveRequiredError: nobody can be asked; the details carry all of the above.
+        """
+        if yes:
+            return
+        if self.interactive:
+            from osmosis_ai.cli.output.prompts import ask_yes_no
+
+            if not ask_yes_no(self.stderr, message, default=default):
+                raise Declined(message)
+            return
+        facts: dict[str, Any] = {"summary": dict(summary or {}), "notes": [*notes], "warnings": [*warnings]}
+        if self.mode == "plain":
+            self._write_confirmation(message, **facts)
+        raise InteractiveRequiredError(
+            "Use --yes to confirm in non-interactive mode.",
+            details={"prompt": message, **{key: value for key, value in facts.items() if value}},
+        )
+
+    def _write_confirmation(
+        self, message: str, *, summary: Mapping[str, str], notes: Sequence[str], warnings: Sequence[str]
+    ) -> None:
+        lines = [f"Confirmation required: {message}"]
+        lines += [f"  {label}: {value}" for label, value in summary.items()]
+        for title, entries in (("Notes:", notes), ("Warnings:", warnings)):
+            if entries:
+                lines += [title, *(f"  {entry}" for entry in entries)]
+        self._write_line(formats.literal("\n".join(lines)))
+
+    # -- at the end -------------------------------------------------------------------------
+
+    def emit(self, result: Result) -> int:
+        """Write the result to stdout, once, and return the exit status that follows from it."""
+        if self.mode == "json":
+            from osmosis_ai.cli.output.envelopes import dumps, result_envelope
+
+            self.stdout.write(dumps(result_envelope(result)) + "\n")
+        elif self.mode == "plain":
+            from osmosis_ai.cli.output.plain import lines_of
+
+            self.stdout.writelines(f"{line}\n" for line in lines_of(result))
+        else:
+            from osmosis_ai.cli.output import terminal
+
+            terminal.print_result(terminal.open_console(self.stdout), result)
+        self.stdout.flush()
+        return result.exit_code
+
+    def error(self, message: str, *, hint: str | None = None) -> None:
+        """Write an error for people: the sentence in red, then one dim hint."""
+        first, _, rest = formats.literal(message).partition("\n")
+        self._write_line(f"Error: {first}", style=_BOLD_RED)
+        if rest:
+            self._write_line(rest)
+        if hint:
+            self._write_line(f"hint: {formats.literal(hint)}", style=_DIM)
+
+    # -- the terminal -----------------------------------------------------------------------
+
+    def error_console(self) -> Console:
+        """Return the console on stderr; what is written meanwhile goes above what it animates."""
+        if self._console is None:
+            from osmosis_ai.cli.output import terminal
+
+            self._console = terminal.open_console(self.stderr)
+        return self._console
+
+    def _write_line(self, text: str, *, style: str | None = None) -> None:
+        if style and self.mode == "rich" and has_colour(self.stderr):
+            text = f"\x1b[{style}m{text}\x1b[0m"
+        if self._console is not None:
+            from rich.text import Text
+
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
+        else:
+            self.stderr.write(text + "\n")
+            self.stderr.flush()
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether colours may be written to ``stream`` (https://no-color.org, https://force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # a closed stream
+        return False
+
+
+_current: OutputContext | None = None
+
+
+def use(context: OutputContext | None) -> None:
+    """Make ``context`` the one that :func:`current` returns; None forgets it."""
+    global _current
+    _current = context
+
+
+def current() -> OutputContext:
+    """Return the context of this process; a plain one on first use outside the command line."""
+    global _current
+    if _current is None:
+        _current = OutputContext("plain")
+    return _current

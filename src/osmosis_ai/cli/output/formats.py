@@ -1,0 +1,116 @@
+"""How values look to people: one spelling for durations, sizes, dates, numbers and what is missing.
+
+Every function takes a plain value and returns text; ``None`` always gives :data:`MISSING`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+
+MISSING = "–"
+_SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
+_TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
+# Terminals act on control characters, and data must not drive the terminal it is shown on.
+_CONTROLS = {code: f"\\x{code:02x}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
+
+
+def literal(text: str) -> str:
+    """Return ``text`` with control characters (but tabs and newlines) spelled out, safe to show."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` safe to show and without line breaks or tabs."""
+    return literal(text.replace("\r\n", "\n").translate(_TO_SPACES))
+
+
+def duration(seconds: float | None) -> str:
+    """Return ``340 ms``, ``1.5s``, ``12m 34s``, ``2h 45m`` or ``1d 1h`` for a number of seconds."""
+    if seconds is None:
+        return MISSING
+    if seconds < 0.9995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60}s"
+    minutes = whole // 60
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h {minutes % 60}m"
+    hours = minutes // 60
+    return f"{hours // 24}d {hours % 24}h"
+
+
+def size(byte_count: int | None) -> str:
+    """Return ``512 B``, ``1.5 KB`` … ``TB`` for a number of bytes (1 KB = 1,024 bytes)."""
+    if byte_count is None:
+        return MISSING
+    if byte_count < 1024:
+        return f"{byte_count} B"
+    value = float(byte_count)
+    for unit in _SIZE_UNITS[1:]:
+        value /= 1024
+        # 1023.96 KB would round to the odd `1024.0 KB`.
+        if value < 1023.95 or unit == _SIZE_UNITS[-1]:
+            return f"{value:.1f} {unit}"
+    raise AssertionError("unreachable: the last unit takes every size")
+
+
+def count(number: int | None) -> str:
+    """Return a whole number with thousands separated: ``12,345``."""
+    return MISSING if number is None else f"{number:,}"
+
+
+def percent(fraction: float | None, *, digits: int = 1) -> str:
+    """Return ``41.3 %`` for a fraction of 0.413."""
+    return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
+
+
+def money(usd: float | None) -> str:
+    """Return ``$1.23``; amounts under a dime keep four digits so that they do not read as nothing."""
+    if usd is None:
+        return MISSING
+    return f"${usd:,.4f}" if 0 < abs(usd) < 0.1 else f"${usd:,.2f}"
+
+
+def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo | None = None) -> str:
+    """Return ``2026-05-01 1:05 PM UTC`` in the local zone, or in ``zone``; ``seconds`` for details.
+
+    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    """
+    if moment is None:
+        return MISSING
+    if isinstance(moment, str):
+        parsed = parse_date(moment)
+        if parsed is None:
+            return moment
+        moment = parsed
+    local = moment.astimezone(zone)
+    clock = f"{local.hour % 12 or 12}:{local:%M:%S}" if seconds else f"{local.hour % 12 or 12}:{local:%M}"
+    return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
+
+
+def parse_date(text: str) -> datetime | None:
+    """Read an ISO 8601 date, with or without zone (UTC then); None when it is not one."""
+    try:
+        # Python 3.10 reads neither `Z` nor a fraction that has not 3 or 6 digits.
+        parsed = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+def ago(moment: datetime | None, *, now: datetime) -> str:
+    """Return ``just now``, ``5m ago``, ``3h ago``, ``2d ago`` or ``3w ago``."""
+    if moment is None:
+        return MISSING
+    minutes = int((now - moment).total_seconds() // 60)
+    if minutes < 1:
+        return "just now"
+    if minutes < 60:
+        return f"{minutes}m ago"
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h ago"
+    days = minutes // (24 * 60)
+    return f"{days}d ago" if days < 7 else f"{days // 7}w ago"

@@ -1,0 +1,99 @@
+"""Results as plain lines: no colour, no boxes, one record a line, for `grep`, `cut` and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import (
+    Block,
+    Cell,
+    Column,
+    Conversation,
+    DetailResult,
+    ListResult,
+    MessageResult,
+    OperationResult,
+    Result,
+    Row,
+    SectionedListResult,
+    Status,
+    Styled,
+    Table,
+)
+
+
+def lines_of(result: Result) -> Iterator[str]:
+    """Yield the lines of a result, without line ends."""
+    if isinstance(result, MessageResult):
+        yield formats.literal(result.message)
+    elif isinstance(result, ListResult):
+        yield from _list_lines(result)
+        yield from block_lines(result.blocks)
+    elif isinstance(result, SectionedListResult):
+        for name, section in result.sections.items():
+            yield f"{section.title or name}:"
+            yield from _list_lines(section)
+        yield from block_lines(result.blocks)
+    elif isinstance(result, DetailResult):
+        yield from _row_lines(result.rows)
+        for part in result.sections:
+            yield f"{part.title}:"
+            yield from _row_lines(part.rows)
+        yield from block_lines(result.blocks)
+        yield from map(formats.literal, result.hints)
+    elif isinstance(result, OperationResult):
+        yield formats.literal(result.message or f"{result.operation}: {result.status}")
+        yield from block_lines(result.blocks)
+        yield from map(formats.literal, result.next_steps)
+
+
+def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
+    """Yield the lines of those blocks that ask to be shown in plain mode."""
+    for block in blocks:
+        if not block.in_plain:
+            continue
+        if block.title:
+            yield f"{block.title}:"
+        if isinstance(block, Table):
+            headings = [c.heading if isinstance(c, Column) else c for c in block.columns]
+            yield _joined(headings)
+            yield from (_joined(row) for row in block.rows)
+            if block.note:
+                yield formats.literal(block.note)
+        elif isinstance(block, Conversation):
+            for turn in block.turns:
+                yield f"{turn.role}: {formats.one_line(turn.text)}"
+            if block.closing:
+                yield formats.literal(block.closing.text)
+        else:
+            yield formats.literal(block.text)
+
+
+def cell_text(cell: Cell) -> str:
+    """Return a cell's text on one line."""
+    if cell is None:
+        return formats.MISSING
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, Styled):
+        return formats.one_line(cell.text)
+    if isinstance(cell, Status):
+        return f"[{formats.one_line(cell.word)}]"
+    if isinstance(cell, float):
+        return f"{cell:g}"
+    return formats.one_line(str(cell))
+
+
+def _list_lines(result: ListResult) -> Iterator[str]:
+    for item in result.items:
+        yield _joined(column.cell(item) for column in result.columns)
+
+
+def _row_lines(rows: Sequence[Row]) -> Iterator[str]:
+    for label, value in rows:
+        yield f"{label}: {cell_text(value)}"
+
+
+def _joined(cells: Iterable[Cell]) -> str:
+    return "\t".join(map(cell_text, cells))

@@ -1,0 +1,121 @@
+"""One progress display: a bar on a terminal, a line every tenth (or half minute) elsewhere, nothing in JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from osmosis_ai.cli.output import formats
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.context import OutputContext
+
+STEPS = 10
+QUIET_LIMIT_S = 30.0
+
+
+class Progress(Protocol):
+    """How far something is."""
+
+    def update(self, completed: float, *, note: str = "", total: float | None = None) -> None:
+        """Say how much is done.
+
+        Args:
+            completed: of ``total``, counted from 0.
+            note: what else is worth seeing now (``reward 0.41 · 32 in flight``).
+            total: a new total, when it became known or changed.
+        """
+
+
+@contextmanager
+def open_progress(
+    context: OutputContext, description: str, *, total: float | None, unit: str
+) -> Iterator[Progress]:
+    """Yield the progress display that suits ``context``."""
+    if context.mode == "json":
+        yield _Silent()
+    elif context.animated:
+        from osmosis_ai.cli.output import terminal
+
+        with terminal.bar(context.error_console(), description, total=total, unit=unit) as bar:
+            yield bar
+    else:
+        lines = LineProgress(context.note, description, total=total, unit=unit)
+        yield lines
+        lines.finish()
+
+
+class _Silent:
+    def update(self, completed: float, *, note: str = "", total: float | None = None) -> None:
+        """Say nothing."""
+
+
+class LineProgress:
+    """Progress for logs: a line at each tenth, and one when nothing was said for a while.
+
+    Args:
+        write: takes one line.
+        description, total, unit: as in :meth:`OutputContext.progress`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], Any],
+        description: str,
+        *,
+        total: float | None,
+        unit: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write = write
+        self._description = description
+        self._total = total
+        self._unit = unit
+        self._clock = clock
+        self._said_step: int | None = None
+        self._said_at = clock()
+        self._unsaid: str | None = None
+
+    def update(self, completed: float, *, note: str = "", total: float | None = None) -> None:
+        """Note how much is done; write a line when a tenth was passed or it was quiet for long."""
+        if total is not None:
+            self._total = total
+        line = self._line(completed, note)
+        step = int(completed * STEPS / self._total) if self._total else None
+        first_or_passed = step is not None and (self._said_step is None or step > self._said_step)
+        if self._said_step is None and step is not None and step < 1:
+            first_or_passed = False
+        if first_or_passed or self._clock() - self._said_at >= QUIET_LIMIT_S:
+            self._say(line, step)
+        else:
+            self._unsaid = line
+
+    def finish(self) -> None:
+        """Write the last state if nobody has seen it."""
+        if self._unsaid is not None:
+            self._say(self._unsaid, self._said_step)
+
+    def _say(self, line: str, step: int | None) -> None:
+        self._write(line)
+        self._said_step, self._said_at, self._unsaid = step, self._clock(), None
+
+    def _line(self, completed: float, note: str) -> str:
+        parts = [f"{self._description}: {amount(completed, self._total, self._unit)}"]
+        if self._total:
+            parts.append(f"({min(1.0, completed / self._total):.0%})")
+        if note:
+            parts.append(note)
+        return " ".join(parts)
+
+
+def amount(completed: float, total: float | None, unit: str) -> str:
+    """Return ``40/400 samples`` or ``1.5 MB of 3.0 GB``."""
+    if unit == "bytes":
+        done = formats.size(int(completed))
+        return done if total is None else f"{done} of {formats.size(int(total))}"
+    done = formats.count(int(completed))
+    counted = done if total is None else f"{done}/{formats.count(int(total))}"
+    return f"{counted} {unit}".rstrip()

@@ -1,0 +1,212 @@
+"""What a command hands back: plain data that the frame renders once, in the mode the user asked for.
+
+A command builds exactly one of these and returns it. It never prints its result, never looks at
+the output mode, and never chooses an exit status: that follows from what it returned. Text is
+always literal; colour is asked for by tone (:class:`Styled`, :class:`Status`), never by markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["good", "bad", "warn", "active", "pending", "accent", "strong", "dim"]
+OperationStatus = Literal["success", "noop", "cancelled", "partial", "no_update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Text with a tone; the tone shows on a colour terminal only."""
+
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A status word of the platform, shown as ``[word]`` in the colour of its family."""
+
+    word: str
+
+
+Cell = str | int | float | bool | Styled | Status | None
+Row = tuple[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Args:
+        heading: shown in bold above the column.
+        key: the item's key whose value fills the cell, when ``value`` is not given.
+        value: computes the cell from the item (dates, sizes, status words).
+        right: align to the right, as numbers are.
+        keep: keep on one line while other columns can shrink (names).
+    """
+
+    heading: str
+    key: str = ""
+    value: Callable[[Mapping[str, Any]], Cell] | None = None
+    right: bool = False
+    keep: bool = False
+
+    def cell(self, item: Mapping[str, Any]) -> Cell:
+        """Return what this column shows of ``item``."""
+        if self.value is not None:
+            return self.value(item)
+        found: Cell = item.get(self.key)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people: shown in rich mode, in plain mode only with ``in_plain``, never in JSON.
+
+    ``columns`` may be plain headings. ``note`` is one dim line below.
+    """
+
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[Cell]]
+    title: str | None = None
+    note: str | None = None
+    in_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph for people; with a ``title`` it gets a frame. See :class:`Table` for the modes."""
+
+    text: str
+    title: str | None = None
+    tone: Tone | None = None
+    in_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation: who spoke (``user``, ``assistant``, ``tool`` …) and what."""
+
+    role: str
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """An agent's conversation, turn by turn, with a closing line (its reward). Modes as :class:`Table`."""
+
+    turns: Sequence[Turn]
+    title: str | None = None
+    closing: Styled | None = None
+    in_plain: bool = False
+
+
+Block = Table | Text | Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled group of label/value rows below the main ones of a detail."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class _Result:
+    @property
+    def exit_code(self) -> int:
+        """The process's exit status that follows from this result."""
+        return 0
+
+
+@dataclass(frozen=True)
+class ListResult(_Result):
+    """One page (or all) of a collection.
+
+    Args:
+        items: JSON-encodable, one per row, exactly as scripts see them.
+        columns: what people see of each item.
+        title: names the section inside a :class:`SectionedListResult`.
+        total_count: of the whole collection; the number of items when not given.
+        has_more: whether another page follows; ``next_offset`` is where it starts.
+        extra: further top-level JSON keys; reserved ones win.
+        hints: closing lines for people ("view all with: …").
+        blocks: what people see besides.
+    """
+
+    items: Sequence[Mapping[str, Any]]
+    columns: Sequence[Column] = ()
+    title: str = ""
+    total_count: int | None = None
+    has_more: bool = False
+    next_offset: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    hints: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class SectionedListResult(_Result):
+    """Several lists under one envelope, each with its own pagination, keyed by its JSON name."""
+
+    sections: Mapping[str, ListResult]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    hints: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class DetailResult(_Result):
+    """One thing in full: ``data`` for scripts; ``title``, ``rows``, ``sections``, ``hints`` for people."""
+
+    data: Mapping[str, Any]
+    title: str = ""
+    rows: Sequence[Row] = ()
+    sections: Sequence[Section] = ()
+    hints: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class OperationResult(_Result):
+    """Something was done, or deliberately not.
+
+    Args:
+        operation: dotted name (``eval.run``).
+        status: ``partial`` makes the command exit with 1 although the result is printed.
+        message: one sentence for people and scripts.
+        resource: what was made or changed.
+        next_steps: lines for people.
+        next_steps_structured: the same for scripts.
+        extra: further top-level JSON keys; reserved ones win.
+        blocks: what people see between the message and the next steps.
+    """
+
+    operation: str
+    status: OperationStatus = "success"
+    message: str | None = None
+    resource: Mapping[str, Any] | None = None
+    next_steps: Sequence[str] = ()
+    next_steps_structured: Sequence[Mapping[str, Any]] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    blocks: Sequence[Block] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a partial result, else 0."""
+        return 1 if self.status == "partial" else 0
+
+
+@dataclass(frozen=True)
+class MessageResult(_Result):
+    """A sentence, when there is nothing else to say."""
+
+    message: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+Result = ListResult | SectionedListResult | DetailResult | OperationResult | MessageResult
+RESULT_TYPES = (ListResult, SectionedListResult, DetailResult, OperationResult, MessageResult)

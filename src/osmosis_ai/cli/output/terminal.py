@@ -1,0 +1,297 @@
+"""Results for people, drawn with rich. The only module of the command line that imports it.
+
+Data is never markup: every string becomes a literal :class:`rich.text.Text`, and control characters
+in it are spelled out, so that neither a dataset nor a server can drive the user's terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.rule import Rule
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.plain import cell_text
+from osmosis_ai.cli.output.progress import amount
+from osmosis_ai.cli.output.results import (
+    Block,
+    Cell,
+    Column,
+    Conversation,
+    DetailResult,
+    ListResult,
+    MessageResult,
+    OperationResult,
+    Result,
+    Row,
+    SectionedListResult,
+    Status,
+    Styled,
+    Table,
+    Tone,
+    Turn,
+)
+
+_STYLES: dict[Tone, str] = {
+    "good": "green",
+    "bad": "red",
+    "warn": "yellow",
+    "active": "blue",
+    "pending": "orange3",
+    "accent": "cyan",
+    "strong": "bold",
+    "dim": "dim",
+}
+_STATUS_TONES: dict[str, Tone] = {
+    **dict.fromkeys(("finished", "success", "uploaded", "active", "deployed", "synced", "valid"), "good"),
+    **dict.fromkeys(("pending", "queued", "partial"), "pending"),
+    **dict.fromkeys(("running", "uploading", "processing", "syncing"), "active"),
+    **dict.fromkeys(("failed", "crashed", "error", "invalid"), "bad"),
+    **dict.fromkeys(("stopped", "killed", "cancelled", "skipped", "inactive", "unknown"), "dim"),
+}
+_ROLE_STYLES = {"system": "dim", "user": "bold blue", "assistant": "bold green", "tool": "bold magenta"}
+_WIDTH_WHEN_PIPED = 120
+
+
+def open_console(stream: TextIO) -> Console:
+    """Return a console on ``stream`` that takes text literally and highlights nothing."""
+    from osmosis_ai.cli.output.context import has_colour
+
+    coloured = has_colour(stream)
+    console = Console(
+        file=stream,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        no_color=not coloured,
+        force_terminal=None if stream.isatty() else False,
+        color_system="auto" if coloured else None,
+    )
+    if not console.is_terminal and "COLUMNS" not in console._environ:
+        console.width = _WIDTH_WHEN_PIPED
+    return console
+
+
+# -- results -------------------------------------------------------------------------------
+
+
+def print_result(console: Console, result: Result) -> None:
+    """Draw ``result`` on ``console``."""
+    if isinstance(result, MessageResult):
+        _print_text(console, result.message)
+    elif isinstance(result, ListResult):
+        _print_list(console, result)
+        print_blocks(console, result.blocks)
+        _print_hints(console, result.hints)
+    elif isinstance(result, SectionedListResult):
+        for name, section in result.sections.items():
+            _print_rule(console, section.title or name)
+            _print_list(console, section)
+            _print_hints(console, section.hints)
+        print_blocks(console, result.blocks)
+        _print_hints(console, result.hints)
+    elif isinstance(result, DetailResult):
+        _print_detail(console, result)
+    elif isinstance(result, OperationResult):
+        _print_operation(console, result)
+
+
+def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
+    """Draw blocks one below the other."""
+    for block in blocks:
+        if isinstance(block, Table):
+            if block.title:
+                _print_rule(console, block.title)
+            console.print(_table(block.columns, [list(row) for row in block.rows]))
+            if block.note:
+                _print_text(console, block.note, style="dim")
+        elif isinstance(block, Conversation):
+            _print_conversation(console, block)
+        else:
+            style = _STYLES[block.tone] if block.tone else ""
+            if block.title:
+                console.print(
+                    Panel(
+                        RichText(formats.literal(block.text)),
+                        title=RichText(formats.one_line(block.title)),
+                        title_align="left",
+                        border_style=style or "dim",
+                        expand=False,
+                    )
+                )
+            else:
+                _print_text(console, block.text, style=style)
+
+
+def _print_list(console: Console, result: ListResult) -> None:
+    if not result.items:
+        _print_text(console, "Nothing here yet.", style="dim")
+        return
+    rows = [[column.cell(item) for column in result.columns] for item in result.items]
+    console.print(_table(result.columns, rows))
+    if result.has_more:
+        shown, total = len(result.items), result.total_count
+        of_total = f" of {total}" if total is not None else ""
+        _print_text(console, f"Showing {shown}{of_total}. Use --all to see every one.", style="dim")
+
+
+def _print_detail(console: Console, result: DetailResult) -> None:
+    if result.title:
+        _print_rule(console, result.title)
+    if result.rows:
+        console.print(_rows_table(result.rows))
+    for section in result.sections:
+        if section.rows:
+            _print_rule(console, section.title)
+            console.print(_rows_table(section.rows))
+    print_blocks(console, result.blocks)
+    _print_hints(console, result.hints)
+
+
+def _print_operation(console: Console, result: OperationResult) -> None:
+    message = result.message or f"{result.operation}: {result.status}"
+    _print_text(console, message, style="green" if result.status == "success" else "yellow")
+    print_blocks(console, result.blocks)
+    _print_hints(console, result.next_steps)
+
+
+def _print_hints(console: Console, hints: Sequence[str]) -> None:
+    for hint in hints:
+        _print_text(console, hint, style="dim")
+
+
+def _print_text(console: Console, text: str, *, style: str = "") -> None:
+    # Soft wrapping leaves long paths and commands whole, to be copied.
+    console.print(RichText(formats.literal(text), style=style), soft_wrap=True)
+
+
+def _print_rule(console: Console, title: str) -> None:
+    console.print(Rule(RichText(formats.one_line(title), style="bold"), align="left", style="dim"))
+
+
+# -- tables --------------------------------------------------------------------------------
+
+
+def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Cell]]) -> RichTable:
+    drawn = RichTable(box=box.ROUNDED, header_style="bold", border_style="dim")
+    for column in columns:
+        shown = column if isinstance(column, Column) else Column(column)
+        drawn.add_column(
+            RichText(shown.heading),
+            justify="right" if shown.right else "left",
+            no_wrap=shown.keep,
+            overflow="ellipsis" if shown.keep else "fold",
+        )
+    for row in rows:
+        drawn.add_row(*map(_cell, row))
+    return drawn
+
+
+def _rows_table(rows: Sequence[Row]) -> RichTable:
+    drawn = RichTable(box=box.ROUNDED, show_header=False, border_style="dim")
+    drawn.add_column(style="cyan", no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for label, value in rows:
+        drawn.add_row(RichText(formats.one_line(label)), _cell(value))
+    return drawn
+
+
+def _cell(cell: Cell) -> RichText:
+    if isinstance(cell, Styled):
+        return RichText(formats.literal(cell.text), style=_STYLES[cell.tone])
+    if isinstance(cell, Status):
+        tone = _STATUS_TONES.get(cell.word.lower())
+        return RichText(f"[{formats.one_line(cell.word)}]", style=_STYLES[tone] if tone else "")
+    if isinstance(cell, str):
+        return RichText(formats.literal(cell))
+    return RichText(cell_text(cell))
+
+
+# -- conversations -------------------------------------------------------------------------
+
+
+def _print_conversation(console: Console, conversation: Conversation) -> None:
+    drawn: list[RenderableType] = []
+    for turn in conversation.turns:
+        drawn.append(_turn_heading(turn))
+        drawn.append(Padding(RichText(formats.literal(turn.text)), (0, 0, 0, 2)))
+    if conversation.closing:
+        closing = conversation.closing
+        drawn.append(RichText(formats.literal(closing.text), style=_STYLES[closing.tone]))
+    title = RichText(formats.one_line(conversation.title)) if conversation.title else None
+    console.print(Panel(Group(*drawn), title=title, title_align="left", border_style="dim"))
+
+
+def _turn_heading(turn: Turn) -> RichText:
+    heading = RichText(formats.one_line(turn.role), style=_ROLE_STYLES.get(turn.role, "bold"))
+    if turn.label:
+        heading.append(f"  {formats.one_line(turn.label)}", style="dim not bold")
+    return heading
+
+
+# -- what moves ----------------------------------------------------------------------------
+
+
+@contextmanager
+def spinner(console: Console, message: str) -> Iterator[None]:
+    """Spin beside ``message`` until the block ends, then leave nothing behind."""
+    with console.status(RichText(message), spinner="dots"):
+        yield
+
+
+@contextmanager
+def bar(console: Console, description: str, *, total: float | None, unit: str) -> Iterator[_Bar]:
+    """Draw a progress bar until the block ends; its last state stays on the screen."""
+    drawn = RichProgress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        _Amount(unit),
+        TimeElapsedColumn(),
+        _Remaining(),
+        TextColumn("{task.fields[note]}", markup=False, style="dim"),
+        console=console,
+    )
+    with drawn:
+        yield _Bar(drawn, drawn.add_task(formats.one_line(description), total=total, note=""))
+
+
+class _Bar:
+    def __init__(self, drawn: RichProgress, task: Any) -> None:
+        self._drawn = drawn
+        self._task = task
+
+    def update(self, completed: float, *, note: str = "", total: float | None = None) -> None:
+        """Redraw with what is done now."""
+        self._drawn.update(self._task, completed=completed, total=total, note=formats.one_line(note))
+
+
+class _Amount(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> RichText:
+        """Return ``40/400 samples``."""
+        return RichText(amount(task.completed, task.total, self._unit))
+
+
+class _Remaining(ProgressColumn):
+    max_refresh = 1.0  # an estimate that changes ten times a second cannot be read
+
+    def render(self, task: Task) -> RichText:
+        """Return ``2m 5s left``, or nothing while there is no telling."""
+        left = task.time_remaining
+        if left is None or task.finished:
+            return RichText("")
+        return RichText(f"{formats.duration(max(1.0, left))} left", style="dim")

@@ -1,0 +1,46 @@
+"""The command tree's first level as data: names, help lines and panels are known without importing a command.
+
+Adding a command is one line here. A *group* names a ``typer.Typer`` of sub-commands; a *command* names
+a function (or a ``typer.Typer`` that holds one). Either is imported when it is used, not before.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+WORKFLOW = "Workflow commands"
+PLATFORM = "Platform commands"
+
+
+class Entry(NamedTuple):
+    """Where a first-level command lives and what the help says of it."""
+
+    kind: Literal["group", "command"]
+    target: str
+    help: str
+    panel: str = WORKFLOW
+    hidden: bool = False
+
+
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry(
+        "command", "osmosis_ai.cli.demo:demo", "Watch a small agent being evaluated on this machine."
+    ),
+    "dataset": Entry("group", "osmosis_ai.cli.dataset:app", "Check dataset files."),
+    "eval": Entry("group", "osmosis_ai.cli.eval:app", "Evaluate agents."),
+    "rollout": Entry(
+        "group", "osmosis_ai.cli.rollout:app", "Write the agents that are evaluated and trained."
+    ),
+    "doctor": Entry(
+        "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
+    ),
+}
+
+
+def visible_by_panel() -> dict[str, list[tuple[str, str]]]:
+    """Return ``panel -> [(name, help), …]`` of the commands that help and suggestions may show."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in COMMANDS.items():
+        if not entry.hidden:
+            panels.setdefault(entry.panel, []).append((name, entry.help))
+    return panels

@@ -1,0 +1,149 @@
+"""The command tree as Typer sees it: its first level is the registry, loaded a command at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from osmosis_ai.cli.registry import COMMANDS, Entry
+from osmosis_ai.cli.root_help import root_help
+
+PROGRAM = "osmosis"
+# Shared by every context of one invocation: the names of the commands resolved so far.
+TRAIL = "osmosis.trail"
+_CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class CommandGroup(TyperGroup):
+    """A group that shows its help when called bare and suggests the command that was meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's own options; without any argument show the help and succeed."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(0)
+        self.no_args_is_help = False
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the named command; fail with a suggestion when there is none."""
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            ctx.fail(_no_such_command(name, self._visible_names(ctx)))
+        ctx.meta.setdefault(TRAIL, []).append(name)
+        return super().resolve_command(ctx, args)
+
+    def _visible_names(self, ctx: Any) -> list[str]:
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        return [name for name, command in found if command is not None and not command.hidden]
+
+
+class RootGroup(CommandGroup):
+    """The registry as a group."""
+
+    _outlining = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return every registered name, hidden ones too."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return a command; None when there is none of that name."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        if self._outlining:
+            return TyperCommand(cmd_name, help=entry.help, hidden=entry.hidden)
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = load(cmd_name, entry)
+        return self.commands[cmd_name]
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the same text that ``osmosis --help`` prints without a parser."""
+        return root_help().rstrip("\n")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete names from the registry, without importing what they name."""
+        self._outlining = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._outlining = False
+
+    def _visible_names(self, ctx: Any) -> list[str]:
+        return [name for name, entry in COMMANDS.items() if not entry.hidden]
+
+
+def load(name: str, entry: Entry) -> Any:
+    """Import what ``entry`` names and return it as a command of this tree."""
+    module, _, attribute = entry.target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        app = found
+    else:
+        app = typer.Typer()
+        app.command(name)(found)
+    _use_our_groups(app)
+    command: Any = typer.main.get_group(app)
+    if entry.kind == "command":
+        (command,) = command.commands.values()
+    _use_plain_help(command)
+    return command
+
+
+def build_root(start: Any) -> Any:
+    """Return the root group; ``start(env_file, platform)`` runs before any command does."""
+    app = typer.Typer(cls=RootGroup, context_settings=_CONTEXT_SETTINGS)
+
+    def callback(
+        version: Annotated[
+            bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version)
+        ] = False,  # noqa: ARG001
+        env_file: Annotated[
+            Path | None,
+            typer.Option("--env-file", envvar="OSMOSIS_ENV_FILE", exists=True, dir_okay=False, readable=True),
+        ] = None,
+        platform: Annotated[str | None, typer.Option("--platform", metavar="URL")] = None,
+    ) -> None:
+        start(env_file=env_file, platform=platform)
+
+    app.callback()(callback)
+    root = typer.main.get_group(app)
+    _use_plain_help(root)
+    return root
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from osmosis_ai._version import __version__
+
+        typer.echo(f"osmosis-ai {__version__}")
+        raise typer.Exit
+
+
+def _no_such_command(name: str, visible: Sequence[str]) -> str:
+    if name == "help":
+        return f"No such command 'help'. Use '{PROGRAM} --help' or '{PROGRAM} <command> --help'."
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, visible, n=1, cutoff=0.5)
+    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+
+
+def _use_our_groups(app: typer.Typer) -> None:
+    app.info.cls = CommandGroup
+    for nested in app.registered_groups:
+        if nested.typer_instance is not None:
+            _use_our_groups(nested.typer_instance)
+
+
+def _use_plain_help(command: Any) -> None:
+    # Typer draws help with rich unless told otherwise; plain text starts four times as fast.
+    command.rich_markup_mode = None
+    for nested in getattr(command, "commands", {}).values():
+        _use_plain_help(nested)

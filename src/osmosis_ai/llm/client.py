@@ -1,0 +1,315 @@
+"""Calling one model, many times at once.
+
+A call waits for its turn before it touches the network (``llm.limiter``), is sent once per try,
+and is tried again only when trying again can help: rate limits, time-outs, lost connections and
+servers in trouble. The slot is given back while a call waits for its next try. A stream is tried
+again only before its first chunk: what was shown once is never shown differently.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import stamina
+
+from osmosis_ai.llm.completion import Completion, TokenUsage, read_usage
+from osmosis_ai.llm.direct import DirectTransport, ModelTransport
+from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
+from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
+from osmosis_ai.llm.prices import Price, price_of
+from osmosis_ai.llm.providers import LITELLM_KEYS, OPENAI_COMPATIBLE, ModelEndpoint
+
+__all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
+
+# stamina reports every scheduled retry to its logger; without a handler Python prints it to stderr.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
+
+_T = TypeVar("_T")
+_Chunks = AsyncGenerator[dict[str, Any], None]
+
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+# Rate limits are counted per minute almost everywhere: six tries must outlast one.
+_LONGEST_RATE_LIMIT_WAIT_S = 60.0
+# A provider that asks for more means "come back tomorrow": better to say so than to sit there.
+_LONGEST_WAIT_ASKED_S = 300.0
+_PREFLIGHT_TRIES = 2
+_PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """How calling goes, at one moment.
+
+    Attributes:
+        limit: how many calls may run at once.
+        in_flight: how many run.
+        waiting: how many wait for their turn.
+        rate_limited: how often the provider refused for the rate of calls.
+        retries: how many tries were not the first.
+        refused_parameters: parameters of ours the endpoint does not take (a ``seed`` among them
+            means that its answers cannot be repeated).
+    """
+
+    limit: int
+    in_flight: int
+    waiting: int
+    rate_limited: int
+    retries: int
+    refused_parameters: tuple[str, ...]
+
+
+class ModelClient:
+    """Calls one model; an async context manager, for one event loop.
+
+    Args:
+        endpoint: who serves the model.
+        max_connections: the most calls at once; how many really run adapts to the provider.
+        request_timeout_s: how long one try may take, in seconds.
+        max_attempts: how many tries a call has.
+    """
+
+    def __init__(
+        self,
+        endpoint: ModelEndpoint,
+        *,
+        max_connections: int = 64,
+        request_timeout_s: float = 600.0,
+        max_attempts: int = 6,
+    ) -> None:
+        self.endpoint = endpoint
+        self._max_connections = max_connections
+        self._request_timeout_s = request_timeout_s
+        self._max_attempts = max_attempts
+        self._transport = _transport_for(endpoint, timeout_s=request_timeout_s)
+        self._fit = ParameterFit(endpoint.renames)
+        self._retries = 0
+
+    async def __aenter__(self) -> ModelClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+    @property
+    def model_path(self) -> str:
+        """The model, as the user names it."""
+        return self.endpoint.model_path
+
+    async def complete(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> Completion:
+        """Call the model and wait for its whole answer.
+
+        Args:
+            body: an OpenAI chat completion request; ``model`` and ``stream`` are set here.
+            optional: names in ``body`` that may be left out if the endpoint refuses them.
+
+        Raises:
+            ModelCallError: the call failed for good, or in all its tries.
+        """
+        return await self._complete(body, optional, tries=self._max_attempts)
+
+    async def stream(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> _Chunks:
+        """Call the model and yield OpenAI chunks as they come, the usage chunk among them.
+
+        Close the iterator (``contextlib.aclosing``) when leaving it early: it holds a turn.
+
+        Raises:
+            ModelCallError: as :meth:`complete`; after the first chunk, nothing is tried again.
+        """
+        options = body.get("stream_options")
+        droppable = {*optional, "stream_options"} if options is None else optional
+        request = self._fit.request(
+            {
+                **body,
+                "model": self.endpoint.model,
+                "stream": True,
+                "stream_options": {**(options or {}), "include_usage": True},
+            },
+            optional=droppable,
+        )
+
+        async with AsyncExitStack() as held:
+
+            async def begin() -> tuple[dict[str, Any], _Chunks]:
+                async with AsyncExitStack() as attempt:
+                    slot = await attempt.enter_async_context(self._limiter.slot())
+                    first, rest = await self._send(request, slot, self._begin_stream)
+                    await attempt.enter_async_context(aclosing(rest))
+                    held.push_async_exit(attempt.pop_all())
+                    return first, rest
+
+            first, rest = await self._with_retries(begin, tries=self._max_attempts)
+            yield first
+            async for chunk in rest:
+                yield chunk
+
+    async def preflight(self) -> None:
+        """Make one tiny call, to fail early when no call can succeed.
+
+        Raises:
+            ModelCallError: in the provider's own words. A rate limit is no failure.
+        """
+        try:
+            await self._complete(_PREFLIGHT_BODY, (), tries=_PREFLIGHT_TRIES)
+        except ModelCallError as error:
+            busy = error.category == "rate_limit" and error.retryable
+            # Some reasoning models refuse a limit that is too small to finish thinking: they do answer.
+            cut_short = (
+                error.category == "bad_request" and "output limit was reached" in error.provider_message
+            )
+            if not busy and not cut_short:
+                raise
+
+    def snapshot(self) -> ClientStats:
+        """Return how calling goes now; call it inside the event loop."""
+        limiter = self._limiter
+        return ClientStats(
+            limit=limiter.limit,
+            in_flight=limiter.in_flight,
+            waiting=limiter.waiting,
+            rate_limited=limiter.refusals,
+            retries=self._retries,
+            refused_parameters=self._fit.refused,
+        )
+
+    def cost_of(self, usage: TokenUsage | None) -> float | None:
+        """Return what a call with this usage costs, in USD; None when that is not known."""
+        if usage is None:
+            return None
+        if usage.stated_cost_usd is not None:
+            return usage.stated_cost_usd
+        return self._price.cost(usage) if self._price is not None else None
+
+    @cached_property
+    def _price(self) -> Price | None:
+        return price_of(self.endpoint)
+
+    @cached_property
+    def _limiter(self) -> Limiter:
+        return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
+
+    async def _complete(
+        self, body: Mapping[str, Any], optional: Collection[str], *, tries: int
+    ) -> Completion:
+        whole = {**body, "model": self.endpoint.model}
+        whole.pop("stream", None)
+        whole.pop("stream_options", None)
+        request = self._fit.request(whole, optional=optional)
+        attempts = 0
+
+        async def attempt() -> tuple[dict[str, Any], float]:
+            nonlocal attempts
+            attempts += 1
+            async with self._limiter.slot() as slot:
+                started = time.perf_counter()
+                response = await self._send(request, slot, self._transport.complete)
+                return response, time.perf_counter() - started
+
+        response, latency_s = await self._with_retries(attempt, tries=tries)
+        usage = read_usage(response.get("usage"))
+        return Completion(response, usage, self.cost_of(usage), latency_s, attempts)
+
+    async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], _Chunks]:
+        """Open a stream and wait for its first chunk."""
+        chunks = self._transport.stream(body)
+        try:
+            return await anext(chunks), chunks
+        except StopAsyncIteration:
+            raise ModelCallError(
+                "invalid_reply", "the stream was empty", model_path=self.model_path, retryable=True
+            ) from None
+
+    async def _send(
+        self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
+    ) -> _T:
+        """One try, with the request corrected where the endpoint refuses a part of it."""
+        while True:
+            try:
+                reply = await send(request.body)
+            except ModelCallError as error:
+                if request.correct(error):
+                    continue
+                self._note_refusal(slot, error)
+                raise self._explained(error) from None
+            slot.answered = True
+            request.succeeded()
+            return reply
+
+    def _note_refusal(self, slot: Slot, error: ModelCallError) -> None:
+        if error.category == "rate_limit" and error.retryable:
+            slot.refused = True
+        if error.retryable and error.retry_after_s is not None and error.status in (429, 503):
+            self._limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
+
+    async def _with_retries(self, attempt: Callable[[], Awaitable[_T]], *, tries: int) -> _T:
+        backoff = _Backoff()
+        async for trial in stamina.retry_context(
+            on=backoff,
+            attempts=tries,
+            timeout=None,
+            wait_initial=_FIRST_WAIT_S,
+            wait_max=_LONGEST_WAIT_S,
+            wait_jitter=_FIRST_WAIT_S,
+        ):
+            with trial:
+                if trial.num > 1:
+                    self._retries += 1
+                return await attempt()
+        raise AssertionError("stamina yields at least one attempt")
+
+    def _explained(self, error: ModelCallError) -> ModelCallError:
+        """Add what the user can do about it."""
+        known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
+        own_address = known is not None and self.endpoint.base_url != known.base_url
+        if error.hint is not None:
+            return error
+        keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
+        if error.category == "auth" and keys:
+            error.hint = f"check the key: export {keys[0]}=..."
+        elif error.category in ("not_found", "invalid_reply") and own_address:
+            error.hint = (
+                f"check the model's name, and that `{self.endpoint.base_url}` is right (most end in `/v1`)"
+            )
+        elif error.category == "connection" and self.endpoint.base_url:
+            error.hint = f"check that a server answers at `{self.endpoint.base_url}`"
+        return error
+
+
+def _transport_for(endpoint: ModelEndpoint, *, timeout_s: float) -> ModelTransport:
+    if endpoint.transport == "openai":
+        return DirectTransport(endpoint, timeout_s=timeout_s)
+    from osmosis_ai.llm.litellm_transport import LiteLLMTransport
+
+    return LiteLLMTransport(endpoint, timeout_s=timeout_s)
+
+
+class _Backoff:
+    """Decides whether a failed try is followed by another, and after how long."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def __call__(self, error: Exception) -> bool | float:
+        if not isinstance(error, ModelCallError) or not error.retryable:
+            return False
+        self._failures += 1
+        if error.retry_after_s is not None:
+            if error.retry_after_s > _LONGEST_WAIT_ASKED_S:
+                return False
+            # Spread those who were all told the same moment.
+            return error.retry_after_s + random.uniform(0, min(1.0, 0.1 * error.retry_after_s))
+        if error.category == "rate_limit":
+            return min(_LONGEST_RATE_LIMIT_WAIT_S, 2.0**self._failures) * random.uniform(0.75, 1.25)
+        return True

@@ -1,0 +1,84 @@
+"""What comes back from a model: the provider's reply as it is, and the few facts we read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TokenUsage:
+    """Tokens of one call, as the provider counts them.
+
+    Attributes:
+        prompt_tokens: read by the model, cached ones included.
+        completion_tokens: produced by it, reasoning included.
+        total_tokens: the provider's sum.
+        cached_tokens: prompt tokens it had in its cache, when it says so.
+        reasoning_tokens: produced tokens that were reasoning, when it says so.
+        cache_write_tokens: prompt tokens it stored in its cache, when it says so.
+        stated_cost_usd: what the provider says the call cost (OpenRouter), when it does.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    stated_cost_usd: float | None = None
+
+
+@dataclass
+class Completion:
+    """One answered call.
+
+    Attributes:
+        response: the provider's ``chat.completion`` object, untouched.
+        usage: its token counts; None when the provider gave none.
+        cost_usd: its cost; None when the price or the usage is not known.
+        latency_s: how long the successful try took, in seconds.
+        attempts: how many tries it took.
+    """
+
+    response: dict[str, Any]
+    usage: TokenUsage | None
+    cost_usd: float | None
+    latency_s: float
+    attempts: int
+
+
+def read_usage(usage: object) -> TokenUsage | None:
+    """Read a provider's ``usage`` object; None when it is missing or makes no sense."""
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    total = _count(usage.get("total_tokens"))
+    if prompt is None and completion is None:
+        return None
+    prompt, completion = prompt or 0, completion or 0
+    prompt_details = _mapping(usage.get("prompt_tokens_details"))
+    cached = _count(prompt_details.get("cached_tokens"))
+    if cached is None:
+        cached = _count(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
+    cost = usage.get("cost")
+    return TokenUsage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion if total is None else total,
+        cached_tokens=cached,
+        reasoning_tokens=_count(_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens")),
+        cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
+        stated_cost_usd=float(cost) if isinstance(cost, int | float) and cost >= 0 else None,
+    )
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value < float("inf") else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

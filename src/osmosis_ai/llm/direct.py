@@ -1,0 +1,183 @@
+"""OpenAI's protocol over aiohttp: one request, one reply, no retry and no waiting of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
+from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.sse import EventParser
+from osmosis_ai.llm.transport import environment_proxy, open_session
+
+if TYPE_CHECKING:
+    import aiohttp
+
+# A provider keeps connections longer than our own servers do, and a new TLS handshake costs more.
+_PROVIDER_KEEP_ALIVE_S = 30.0
+_DONE = b"[DONE]"
+
+
+class ModelTransport(Protocol):
+    """How a request reaches a model: two methods, and everything else is above them."""
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one request and return the ``chat.completion`` object; raises :class:`ModelCallError`."""
+        ...
+
+    def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send one request and yield its chunks; raises :class:`ModelCallError`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        ...
+
+
+class DirectTransport:
+    """Calls an OpenAI-compatible endpoint.
+
+    Args:
+        endpoint: who to call; its ``base_url`` must be known.
+        timeout_s: the longest a reply may take, and the longest silence within a stream, in seconds.
+    """
+
+    def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._url = f"{endpoint.base_url}/chat/completions"
+        self._headers = {"Content-Type": "application/json"}
+        if endpoint.api_key:
+            self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one request and return the ``chat.completion`` object."""
+        async with self._post(body) as response:
+            content = await response.read()
+            payload = _decoded(content)
+            if response.status != 200:
+                raise self._refusal(response, payload, content)
+        if not isinstance(payload, dict):
+            raise self._error("invalid_reply", _excerpt(content))
+        if payload.get("choices"):
+            return payload
+        if payload.get("error"):
+            raise self._refusal(response, payload, content)
+        raise self._error("invalid_reply", f"no choices in {_excerpt(content)}", retryable=True)
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send one streaming request and yield its chunks until the provider is done."""
+        async with self._post(body, streaming=True) as response:
+            if response.status != 200:
+                content = await response.read()
+                raise self._refusal(response, _decoded(content), content)
+            parser = EventParser()
+            finished = False
+            async for piece in response.content.iter_any():
+                for _, data in parser.feed(piece):
+                    if data == _DONE:
+                        return
+                    chunk = self._chunk(response, data)
+                    finished = finished or _is_last(chunk)
+                    yield chunk
+            for _, data in parser.end():
+                if data == _DONE:
+                    return
+                yield self._chunk(response, data)
+            if not finished:
+                raise self._error("connection", "the stream ended in the middle of the reply")
+
+    async def aclose(self) -> None:
+        """Close the session."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @asynccontextmanager
+    async def _post(
+        self, body: Mapping[str, Any], *, streaming: bool = False
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        import aiohttp
+
+        if self._session is None:
+            self._session = open_session(
+                timeout_s=self._timeout_s,
+                keep_alive_s=_PROVIDER_KEEP_ALIVE_S,
+                proxy=environment_proxy(self._url),
+            )
+        options: dict[str, Any] = {}
+        if streaming:
+            # A long reply is fine as long as it keeps coming.
+            options["timeout"] = aiohttp.ClientTimeout(
+                total=None, sock_connect=min(15.0, self._timeout_s), sock_read=self._timeout_s
+            )
+        try:
+            async with self._session.post(
+                self._url, data=self._encoded(body), headers=self._headers, **options
+            ) as response:
+                yield response
+        except asyncio.TimeoutError:
+            raise self._error("timeout", f"no answer within {self._timeout_s:g} s") from None
+        except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
+            raise self._error("connection", str(error), retryable=False) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._error("connection", str(error) or type(error).__name__) from None
+
+    def _encoded(self, body: Mapping[str, Any]) -> bytes:
+        try:
+            return orjson.dumps(body)
+        except TypeError as error:
+            raise self._error("bad_request", f"the request cannot be written as JSON: {error}") from None
+
+    def _chunk(self, response: aiohttp.ClientResponse, data: bytes) -> dict[str, Any]:
+        payload = _decoded(data)
+        if not isinstance(payload, dict):
+            raise self._error("invalid_reply", _excerpt(data))
+        if payload.get("error") and not payload.get("choices"):
+            raise self._refusal(response, payload, data)
+        return payload
+
+    def _refusal(self, response: aiohttp.ClientResponse, payload: Any, content: bytes) -> ModelCallError:
+        status = response.status
+        if status == 200:
+            # Some providers answer 200 and put the error, with its status, in the body.
+            code = payload["error"].get("code") if isinstance(payload.get("error"), dict) else None
+            status = code if isinstance(code, int) and 400 <= code < 600 else 502
+        return error_from_reply(
+            status,
+            content if payload is None else payload,
+            response.headers,
+            model_path=self._endpoint.model_path,
+            secret=self._endpoint.api_key,
+        )
+
+    def _error(self, category: Any, words: str, *, retryable: bool | None = None) -> ModelCallError:
+        return ModelCallError(
+            category,
+            redact(words, self._endpoint.api_key),
+            model_path=self._endpoint.model_path,
+            retryable=retryable,
+        )
+
+
+def _decoded(content: bytes) -> Any:
+    """The JSON in ``content``; None when it is none."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _excerpt(content: bytes) -> str:
+    text = " ".join(content[:300].decode("utf-8", "replace").split())
+    return repr(text) if text else "an empty body"
+
+
+def _is_last(chunk: Mapping[str, Any]) -> bool:
+    choices = chunk.get("choices") or []
+    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)

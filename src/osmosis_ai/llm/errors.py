@@ -1,0 +1,236 @@
+"""What can go wrong in a model call, in the provider's own words, and never with a key in it.
+
+Every failure is a :class:`ModelCallError` with one category a person understands. Whether trying
+again can help is decided here, once, for every transport.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+from osmosis_ai.errors import ErrorCode, OsmosisError
+
+Category = Literal[
+    "rate_limit",
+    "auth",
+    "not_found",
+    "bad_request",
+    "context_length",
+    "timeout",
+    "connection",
+    "server",
+    "invalid_reply",
+]
+
+_SENTENCES: dict[Category, str] = {
+    "rate_limit": "the provider limits the rate of calls",
+    "auth": "the provider refused the key or its account",
+    "not_found": "the provider does not know this model or address",
+    "bad_request": "the provider refused the request",
+    "context_length": "the conversation is longer than the model's context",
+    "timeout": "the provider did not answer in time",
+    "connection": "the provider could not be reached",
+    "server": "the provider failed",
+    "invalid_reply": "the provider's reply is not a chat completion",
+}
+_CODES: dict[Category, ErrorCode] = {
+    "rate_limit": "RATE_LIMITED",
+    "auth": "VALIDATION",
+    "not_found": "NOT_FOUND",
+    "bad_request": "VALIDATION",
+    "context_length": "VALIDATION",
+    "timeout": "NETWORK",
+    "connection": "NETWORK",
+    "server": "NETWORK",
+    "invalid_reply": "NETWORK",
+}
+_TRANSIENT: frozenset[Category] = frozenset({"rate_limit", "timeout", "connection", "server"})
+# A 429 or 403 for want of money does not pass by waiting.
+_OUT_OF_CREDIT = re.compile(
+    r"insufficient[_ ](quota|credits?|balance|funds)|exceeded your current quota|billing", re.I
+)
+_CONTEXT_LENGTH = re.compile(
+    r"context[_ ]length|context window|maximum context|too many tokens"
+    r"|prompt is too long|input is too long|exceeds? the (model's )?max(imum)?[_ ](model[_ ])?len",
+    re.I,
+)
+_LONGEST_MESSAGE = 2_000
+_REDACTED = "[redacted]"
+_KEY_SHAPED = re.compile(
+    r"(?i:(?<=bearer )|(?<=bearer\s))[\w.~+/=*-]{8,}"
+    r"|\b(?:sk|gsk|xai|pk|rk|csk|pplx|hf|nvapi|fw|key)[-_][\w*.-]{6,}"
+    r"|\bAIza[\w-]{20,}"
+)
+
+
+class ModelCallError(OsmosisError):
+    """A call to a model that failed for good, or after all its tries.
+
+    Attributes:
+        status: the provider's HTTP status, when there was one.
+        category: what kind of failure it is.
+        retryable: whether the same call might succeed later.
+        retry_after_s: how long the provider asked to wait, in seconds.
+        provider_message: the provider's own words, without keys.
+        body: the provider's error object, for a caller that passes it on; without keys.
+    """
+
+    def __init__(
+        self,
+        category: Category,
+        provider_message: str,
+        *,
+        model_path: str,
+        status: int | None = None,
+        retryable: bool | None = None,
+        retry_after_s: float | None = None,
+        body: Mapping[str, Any] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        words = provider_message.strip()
+        where = f"`{model_path}`" + (f" (HTTP {status})" if status else "")
+        super().__init__(
+            f"{where}: {_SENTENCES[category]}" + (f": {words}" if words else ""),
+            code=_CODES[category],
+            details={"category": category, "status": status, "model_path": model_path},
+            hint=hint,
+        )
+        self.category: Category = category
+        self.status = status
+        self.retryable = category in _TRANSIENT if retryable is None else retryable
+        self.retry_after_s = retry_after_s
+        self.provider_message = words
+        self.body: dict[str, Any] | None = dict(body) if body else None
+
+
+def redact(text: str, *secrets: str | None) -> str:
+    """Return ``text`` without the given secrets and without anything shaped like a provider's key."""
+    for secret in sorted((s for s in secrets if s), key=len, reverse=True):
+        text = text.replace(secret, _REDACTED).replace(quote(secret, safe=""), _REDACTED)
+    return _KEY_SHAPED.sub(_REDACTED, text)
+
+
+def error_from_reply(
+    status: int,
+    payload: Any,
+    headers: Mapping[str, str],
+    *,
+    model_path: str,
+    secret: str | None,
+) -> ModelCallError:
+    """Turn a provider's refusal into an error.
+
+    Args:
+        status: the HTTP status (or the code a provider put in the body of a 200).
+        payload: the reply's body: the decoded JSON, or the text when it is none.
+        headers: the reply's headers.
+        model_path: the model as the user names it.
+        secret: the key that was sent, to keep it out of the message.
+    """
+    error = _error_object(payload)
+    words = redact(provider_words(payload), secret)[:_LONGEST_MESSAGE]
+    category = _category(status, f"{error.get('code')} {error.get('type')} {words}")
+    out_of_credit = category == "rate_limit" and _OUT_OF_CREDIT.search(f"{error.get('code')} {words}")
+    retryable: bool | None = None
+    if out_of_credit or status == 501:
+        retryable = False
+    elif (told := headers.get("x-should-retry")) in ("true", "false"):
+        retryable = told == "true"
+    redacted = {
+        key: redact(value, secret) if isinstance(value, str) else value for key, value in error.items()
+    }
+    return ModelCallError(
+        category,
+        words,
+        model_path=model_path,
+        status=status,
+        retryable=retryable,
+        retry_after_s=retry_after(headers),
+        body={key: redacted[key] for key in ("message", "type", "param", "code") if key in redacted},
+    )
+
+
+def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
+    """Read ``retry-after-ms`` or ``Retry-After`` (seconds or a date) as seconds from now."""
+    try:
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return _not_negative(float(milliseconds) / 1000)
+        if (value := headers.get("retry-after")) is None:
+            return None
+        try:
+            return _not_negative(float(value))
+        except ValueError:
+            moment = parsedate_to_datetime(value)
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=timezone.utc)
+            return _not_negative((moment - (now or datetime.now(timezone.utc))).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def _not_negative(seconds: float) -> float | None:
+    """Keep a sensible wait: NaN and infinity are no wait at all, the past is now."""
+    return max(0.0, seconds) if seconds < float("inf") else None
+
+
+def _category(status: int, words: str) -> Category:
+    if status == 429:
+        return "rate_limit"
+    if status in (401, 402, 403):
+        return "auth"
+    if status == 404:
+        return "not_found"
+    if status in (408, 504, 524):
+        return "timeout"
+    # 409 is a lock that passes; 425 is "too early".
+    if status >= 500 or status in (409, 425):
+        return "server"
+    if status == 413 or _CONTEXT_LENGTH.search(words):
+        return "context_length"
+    return "bad_request"
+
+
+def _error_object(payload: Any) -> dict[str, Any]:
+    """Find the error object among the shapes providers use."""
+    if isinstance(payload, list) and payload:
+        payload = payload[0]
+    if not isinstance(payload, dict):
+        return {}
+    error = payload.get("error")
+    if isinstance(error, dict):
+        return error
+    return payload
+
+
+def provider_words(payload: Any) -> str:
+    """Return the provider's own sentence, wherever in its reply (JSON, text, bytes) it put it."""
+    error = _error_object(payload)
+    for source in (error, payload if isinstance(payload, dict) else {}):
+        for key in ("message", "error", "detail"):
+            value = source.get(key)
+            if isinstance(value, str) and value:
+                return _with_raw(value, error)
+            if isinstance(value, list) and value:
+                return "; ".join(_validation_line(entry) for entry in value)
+    text = payload.decode("utf-8", "replace") if isinstance(payload, bytes) else str(payload or "")
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def _with_raw(message: str, error: Mapping[str, Any]) -> str:
+    """OpenRouter says "Provider returned error" and puts the real words in ``metadata.raw``."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    return f"{message}: {raw}" if isinstance(raw, str) and raw else message
+
+
+def _validation_line(entry: Any) -> str:
+    """One entry of a FastAPI 422: where and what."""
+    if not isinstance(entry, dict):
+        return str(entry)
+    where = ".".join(str(part) for part in entry.get("loc", ()))
+    return f"{where}: {entry.get('msg', '')}" if where else str(entry.get("msg", entry))

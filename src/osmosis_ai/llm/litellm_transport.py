@@ -1,0 +1,236 @@
+"""Every provider that does not speak OpenAI's protocol, through LiteLLM.
+
+LiteLLM takes seconds to import, so that happens in a thread at the first call. It only
+translates here: retries, limits and prices are ours. What the caller sends can choose how a model
+samples, never where a request goes or with which key: LiteLLM's own options are not passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from osmosis_ai.llm.errors import Category, ModelCallError, provider_words, redact, retry_after
+from osmosis_ai.llm.providers import ModelEndpoint
+
+logger = logging.getLogger(__name__)
+
+# LiteLLM lists these among OpenAI's parameters, but they say where a request goes.
+_ROUTING = frozenset(
+    {
+        "api_base",
+        "api_key",
+        "api_version",
+        "base_url",
+        "client",
+        "default_headers",
+        "deployment_id",
+        "extra_body",
+        "extra_headers",
+        "headers",
+        "max_retries",
+        "organization",
+        "request_timeout",
+        "timeout",
+    }
+)
+_ROUTING_PREFIXES = ("aws_", "azure_", "litellm_", "s3_", "vertex_", "watsonx_")
+
+# LiteLLM's exception classes by name, the more specific first (several are subclasses of others).
+_CATEGORIES: dict[str, Category] = {
+    "ContextWindowExceededError": "context_length",
+    "AuthenticationError": "auth",
+    "PermissionDeniedError": "auth",
+    "PaymentRequiredError": "auth",
+    "BudgetExceededError": "auth",
+    "NotFoundError": "not_found",
+    "RateLimitError": "rate_limit",
+    "Timeout": "timeout",
+    "APITimeoutError": "timeout",
+    "UnsupportedParamsError": "bad_request",
+    "ContentPolicyViolationError": "bad_request",
+    "UnprocessableEntityError": "bad_request",
+    "BadRequestError": "bad_request",
+    "ServiceUnavailableError": "server",
+    "BadGatewayError": "server",
+    "InternalServerError": "server",
+    "APIResponseValidationError": "invalid_reply",
+    "APIConnectionError": "connection",
+}
+# "litellm.NotFoundError: NotFoundError: AnthropicException - " comes before the provider's words.
+_WRAPPING = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout): )*(?:\w+(?:Exception|Error) - )?")
+_open_transports = 0
+
+
+class LiteLLMTransport:
+    """Calls a provider through LiteLLM.
+
+    Args:
+        endpoint: who to call.
+        timeout_s: how long a reply may take, in seconds.
+    """
+
+    def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._litellm: Any = None
+        self._loading = asyncio.Lock()
+        self._passed_on: dict[str, bool] = {}
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one request and return the ``chat.completion`` object."""
+        reply = await self._call(body)
+        payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
+        if not payload.get("choices"):
+            raise self._error("invalid_reply", "no choices in the reply", retryable=True)
+        for choice in payload["choices"]:
+            choice.get("message", {}).setdefault("content", None)
+        return payload
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send one streaming request and yield its chunks."""
+        chunks = await self._call(body)
+        try:
+            async for chunk in chunks:
+                payload: dict[str, Any] = chunk.model_dump(mode="json", exclude_none=True)
+                for choice in payload.get("choices", ()):
+                    choice.setdefault("finish_reason", None)
+                yield payload
+        except ModelCallError:
+            raise
+        except Exception as error:
+            raise self._translated(error) from None
+        finally:
+            await chunks.aclose()
+
+    async def aclose(self) -> None:
+        """Close LiteLLM's connections when nobody else in this process uses them."""
+        global _open_transports
+        if self._litellm is None:
+            return
+        litellm, self._litellm = self._litellm, None
+        _open_transports -= 1
+        if _open_transports == 0:
+            await litellm.close_litellm_async_clients()
+            # What it closed it would otherwise hand out again.
+            litellm.in_memory_llm_clients_cache.flush_cache()
+
+    async def _call(self, body: Mapping[str, Any]) -> Any:
+        litellm = await self._loaded()
+        endpoint = self._endpoint
+        options: dict[str, Any] = {name: value for name, value in body.items() if self._passes(name)}
+        if endpoint.base_url:
+            options["api_base"] = endpoint.base_url
+        if endpoint.api_key:
+            options["api_key"] = endpoint.api_key
+        try:
+            return await litellm.acompletion(
+                **{**options, "model": endpoint.model},
+                custom_llm_provider=endpoint.provider,
+                timeout=self._timeout_s,
+                max_retries=0,
+                drop_params=True,
+            )
+        except Exception as error:
+            raise self._translated(error) from None
+
+    async def _loaded(self) -> Any:
+        global _open_transports
+        async with self._loading:
+            if self._litellm is None:
+                self._litellm = await asyncio.to_thread(_import_litellm)
+                _open_transports += 1
+        return self._litellm
+
+    def _passes(self, name: str) -> bool:
+        """Tell whether a field of the request is passed on; say once when one is not."""
+        passes = self._passed_on.get(name)
+        if passes is None:
+            passes = self._passed_on[name] = name == "model" or _is_sampling(self._litellm, name)
+            if not passes:
+                logger.warning("`%s` is not passed on to %s", name, self._endpoint.model_path)
+            elif not self._is_supported(name):
+                logger.warning("%s does not take `%s`; it is left out", self._endpoint.model_path, name)
+        return passes
+
+    def _is_supported(self, name: str) -> bool:
+        """Whether LiteLLM knows how to say this OpenAI parameter to the provider.
+
+        What it does not know is left out of the request, as the agent's code expects of it.
+        """
+        openai_names = set(self._litellm.OPENAI_CHAT_COMPLETION_PARAMS) - {"stream", "stream_options", "seed"}
+        if name not in openai_names:
+            return True
+        supported = self._litellm.get_supported_openai_params(
+            model=self._endpoint.model, custom_llm_provider=self._endpoint.provider
+        )
+        return supported is None or name in supported
+
+    def _translated(self, error: Exception) -> ModelCallError:
+        """Turn LiteLLM's exception into ours."""
+        names = [cls.__name__ for cls in type(error).__mro__]
+        category: Category = next((_CATEGORIES[name] for name in names if name in _CATEGORIES), "server")
+        status = getattr(error, "status_code", None)
+        words = _provider_words(str(getattr(error, "message", None) or error))
+        retryable: bool | None = None
+        if names[0] == "APIConnectionError" and not _is_network_trouble(error):
+            # LiteLLM wraps errors of its own making, an ImportError say, in a connection error.
+            category, retryable = "invalid_reply", False
+        response = getattr(error, "response", None)
+        return ModelCallError(
+            category,
+            redact(words, self._endpoint.api_key)[:2_000],
+            model_path=self._endpoint.model_path,
+            status=status if isinstance(status, int) and category != "connection" else None,
+            retryable=retryable,
+            retry_after_s=retry_after(getattr(response, "headers", None) or {}),
+        )
+
+    def _error(self, category: Category, words: str, *, retryable: bool) -> ModelCallError:
+        return ModelCallError(category, words, model_path=self._endpoint.model_path, retryable=retryable)
+
+
+def _import_litellm() -> Any:
+    """Import LiteLLM quietly and without its calls home."""
+    # Read at import: otherwise it fetches its price table from the network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    litellm.suppress_debug_info = True
+    litellm.telemetry = False
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return litellm
+
+
+def _provider_words(message: str) -> str:
+    """Take LiteLLM's wrapping off what the provider said."""
+    inner = _WRAPPING.sub("", message, count=1).strip()
+    try:
+        return provider_words(json.loads(inner))
+    except ValueError:
+        return inner
+
+
+def _is_sampling(litellm: Any, name: str) -> bool:
+    if name in _ROUTING or name.startswith(_ROUTING_PREFIXES):
+        return False
+    return name in litellm.OPENAI_CHAT_COMPLETION_PARAMS or name not in litellm.types.utils.all_litellm_params
+
+
+def _is_network_trouble(error: BaseException) -> bool:
+    """Whether a connection error of LiteLLM's really came from the network."""
+    import aiohttp
+    import httpx
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, aiohttp.ClientError | httpx.TransportError | OSError):
+            return not isinstance(seen, ImportError)
+        seen = seen.__cause__ or seen.__context__
+    return False

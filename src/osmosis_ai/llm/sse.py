@@ -1,0 +1,46 @@
+"""Server-sent events as model servers send them: only ``event`` and ``data`` matter.
+
+Reads bytes in whatever pieces they arrive, with no limit on the length of a line: a chunk with
+logprobs or token ids can be long. WHATWG HTML, section 9.2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class EventParser:
+    """Turns the bytes of an event stream into (event name, data) pairs."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._event = ""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yield every event that ``piece`` completes."""
+        lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if (event := self._line(line.rstrip(b"\r"))) is not None:
+                yield event
+
+    def end(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the last event of a stream that ended without its blank line."""
+        yield from self.feed(b"\n\n")
+
+    def _line(self, line: bytes) -> tuple[str, bytes] | None:
+        if not line:
+            if not self._data:
+                self._event = ""
+                return None
+            event = self._event, b"\n".join(self._data)
+            self._event, self._data = "", []
+            return event
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._event = value.decode("utf-8", "replace")
+        return None

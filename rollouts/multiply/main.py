@@ -60,13 +60,8 @@ class MultiplyWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     async def ask_model(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         rollout = get_rollout_context()
         assert rollout is not None, "the rollout server sets the context around run()"
-        # The controller decides which model answers; the name in the body is a placeholder.
-        body = {
-            "model": "osmosis-rollout",
-            "messages": messages,
-            "tools": [MULTIPLY_TOOL],
-            "temperature": 1.0,
-        }
+        # The run decides which model answers, so the body names none in particular.
+        body = {"model": "policy", "messages": messages, "tools": [MULTIPLY_TOOL], "temperature": 1.0}
         url = f"{rollout.chat_completions_url}/chat/completions"
         headers = {"Authorization": f"Bearer {rollout.api_key}"}
         async with self.http.post(url, json=body, headers=headers) as response:
@@ -114,8 +109,9 @@ def main() -> None:
     config = AgentWorkflowConfig(name="multiply", concurrency=ConcurrencyConfig(max_concurrent=None))
     backend = LocalBackend(workflow=MultiplyWorkflow, workflow_config=config, grader=MultiplyGrader)
     app = create_rollout_server(backend=backend, lifespan=lifespan)
+    host = os.environ.get("_OSMOSIS_ROLLOUT_HOST", "0.0.0.0")
     port = int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000"))
-    uvicorn.run(app, host="0.0.0.0", port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def fix(path: Path | None = None) -> DoctorReport:
 
 def guide_text(name: str) -> str:
     """Return the guide for coding agents that belongs at ``name`` in a workspace."""
-    return files("osmosis_ai.workspace").joinpath("templates", "guides", name).read_text(encoding="utf-8")
+    guides = files("osmosis_ai.workspace") / "templates" / "guides"
+    return guides.joinpath(name).read_text(encoding="utf-8")
 
 
 def _obstacle(root: Path, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A new rollout is written whole or not at all: what stands in the way is found before anything is touched."""
+"""A new rollout never surprises: what stands in its way is found before anything is touched."""
 
 from __future__ import annotations
 
@@ -108,7 +108,5 @@ def _replaceable(path: Path) -> bool:
 
 
 def _render(template: str, name: str) -> str:
-    text = (
-        files("osmosis_ai.workspace").joinpath("templates", "rollout", template).read_text(encoding="utf-8")
-    )
+    text = (files("osmosis_ai.workspace") / "templates" / "rollout" / template).read_text(encoding="utf-8")
     return text.replace(_PLACEHOLDER, name)

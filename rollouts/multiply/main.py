@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import aiohttp
 import uvicorn
+
 from osmosis_ai.rollout.agent_workflow import AgentWorkflow
 from osmosis_ai.rollout.backend.local import LocalBackend
 from osmosis_ai.rollout.context import AgentWorkflowContext, GraderContext, get_rollout_context

@@ -1,0 +1,27 @@
+"""Rows from files: one stream of records from CSV, JSON Lines, JSON and Parquet.
+
+Nothing here holds a whole file: reading, counting, digesting and validating keep to a few
+megabytes whatever the file's size. A row is known by its position among the file's records,
+from 0; blank lines are not records.
+"""
+
+from __future__ import annotations
+
+from osmosis_ai.datasets.formats import SUPPORTED_EXTENSIONS, count_records, iter_records
+from osmosis_ai.datasets.rows import DatasetRow, iter_rows
+from osmosis_ai.datasets.selection import Selection, file_digest, sample_rows, select_rows
+from osmosis_ai.datasets.validation import DatasetReport, validate_dataset
+
+__all__ = [
+    "SUPPORTED_EXTENSIONS",
+    "DatasetReport",
+    "DatasetRow",
+    "Selection",
+    "count_records",
+    "file_digest",
+    "iter_records",
+    "iter_rows",
+    "sample_rows",
+    "select_rows",
+    "validate_dataset",
+]

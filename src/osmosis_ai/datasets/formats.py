@@ -1,0 +1,110 @@
+"""Which reader reads which file; every problem of a file names it and the place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from osmosis_ai.datasets.reader import Progress, RecordReader, Report
+from osmosis_ai.errors import OsmosisError
+
+SUPPORTED_EXTENSIONS = ("csv", "jsonl", "json", "parquet")
+
+
+def iter_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (source row index from 0, record) for every record of a dataset file, as it streams.
+
+    Raises:
+        OsmosisError: the file is missing, empty, of no supported format, or a record is bad; the
+            message names the file and the line or row.
+    """
+    reader = open_reader(path, report=raise_for(path))
+    for index, (_, record) in enumerate(reader):
+        yield index, record
+
+
+def count_records(path: Path) -> int:
+    """Return how many records a dataset file holds, without checking them.
+
+    Raises:
+        OsmosisError: as :func:`iter_records`, where the structure of the file is broken.
+    """
+    return open_reader(path, report=raise_for(path)).count()
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is no file.
+
+    Raises:
+        OsmosisError: there is nothing at ``path``, or a directory.
+    """
+    if path.is_dir():
+        raise OsmosisError(f"`{path}` is a directory; expected a dataset file.")
+    if not path.is_file():
+        raise OsmosisError(f"File not found: {path.absolute()}")
+
+
+def extension_of(path: Path) -> str:
+    """Return a file's extension in lower case, without the dot."""
+    return path.suffix.lower().removeprefix(".")
+
+
+def describe_extension_problem(path: Path) -> str | None:
+    """Say what is wrong with a file's extension, or return None."""
+    extension = extension_of(path)
+    if extension in SUPPORTED_EXTENSIONS:
+        return None
+    supported = ", ".join(f".{name}" for name in SUPPORTED_EXTENSIONS)
+    found = f"unsupported file extension '.{extension}'" if extension else "the file has no extension"
+    return f"{found}; supported: {supported}"
+
+
+def open_reader(
+    path: Path,
+    *,
+    report: Report,
+    progress: Progress | None = None,
+    only: Collection[str] | None = None,
+    exact: bool = True,
+) -> RecordReader:
+    """Return the reader for ``path`` by its extension; the arguments are those of the reader.
+
+    Raises:
+        OsmosisError: the file is missing, empty or of no supported format.
+    """
+    require_file(path)
+    problem = describe_extension_problem(path)
+    if problem is None and path.stat().st_size == 0:
+        problem = "the file is empty"
+    if problem is not None:
+        raise OsmosisError(f"{path}: {problem}.")
+    reader = _reader_class(extension_of(path))
+    return reader(path, report=report, progress=progress, only=only, exact=exact)
+
+
+def raise_for(path: Path) -> Callable[[str], NoReturn]:
+    """Return a ``report`` that raises the first problem of ``path``."""
+
+    def report(problem: str) -> NoReturn:
+        raise OsmosisError(f"{path}: {problem}.")
+
+    return report
+
+
+def _reader_class(extension: str) -> type[RecordReader]:
+    if extension == "jsonl":
+        from osmosis_ai.datasets.jsonl import JsonLinesReader
+
+        return JsonLinesReader
+    if extension == "json":
+        from osmosis_ai.datasets.json_array import JsonArrayReader
+
+        return JsonArrayReader
+    if extension == "csv":
+        from osmosis_ai.datasets.delimited import CsvReader
+
+        return CsvReader
+    from osmosis_ai.datasets.parquet import ParquetReader
+
+    return ParquetReader

@@ -1,0 +1,115 @@
+"""JSON Lines: one object a line, all with the same keys; blank lines are skipped.
+
+Files are read by blocks of whole lines, and a good block is decoded by one call: its line ends
+become ``,N,`` with a number N drawn at random, so that the decoded array alternates between
+records and N. A line that is no complete JSON value of its own cannot keep up that alternation
+without knowing N. A block that fails any check is gone through again line by line, to say which
+line is wrong, and why.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import orjson
+
+from osmosis_ai.datasets.reader import (
+    BYTE_ORDER_MARK,
+    MAX_RECORD_BYTES,
+    Record,
+    RecordReader,
+    count_line_ends,
+    decode_json,
+    may_have_lost_digits,
+)
+
+# Small enough for its records to stay in the processor's cache: 5 % faster than 256 KiB.
+_BLOCK_BYTES = 64 << 10
+_NUMBER = secrets.randbits(62)
+_SEAM = b",%d," % _NUMBER
+
+
+class JsonLinesReader(RecordReader):
+    """Yields (line number, object)."""
+
+    def __iter__(self) -> Iterator[tuple[int, Record]]:
+        number = 1
+        for block in self._blocks():
+            records = self._decode_block(block)
+            if records is not None:
+                yield from enumerate(records, number)
+                number += len(records)
+                continue
+            for raw in block.split(b"\n"):
+                record = self._decode_line(number, raw)
+                if record is not None:
+                    yield number, record
+                number += 1
+
+    def count(self) -> int:
+        """Return how many lines are not blank; they are not decoded."""
+        return sum(1 for block in self._blocks() for raw in block.split(b"\n") if raw and not raw.isspace())
+
+    def _decode_block(self, block: bytes) -> list[Record] | None:
+        """Return the block's records if every line is a good one, else None."""
+        if not self.columns:
+            return None
+        try:
+            joined = block.replace(b"\n", _SEAM)
+            values = orjson.loads(b"".join((b"[", joined, b"]")))
+        except ValueError:
+            return None
+        records: list[Record] = values[::2]
+        lines = 1 + (len(joined) - len(block)) // (len(_SEAM) - 1)
+        if len(records) != lines or values[1::2].count(_NUMBER) != lines - 1:
+            return None
+        if set(map(type, records)) != {dict}:
+            return None
+        columns = set(self.columns)
+        if any(set(names) != columns for names in set(map(tuple, records))):
+            return None
+        if self.exact and any(map(may_have_lost_digits, records)):
+            return None
+        return records
+
+    def _decode_line(self, number: int, raw: bytes) -> Record | None:
+        if not raw or raw.isspace():
+            return None
+        try:
+            value = decode_json(raw)
+        except ValueError as error:
+            self._report_line(number, raw, error)
+            return None
+        return self.admit(number, value)
+
+    def _report_line(self, number: int, raw: bytes, error: ValueError) -> None:
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail_encoding()
+        reason = getattr(error, "msg", str(error))
+        column = getattr(error, "colno", 1)
+        self.report(f"line {number}: not valid JSON: {reason} (column {column})")
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield runs of whole lines, without the line end that closes each run."""
+        pieces: list[bytes] = []
+        held = 0
+        with self.open(_BLOCK_BYTES) as handle:
+            if handle.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
+                handle.read(len(BYTE_ORDER_MARK))
+            while data := handle.read(_BLOCK_BYTES):
+                end = data.rfind(b"\n")
+                if end < 0:
+                    pieces.append(data)
+                    held += len(data)
+                    if held > MAX_RECORD_BYTES:
+                        self.fail_too_long(1 + count_line_ends(self.path, handle.tell() - held))
+                    continue
+                pieces.append(data[:end])
+                yield b"".join(pieces)
+                pieces = [data[end + 1 :]]
+                held = len(pieces[0])
+        if held:
+            yield b"".join(pieces)

@@ -1,0 +1,123 @@
+"""The rules for a `metadata` column, checked row by row.
+
+Every row holds a non-empty object without empty objects inside it, its integers fit 64 bits, and
+a key path has one JSON type in the whole file (integers and other numbers are one type, nulls
+have none, the elements of an array share the path ``key[]``). What is remembered is one type per
+path, for a bounded number of paths.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from osmosis_ai.datasets.reader import name_of_type
+from osmosis_ai.datasets.rows import METADATA_COLUMN, as_object
+
+MOST_PATHS = 100_000
+MOST_LEVELS = 100
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_ELEMENT = "[]"
+
+
+class MetadataChecker:
+    """Checks the metadata of one file's rows.
+
+    Args:
+        unit: what rows are counted by in messages, "line" or "row".
+
+    Attributes:
+        overflowed: more than ``MOST_PATHS`` distinct paths were met; later ones were not compared.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.overflowed = False
+        self._root = _Path(None, METADATA_COLUMN)
+        self._paths = 1
+        self._found: list[str] = []
+
+    def check(self, number: int, value: object) -> list[str]:
+        """Return what is wrong with the metadata of line or row ``number``, a sentence each."""
+        self._found = []
+        try:
+            metadata = as_object(value)
+        except ValueError as error:
+            return [str(error)]
+        if metadata is None:
+            found = "an empty object" if isinstance(value, (dict, str)) and value else "nothing"
+            return [f"'{METADATA_COLUMN}' must be a non-empty JSON object, found {found}"]
+        self._check(number, self._root, metadata, 0)
+        return self._found
+
+    def _check(self, number: int, path: _Path, value: Any, level: int) -> None:
+        kind = "a string" if value.__class__ is str else name_of_type(value)
+        if kind == "null":
+            return
+        problem = self._compare(number, path, kind) or _describe_problem(value, level)
+        if problem is not None:
+            self._found.append(f"'{path}' {problem}")
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._check(number, self._child(path, key), item, level + 1)
+        elif isinstance(value, list) and value:
+            child = self._child(path, _ELEMENT)
+            for item in value:
+                self._check(number, child, item, level + 1)
+
+    def _child(self, path: _Path, key: str) -> _Path:
+        child = path.children.get(key)
+        if child is None:
+            child = _Path(path, key)
+            if self._paths < MOST_PATHS:
+                path.children[key] = child
+                self._paths += 1
+            else:
+                self.overflowed = True
+        return child
+
+    def _compare(self, number: int, path: _Path, kind: str) -> str | None:
+        if path.kind is None:
+            path.kind, path.number = kind, number
+        if path.kind == kind:
+            return None
+        return f"is {kind}, but {path.kind} on {self.unit} {path.number}"
+
+
+class _Path:
+    """A key path, with the type it has in this file and the line or row that set it."""
+
+    __slots__ = ("children", "key", "kind", "number", "parent")
+
+    def __init__(self, parent: _Path | None, key: str) -> None:
+        self.parent = parent
+        self.key = key
+        self.kind: str | None = None
+        self.number = 0
+        self.children: dict[str, _Path] = {}
+
+    def __str__(self) -> str:
+        if self.parent is None:
+            return self.key
+        return f"{self.parent}{self.key}" if self.key == _ELEMENT else f"{self.parent}.{self.key}"
+
+
+def _describe_problem(value: Any, level: int) -> str | None:
+    """Say what is wrong with a value of itself, whatever the other rows hold."""
+    if isinstance(value, (str, bool)):
+        return None
+    if isinstance(value, (dict, list)):
+        if level > MOST_LEVELS:
+            return f"is nested deeper than {MOST_LEVELS} levels"
+        return "is an empty object" if value == {} else None
+    if isinstance(value, int):
+        return None if _INT64_MIN <= value <= _INT64_MAX else f"is {_shorten(value)}, beyond 64-bit integers"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"is {value}, which JSON cannot hold"
+    return f"is {name_of_type(value)}, which JSON cannot hold"
+
+
+def _shorten(value: int) -> str:
+    # Writing an integer takes time quadratic in its digits: of a long one, only the size is told.
+    return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"

@@ -1,0 +1,81 @@
+"""Parquet: batches of rows, small enough that a row group of any size stays out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.datasets.reader import Record, RecordReader, quote_names
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_BATCH_BYTES = 4 << 20
+_MOST_BATCH_ROWS = 4096
+
+
+class ParquetReader(RecordReader):
+    """Yields (row number, record)."""
+
+    unit = "row"
+
+    def __iter__(self) -> Iterator[tuple[int, Record]]:
+        import pyarrow as pa
+
+        number = 0
+        with self._open_parquet() as file:
+            rows = file.metadata.num_rows
+            wanted = [name for name in self.columns if self.only is None or name in self.only]
+            size = self.path.stat().st_size
+            try:
+                batches = file.iter_batches(batch_size=_batch_rows(file), columns=wanted)
+                for batch in batches:
+                    records = batch.to_pylist() if wanted else [{}] * batch.num_rows
+                    yield from enumerate(records, number + 1)
+                    number += batch.num_rows
+                    if self.progress is not None:
+                        self.progress(size * number // max(rows, 1))
+            except (pa.ArrowException, OSError) as error:
+                self.fail(f"row {number + 1}: cannot be read: {_first_line(error)}")
+
+    def count(self) -> int:
+        """Return the number of rows that the file's footer gives."""
+        with self._open_parquet() as file:
+            return int(file.metadata.num_rows)
+
+    def metadata_type(self) -> str | None:
+        """Return the type of the ``metadata`` column unless it is a struct or a string."""
+        import pyarrow as pa
+
+        with self._open_parquet() as file:
+            kind = file.schema_arrow.field("metadata").type
+        fits = pa.types.is_struct(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        return None if fits else str(kind)
+
+    def _open_parquet(self) -> pq.ParquetFile:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            # Without a buffer size and with pre-buffering, whole column chunks are read ahead.
+            file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            self.fail(f"not a Parquet file: {_first_line(error)}")
+        names = file.schema_arrow.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            self.fail(f"the schema names {quote_names(twice)} more than once")
+        self.columns = tuple(names)
+        return file
+
+
+def _batch_rows(file: Any) -> int:
+    """Return how many rows make a batch of about the wanted size."""
+    footer = file.metadata
+    total = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
+    row_bytes = total / max(footer.num_rows, 1)
+    return max(1, min(_MOST_BATCH_ROWS, int(_BATCH_BYTES / max(row_bytes, 1))))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

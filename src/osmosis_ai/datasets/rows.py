@@ -1,0 +1,144 @@
+"""What an agent gets of a record: messages, the expected answer, metadata.
+
+A file with a `metadata` column may leave out prompts and answers; any other file has both in
+every row. Empty strings and nulls count as absent, other values become text, further columns
+are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.datasets.formats import open_reader, raise_for
+from osmosis_ai.datasets.reader import Record, decode_json, name_of_type, quote_names
+
+SYSTEM_COLUMN = "system_prompt"
+PROMPT_COLUMN = "user_prompt"
+ANSWER_COLUMNS = ("ground_truth", "label")
+METADATA_COLUMN = "metadata"
+KNOWN_COLUMNS = frozenset({SYSTEM_COLUMN, PROMPT_COLUMN, *ANSWER_COLUMNS, METADATA_COLUMN})
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """One row, ready for a rollout.
+
+    Attributes:
+        source_row_index: the row's position among the file's records, from 0.
+        messages: the system and user messages, as OpenAI's chat format has them; may be empty
+            where there is metadata.
+        label: the expected answer.
+        metadata: the row's own JSON object.
+    """
+
+    source_row_index: int
+    messages: list[dict[str, Any]]
+    label: str | None
+    metadata: dict[str, Any] | None
+
+
+def iter_rows(path: Path) -> Iterator[DatasetRow]:
+    """Yield the rows of a dataset file as it streams; any number of rows will do.
+
+    Raises:
+        OsmosisError: the file or a row cannot be used; the message names the file and the line
+            or row.
+    """
+    report = raise_for(path)
+    reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
+    for index, (number, record) in enumerate(reader):
+        try:
+            yield normalise(index, record)
+        except ValueError as error:
+            report(f"{reader.unit} {number}: {error}")
+
+
+def normalise(source_row_index: int, record: Record) -> DatasetRow:
+    """Make a row of a record.
+
+    Raises:
+        ValueError: the record lacks what a row needs; the message says what.
+    """
+    system = as_text(record.get(SYSTEM_COLUMN))
+    prompt = as_text(record.get(PROMPT_COLUMN))
+    label = answer_of(record)
+    if METADATA_COLUMN in record:
+        metadata = as_object(record[METADATA_COLUMN])
+        if prompt is None and metadata is None:
+            raise ValueError(f"the row has neither a '{PROMPT_COLUMN}' nor '{METADATA_COLUMN}'")
+    else:
+        metadata = None
+        missing = missing_columns(record)
+        if missing:
+            raise ValueError(f"missing {quote_names(missing)} (found {quote_names(record)})")
+        absent = missing_values(record)
+        if absent:
+            raise ValueError(f"no value for {quote_names(absent)}")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    if prompt is not None:
+        messages.append({"role": "user", "content": prompt})
+    return DatasetRow(source_row_index, messages, label, metadata)
+
+
+def missing_columns(columns: Any) -> list[str]:
+    """Name the columns that a file without metadata needs and ``columns`` lacks."""
+    missing = [] if PROMPT_COLUMN in columns else [PROMPT_COLUMN]
+    if not any(name in columns for name in ANSWER_COLUMNS):
+        missing.append(ANSWER_COLUMNS[0])
+    return missing
+
+
+def missing_values(record: Record) -> list[str]:
+    """Name the columns that a row without metadata needs and that are absent or empty in it."""
+    missing = [PROMPT_COLUMN] if as_text(record.get(PROMPT_COLUMN)) is None else []
+    if answer_of(record) is None:
+        missing.append(next((name for name in ANSWER_COLUMNS if name in record), ANSWER_COLUMNS[0]))
+    return missing
+
+
+def answer_of(record: Record) -> str | None:
+    """Return `ground_truth`, or else `label`, as text; None where both are absent or empty."""
+    for name in ANSWER_COLUMNS:
+        text = as_text(record.get(name))
+        if text is not None:
+            return text
+    return None
+
+
+def as_text(value: object) -> str | None:
+    """Return a value as text: strings as they are, JSON for objects and arrays, None if absent."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (dict, list)):
+        import json
+
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value)
+
+
+def as_object(value: object) -> dict[str, Any] | None:
+    """Return a metadata value as an object; None where it is absent, blank or empty.
+
+    Raises:
+        ValueError: the value is neither an object nor text that holds one.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            return None
+        try:
+            value = decode_json(value)
+        except ValueError as error:
+            reason = getattr(error, "msg", str(error))
+            raise ValueError(f"'{METADATA_COLUMN}' is not valid JSON: {reason}") from None
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"'{METADATA_COLUMN}' must be a JSON object, found {name_of_type(value)}")
+    return value or None

@@ -1,0 +1,129 @@
+"""Which rows of a file a run uses: sorted positions, without repetition, within the file."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+
+_PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
+_DIGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows a run uses.
+
+    Attributes:
+        indices: source rows from 0, ascending; a ``range`` where they are contiguous, so that
+            taking every row of a large file costs nothing.
+        total_rows: how many rows the file holds.
+    """
+
+    indices: Sequence[int]
+    total_rows: int
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def describe(self) -> str:
+        """Return the rows in the notation that `--rows` takes: ``"0-9,12"``; "" for none."""
+        return ",".join(
+            str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in _runs(self.indices)
+        )
+
+
+def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Selection:
+    """Choose rows: those that ``rows`` names, else the first ``limit``, else all.
+
+    Args:
+        total_rows: how many rows the file holds.
+        limit: how many rows to take from the start; None or 0 takes all.
+        rows: positions and ranges from 0, as in ``"3,7,10-20"``; overrides ``limit``.
+
+    Raises:
+        OsmosisError: ``rows`` cannot be read or names a row that the file does not have.
+    """
+    if rows is not None:
+        return Selection(_parse_rows(rows, total_rows), total_rows)
+    if limit is not None and limit < 0:
+        raise OsmosisError(f"limit must not be negative, found {limit}.")
+    return Selection(range(min(limit or total_rows, total_rows)), total_rows)
+
+
+def sample_rows(total_rows: int, *, fraction: float, seed: int) -> Selection:
+    """Draw a random ``fraction`` of the rows, rounded, at least one; a seed always draws the same.
+
+    Raises:
+        OsmosisError: ``fraction`` is not above 0 and at most 1.
+    """
+    if not (math.isfinite(fraction) and 0 < fraction <= 1):
+        raise OsmosisError(f"the fraction of rows must be above 0 and at most 1, found {fraction}.")
+    count = min(total_rows, max(1, math.floor(total_rows * fraction + 0.5)))
+    drawn = sorted(random.Random(seed).sample(range(total_rows), count))
+    return Selection(_compact(drawn), total_rows)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(_DIGEST_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
+    chosen: list[range] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise OsmosisError(
+                f"cannot read '{part.strip()}' in rows '{text}'; expected rows from 0 and ranges, as in '3,7,10-20'."
+            )
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if last < first:
+            raise OsmosisError(f"the range '{part.strip()}' in rows '{text}' ends before it starts.")
+        if last >= total_rows:
+            held = f"rows 0-{total_rows - 1}" if total_rows else "no rows"
+            raise OsmosisError(f"row {last} in rows '{text}' is out of range: the file has {held}.")
+        chosen.append(range(first, last + 1))
+    return _compact(_merge(chosen))
+
+
+def _merge(ranges: list[range]) -> list[int]:
+    """Return every number of ``ranges`` once, ascending."""
+    merged: list[int] = []
+    for each in sorted(ranges, key=lambda item: item.start):
+        start = max(each.start, merged[-1] + 1) if merged else each.start
+        merged.extend(range(start, each.stop))
+    return merged
+
+
+def _compact(indices: list[int]) -> Sequence[int]:
+    if indices and indices[-1] - indices[0] + 1 == len(indices):
+        return range(indices[0], indices[-1] + 1)
+    return tuple(indices)
+
+
+def _runs(indices: Sequence[int]) -> Iterator[range]:
+    """Yield the longest contiguous runs of ascending ``indices``."""
+    if isinstance(indices, range):
+        if indices:
+            yield indices
+        return
+    # Within a run, a number and its place in the sequence grow together.
+    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in run]
+        yield range(members[0], members[-1] + 1)

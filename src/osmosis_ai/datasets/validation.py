@@ -1,0 +1,212 @@
+"""Whether the platform would take a dataset file, and if not, what to mend.
+
+Every row is read. The first problems are listed with their places, the rest are not counted:
+a file with one wrong line in a million and a file of another kind altogether both get an answer
+that fits on a screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from osmosis_ai.datasets.formats import (
+    describe_extension_problem,
+    extension_of,
+    open_reader,
+    require_file,
+)
+from osmosis_ai.datasets.metadata import MOST_PATHS, MetadataChecker
+from osmosis_ai.datasets.reader import (
+    RecordReader,
+    StopReading,
+    quote_names,
+    starts_with_byte_order_mark,
+)
+from osmosis_ai.datasets.rows import (
+    ANSWER_COLUMNS,
+    KNOWN_COLUMNS,
+    METADATA_COLUMN,
+    PROMPT_COLUMN,
+    missing_columns,
+    missing_values,
+)
+
+MAX_FILE_BYTES = 5 << 30
+MIN_ROWS = 4
+MOST_ERRORS = 5
+
+Mode = Literal["prompt", "metadata"]
+
+
+@dataclass
+class DatasetReport:
+    """What was found in a dataset file.
+
+    Attributes:
+        valid: there are no errors.
+        file: the path as it was given.
+        file_name: its last part.
+        extension: in lower case, without the dot.
+        file_size: in bytes.
+        row_count: records read; less than the file holds where reading ended early.
+        mode: "metadata" where there is such a column, "prompt" otherwise, None when the columns
+            are unknown.
+        errors: why the platform would refuse the file, the first five.
+        warnings: what it would take and may not be meant.
+    """
+
+    file: str
+    file_name: str
+    extension: str
+    file_size: int
+    valid: bool = False
+    row_count: int = 0
+    mode: Mode | None = None
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
+    """Check a dataset file by the platform's rules, reading all of it.
+
+    Args:
+        path: the file.
+        progress: takes the number of bytes read so far; called for every block of the file.
+
+    Raises:
+        OsmosisError: there is no file at ``path``.
+    """
+    require_file(path)
+    size = path.stat().st_size
+    report = DatasetReport(str(path), path.name, extension_of(path), size)
+    problem = _describe_basic_problem(path, size)
+    if problem is not None:
+        report.errors.append(problem)
+    else:
+        _Validation(path, report, progress).run()
+    report.valid = not report.errors
+    return report
+
+
+def _describe_basic_problem(path: Path, size: int) -> str | None:
+    problem = describe_extension_problem(path)
+    if problem is not None:
+        return problem
+    if size == 0:
+        return "the file is empty"
+    if size > MAX_FILE_BYTES:
+        return f"the file has {size / 2**30:.1f} GiB; the platform takes at most {MAX_FILE_BYTES >> 30} GiB"
+    return None
+
+
+class _Validation:
+    """One pass over one file."""
+
+    def __init__(self, path: Path, report: DatasetReport, progress: Callable[[int], None] | None) -> None:
+        self.path = path
+        self.report = report
+        self.progress = progress
+        self.unusable = 0  # rows without a prompt or an answer
+        self.first_unusable = ""
+
+    def run(self) -> None:
+        columns = self._peek_columns()
+        has_metadata = METADATA_COLUMN in columns
+        # Prompts and answers are only looked at for being there: their digits do not matter.
+        reader = open_reader(
+            self.path,
+            report=self._add_error,
+            progress=self.progress,
+            only=KNOWN_COLUMNS,
+            exact=has_metadata,
+        )
+        with suppress(StopReading):
+            self._check_columns(columns, reader)
+            if has_metadata:
+                self._check_metadata(reader)
+            else:
+                self._check_prompts(columns, reader)
+            if self.report.row_count < MIN_ROWS and not self.report.errors:
+                self._add_error(f"found {_rows(self.report.row_count)}; at least {MIN_ROWS} are needed")
+        self._add_warnings()
+
+    def _peek_columns(self) -> tuple[str, ...]:
+        """Return the file's columns, known from its header or first good record."""
+
+        def ignore(_: str) -> None:
+            return None
+
+        reader = open_reader(self.path, report=ignore, only=KNOWN_COLUMNS)
+        with suppress(StopReading):
+            next(iter(reader), None)
+        return reader.columns
+
+    def _check_columns(self, columns: tuple[str, ...], reader: RecordReader) -> None:
+        if METADATA_COLUMN in columns:
+            self.report.mode = "metadata"
+            kind = reader.metadata_type()
+            if kind is not None:
+                reader.fail(f"column '{METADATA_COLUMN}' must be a struct or a string, found {kind}")
+        elif columns:
+            self.report.mode = "prompt"
+            missing = missing_columns(columns)
+            if missing:
+                plural = "s" if len(missing) > 1 else ""
+                self._add_error(
+                    f"missing column{plural} {quote_names(missing)} (found {quote_names(columns)})"
+                )
+
+    def _check_prompts(self, columns: tuple[str, ...], reader: RecordReader) -> None:
+        answer = next((name for name in ANSWER_COLUMNS if name in columns), None)
+        if PROMPT_COLUMN not in columns or answer is None:
+            self.report.row_count = sum(1 for _ in reader)
+            return
+        for number, record in reader:
+            self.report.row_count += 1
+            # Most rows have both: only the others are looked at closely.
+            if not (record[PROMPT_COLUMN] and record[answer]):
+                self._note_missing(reader, number, missing_values(record))
+
+    def _check_metadata(self, reader: RecordReader) -> None:
+        checker = MetadataChecker(reader.unit)
+        for number, record in reader:
+            self.report.row_count += 1
+            for problem in checker.check(number, record[METADATA_COLUMN]):
+                self._add_error(f"{reader.unit} {number}: {problem}")
+        if checker.overflowed:
+            self.report.warnings.append(
+                f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
+            )
+
+    def _note_missing(self, reader: RecordReader, number: int, names: list[str]) -> None:
+        if names:
+            self.unusable += 1
+            if not self.first_unusable:
+                self.first_unusable = f"{reader.unit} {number}: no value for {quote_names(names)}"
+
+    def _add_error(self, problem: str) -> None:
+        """Keep a problem; the sixth only leaves the note that there are more."""
+        if len(self.report.errors) < MOST_ERRORS:
+            self.report.errors.append(problem)
+            return
+        self.report.errors.append(f"... (showing first {MOST_ERRORS} errors)")
+        raise StopReading
+
+    def _add_warnings(self) -> None:
+        if self.unusable:
+            self.report.warnings.append(
+                f"{_rows(self.unusable)} cannot be evaluated, the first at {self.first_unusable}"
+            )
+        if self.report.extension != "parquet" and starts_with_byte_order_mark(self.path):
+            self.report.warnings.append(
+                "the file starts with a UTF-8 byte-order mark, which other tools take for a part of "
+                "the first column's name"
+            )
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"

@@ -1,0 +1,210 @@
+"""Files a rollout leaves behind: ``<root>/<rollout_id>/artifacts``, seen by workflow and grader alike.
+
+Nothing here follows a symbolic link that an agent may have planted: trees are walked and written
+through directory descriptors opened with ``O_NOFOLLOW``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+ARTIFACT_ROOT_ENV = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
+HEALTH_MARKER = ".osmosis-health-check"
+CREATE_ATTEMPTS = 3
+CREATE_BACKOFF_SECONDS = 0.5
+
+FileState = tuple[int, int, int]
+"""Size in bytes, mtime and ctime in nanoseconds."""
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def artifact_root() -> Path:
+    """Return the directory all rollouts' files go under."""
+    return Path(os.environ.get(ARTIFACT_ROOT_ENV) or Path.home() / ".osmosis")
+
+
+async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
+    """Make a rollout's artifacts directory, proving with a marker file that it can be written to.
+
+    A file system that refuses is asked :data:`CREATE_ATTEMPTS` times.
+
+    Returns:
+        the directory; None when it could not be made, which does not stop the rollout.
+    """
+    delay_s = CREATE_BACKOFF_SECONDS
+    for attempt in range(1, CREATE_ATTEMPTS + 1):
+        try:
+            return _create(root, rollout_id)
+        except OSError as error:
+            logger.warning("cannot create the artifacts directory of %s in %s: %s", rollout_id, root, error)
+        if attempt < CREATE_ATTEMPTS:
+            await asyncio.sleep(delay_s)
+            delay_s *= 2
+    return None
+
+
+def _create(root: Path, rollout_id: str) -> Path:
+    home = root / rollout_id
+    artifacts = home / "artifacts"
+    if not artifacts.is_dir():
+        artifacts.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (home / HEALTH_MARKER).touch(exist_ok=False)
+    return artifacts
+
+
+def artifact_tree_state(directory: Path) -> dict[str, FileState]:
+    """Return the state of every regular file below ``directory``, by relative path.
+
+    Raises:
+        OSError: when the directory cannot be read.
+    """
+    states: dict[str, FileState] = {}
+    for base, _, names, descriptor in os.fwalk(directory, follow_symlinks=False):
+        for name in names:
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                relative = os.path.relpath(f"{base}/{name}", directory)
+                states[relative] = _state(status)
+    return states
+
+
+def copy_artifact_tree(
+    source: Path,
+    destination: Path,
+    *,
+    destination_root: Path,
+    baseline: Mapping[str, FileState] | None = None,
+    replace_destination: bool = False,
+) -> int:
+    """Merge the content of ``source`` into ``destination``; symbolic links and devices stay behind.
+
+    Args:
+        source: an untrusted directory.
+        destination: where its content goes, strictly below ``destination_root``; made when missing.
+        destination_root: a trusted, existing directory.
+        baseline: files still in this state (see :func:`artifact_tree_state`) are not copied.
+        replace_destination: empty the destination first.
+
+    Returns:
+        how many files were copied.
+
+    Raises:
+        ValueError: when the destination is not below the root.
+        OSError: when the path to the destination holds a symbolic link, or a file cannot be copied.
+    """
+    parts = Path(os.path.relpath(destination, destination_root)).parts
+    if not parts or parts[0] in (os.pardir, os.curdir):
+        raise ValueError(f"{destination} is not below {destination_root}")
+    source_fd = os.open(source, _OPEN_DIRECTORY)
+    try:
+        destination_fd = _open_destination(destination_root, parts, replace=replace_destination)
+        try:
+            return _copy_entries(source_fd, destination_fd, "", baseline or {})
+        finally:
+            os.close(destination_fd)
+    finally:
+        os.close(source_fd)
+
+
+def _open_destination(root: Path, parts: tuple[str, ...], *, replace: bool) -> int:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for index, part in enumerate(parts):
+        parent = descriptor
+        try:
+            status = _lstat(part, parent)
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                raise OSError(f"symlink in artifact destination path: {root.joinpath(*parts[: index + 1])}")
+            if replace and index == len(parts) - 1:
+                _remove(part, parent)
+            descriptor = _enter_directory(part, parent)
+        finally:
+            os.close(parent)
+    return descriptor
+
+
+def _copy_entries(source_fd: int, destination_fd: int, prefix: str, baseline: Mapping[str, FileState]) -> int:
+    copied = 0
+    for name in sorted(os.listdir(source_fd)):
+        relative = f"{prefix}/{name}" if prefix else name
+        status = os.stat(name, dir_fd=source_fd, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            copied += _copy_directory(source_fd, destination_fd, name, relative, baseline)
+        elif stat.S_ISREG(status.st_mode) and baseline.get(relative) != _state(status):
+            _copy_file(source_fd, destination_fd, name)
+            copied += 1
+    return copied
+
+
+def _copy_directory(
+    source_fd: int, destination_fd: int, name: str, relative: str, baseline: Mapping[str, FileState]
+) -> int:
+    inner_source = os.open(name, _OPEN_DIRECTORY, dir_fd=source_fd)
+    try:
+        inner_destination = _enter_directory(name, destination_fd)
+        try:
+            return _copy_entries(inner_source, inner_destination, relative, baseline)
+        finally:
+            os.close(inner_destination)
+    finally:
+        os.close(inner_source)
+
+
+def _copy_file(source_fd: int, destination_fd: int, name: str) -> None:
+    # O_NONBLOCK: should the file become a FIFO after its lstat, opening it must not hang.
+    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source_fd)
+    with os.fdopen(reading, "rb") as source:
+        if not stat.S_ISREG(os.fstat(reading).st_mode):
+            return
+        _remove(name, destination_fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o644, dir_fd=destination_fd), "wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _enter_directory(name: str, parent_fd: int) -> int:
+    """Open the directory ``name``, replacing whatever else bears that name."""
+    status = _lstat(name, parent_fd)
+    if status is not None and not stat.S_ISDIR(status.st_mode):
+        os.unlink(name, dir_fd=parent_fd)
+        status = None
+    if status is None:
+        os.mkdir(name, 0o755, dir_fd=parent_fd)
+    return os.open(name, _OPEN_DIRECTORY, dir_fd=parent_fd)
+
+
+def _remove(name: str, parent_fd: int) -> None:
+    status = _lstat(name, parent_fd)
+    if status is None:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        os.unlink(name, dir_fd=parent_fd)
+        return
+    inner = os.open(name, _OPEN_DIRECTORY, dir_fd=parent_fd)
+    try:
+        for entry in os.listdir(inner):  # noqa: PTH208 - pathlib takes no descriptor
+            _remove(entry, inner)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=parent_fd)
+
+
+def _lstat(name: str, parent_fd: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _state(status: os.stat_result) -> FileState:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,5 @@
+"""Rollouts in the server's own process."""
+
+from .backend import LocalBackend
+
+__all__ = ["LocalBackend"]

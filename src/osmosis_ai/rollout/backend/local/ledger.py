@@ -1,0 +1,78 @@
+"""What the backend knows of its rollouts: all that run, and the latest that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...types.protocol import RolloutStatus
+
+FINISHED_LIMIT = 10_000
+"""How many ended rollouts are remembered."""
+
+_MESSAGE_LIMIT = 500
+
+
+@dataclass
+class RolloutEntry:
+    """One rollout: where it stands, and the task that runs it while it does."""
+
+    task: asyncio.Task[Any] | None
+    status: RolloutStatus = RolloutStatus.QUEUED
+    reward: float | None = None
+    err_message: str | None = None
+
+
+class RolloutLedger:
+    """The rollouts of one backend, by id. A rollout is active from :meth:`open` to :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._active: dict[str, RolloutEntry] = {}
+        self._finished: OrderedDict[str, RolloutEntry] = OrderedDict()
+
+    def open(self, rollout_id: str, task: asyncio.Task[Any] | None) -> RolloutEntry:
+        """Enter a rollout as queued.
+
+        Raises:
+            ValueError: when a rollout of this id is running.
+        """
+        if rollout_id in self._active:
+            raise ValueError(f"rollout {rollout_id} is already running")
+        entry = self._active[rollout_id] = RolloutEntry(task)
+        return entry
+
+    def close(self, rollout_id: str) -> None:
+        """Note that a rollout has ended; how is in its entry."""
+        entry = self._active.pop(rollout_id)
+        entry.task = None
+        if entry.err_message is not None:
+            entry.err_message = entry.err_message[:_MESSAGE_LIMIT]
+        self._finished[rollout_id] = entry
+        self._finished.move_to_end(rollout_id)
+        if len(self._finished) > FINISHED_LIMIT:
+            self._finished.popitem(last=False)
+
+    def find(self, rollout_id: str) -> RolloutEntry | None:
+        """Return what is known of a rollout."""
+        return self._active.get(rollout_id) or self._finished.get(rollout_id)
+
+    def cancel(self, ids: Sequence[str] | None, prefix: str | None, everything: bool) -> dict[str, str]:
+        """Cancel the active rollouts selected; return what became of each that was named or found."""
+        chosen: Iterable[str]
+        if ids is not None:
+            chosen = ids
+        elif prefix is not None:
+            chosen = [name for name in self._active if name.startswith(prefix)]
+        else:
+            chosen = list(self._active) if everything else []
+        return {name: self._cancel_one(name) for name in chosen}
+
+    def _cancel_one(self, rollout_id: str) -> str:
+        entry = self._active.get(rollout_id)
+        if entry is None or entry.task is None:
+            return "not_found"
+        entry.task.cancel()
+        return "cancelled_queued" if entry.status is RolloutStatus.QUEUED else "cancelled_running"

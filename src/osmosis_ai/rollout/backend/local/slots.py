@@ -1,0 +1,61 @@
+"""Slots: how many rollouts run at once. First come, first served; a slot is never lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+
+class SlotLimiter:
+    """A fair semaphore that can be waited for with a deadline and tells how many wait and run.
+
+    ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when
+    deadline and release fall together; here a slot passes from hand to hand by one future.
+
+    Args:
+        max_concurrent: the number of slots; None for no limit.
+    """
+
+    def __init__(self, max_concurrent: int | None) -> None:
+        self.max_concurrent = max_concurrent
+        self.running = 0
+        self._waiting: OrderedDict[asyncio.Future[bool], None] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        """How many wait for a slot."""
+        return len(self._waiting)
+
+    async def acquire(self, timeout_s: float | None = None) -> bool:
+        """Wait for a slot, at most ``timeout_s`` seconds; return whether it was got."""
+        if self.max_concurrent is None or self.running < self.max_concurrent:
+            self.running += 1
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._waiting[turn] = None
+        timer = None if timeout_s is None else loop.call_later(max(timeout_s, 0.0), self._expire, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.release()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def release(self) -> None:
+        """Give a slot back; it goes straight to the first that waits."""
+        while self._waiting:
+            turn, _ = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self.running -= 1
+
+    def _expire(self, turn: asyncio.Future[bool]) -> None:
+        self._waiting.pop(turn, None)
+        if not turn.done():
+            turn.set_result(False)

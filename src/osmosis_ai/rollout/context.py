@@ -1,0 +1,143 @@
+"""What a workflow and a grader are given, and how code deep inside an agent finds its rollout.
+
+The active rollout is a context variable: tasks an agent starts see it, other rollouts do not.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from .types.config import AgentWorkflowConfig
+from .types.sample import Messages, RolloutSample
+
+CHAT_COMPLETIONS_URL_ENV = "OSMOSIS_CHAT_COMPLETIONS_URL"
+API_KEY_ENV = "OSMOSIS_API_KEY"
+ROLLOUT_ID_ENV = "OSMOSIS_ROLLOUT_ID"
+
+# The default keeps a bare `AgentWorkflow` fully typed in strict projects.
+TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig, default=AgentWorkflowConfig)
+
+
+class SampleSource(ABC):
+    """Something that holds a rollout's conversation, such as a framework's session."""
+
+    @abstractmethod
+    async def get_sample(self) -> RolloutSample:
+        """Return the sample; called once, after ``run`` returned None, within the agent's budget."""
+
+
+@dataclass
+class AgentWorkflowContext(Generic[TConfig]):
+    """What one run of a workflow is about.
+
+    Attributes:
+        prompt: the initial messages; may be empty when ``metadata`` holds the row.
+        config: this rollout's own copy of the workflow's configuration.
+        metadata: the dataset row's own fields.
+        artifacts_dir: a directory for files worth keeping; None when it could not be made.
+    """
+
+    prompt: Messages
+    config: TConfig | None = None
+    metadata: dict[str, Any] | None = None
+    artifacts_dir: Path | None = None
+
+
+@dataclass
+class GraderContext:
+    """What one grading is about.
+
+    Attributes:
+        label: the ground truth, if the dataset has one.
+        sample: what the workflow produced; None when it produced nothing.
+        project_path: where the project's code lies, if the backend knows.
+        metadata: the dataset row's own fields, the same dict the workflow saw.
+        artifacts_dir: the directory the workflow wrote its files to.
+    """
+
+    label: str | None = None
+    sample: RolloutSample | None = None
+    project_path: str | None = None
+    metadata: dict[str, Any] | None = None
+    artifacts_dir: Path | None = None
+
+    def set_reward(self, reward: float) -> None:
+        """Give the sample its reward.
+
+        Raises:
+            ValueError: when there is no sample, or the reward is no finite number.
+        """
+        if self.sample is None:
+            raise ValueError("there is no sample to reward")
+        self.sample.reward = reward
+
+
+@dataclass
+class RolloutContext:
+    """The rollout that is running: its id, its model and where its sample comes from.
+
+    What is left empty is read from the environment (``OSMOSIS_CHAT_COMPLETIONS_URL``,
+    ``OSMOSIS_API_KEY``, ``OSMOSIS_ROLLOUT_ID``). Used with ``with``, it is what
+    :func:`get_rollout_context` returns inside; the outer context comes back afterwards.
+
+    Attributes:
+        chat_completions_url: an OpenAI base URL; clients append ``/chat/completions``.
+        api_key: the bearer token for it.
+        rollout_id: the id.
+        sample_source: asked for the sample when ``run`` returns None.
+    """
+
+    chat_completions_url: str = ""
+    api_key: str | None = field(default=None, repr=False)
+    rollout_id: str = ""
+    sample_source: SampleSource | None = None
+    _outer: list[RolloutContext | None] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.chat_completions_url = self.chat_completions_url or os.environ.get(CHAT_COMPLETIONS_URL_ENV, "")
+        self.api_key = self.api_key or os.environ.get(API_KEY_ENV)
+        self.rollout_id = self.rollout_id or os.environ.get(ROLLOUT_ID_ENV, "")
+
+    def __enter__(self) -> RolloutContext:
+        self._outer.append(rollout_contextvar.get())
+        rollout_contextvar.set(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Not ContextVar.reset: an async generator may leave the block in another task's context.
+        rollout_contextvar.set(self._outer.pop())
+
+    def set_sample_source(self, source: SampleSource) -> None:
+        """Register where the sample comes from.
+
+        Raises:
+            ValueError: when this rollout already has a sample source.
+        """
+        if self.sample_source is not None:
+            raise ValueError("this rollout already has a sample source; create one session per rollout")
+        self.sample_source = source
+
+    async def get_sample(self) -> RolloutSample | None:
+        """Return the registered source's sample; None when nothing is registered."""
+        return None if self.sample_source is None else await self.sample_source.get_sample()
+
+
+rollout_contextvar: ContextVar[RolloutContext | None] = ContextVar("osmosis_rollout_context", default=None)
+
+
+def get_rollout_context() -> RolloutContext | None:
+    """Return the rollout this code runs in; None outside of a rollout and inside a grader."""
+    return rollout_contextvar.get()

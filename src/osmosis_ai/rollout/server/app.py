@@ -1,0 +1,124 @@
+"""The rollout server: HTTP in front of :class:`RolloutHost`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+
+from ..backend.base import ExecutionBackend
+from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
+from .courier import Courier
+from .host import Admission, RolloutHost
+
+INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
+RETRY_AFTER_S = 5
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
+
+_REFUSALS = {
+    Admission.CONFLICT: (409, "a rollout with this id was started by another request; give each its own id"),
+    Admission.CANCELLED: (409, "the rollout with this id was cancelled; start it again under a new id"),
+    Admission.FULL: (429, "the server has as many rollouts as it can hold; ask again later"),
+    Admission.CLOSING: (503, "the server is shutting down"),
+}
+
+
+def create_rollout_server(
+    *,
+    backend: ExecutionBackend,
+    lifespan: Lifespan | None = None,
+    configure_logging: bool = True,
+) -> FastAPI:
+    """Return the application that serves ``backend`` to a controller.
+
+    At shutdown rollouts get :data:`~osmosis_ai.rollout.server.host.DRAIN_S` seconds to finish, are
+    then cancelled, and only then does ``lifespan`` exit.
+
+    Args:
+        backend: executes the rollouts.
+        lifespan: the caller's own start-up and shutdown, around everything here.
+        configure_logging: show INFO lines when the process has configured no logging, and keep
+            uvicorn from writing a line for every request of the controller.
+    """
+    if configure_logging:
+        _configure_logging()
+    host = RolloutHost(backend, Courier())
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
+            stack.push_async_callback(host.close)
+            yield state
+
+    app = FastAPI(title="Osmosis rollout server", lifespan=life)
+    _add_routes(app, backend, host, os.environ.get(INSTANCE_ID_ENV))
+    return app
+
+
+def _add_routes(app: FastAPI, backend: ExecutionBackend, host: RolloutHost, instance_id: str | None) -> None:
+    # The handlers read and write JSON themselves: FastAPI's own validation costs more than the rollout's
+    # admission, and cannot render an error about a number that is not finite.
+
+    @app.get("/health")
+    async def health() -> Response:
+        told = backend.health()
+        return _reply(200, {**told, "instance_id": instance_id} if instance_id else told)
+
+    @app.post("/rollout", status_code=202)
+    async def start(request: Request) -> Response:
+        init = _read(RolloutInitRequest, await request.body())
+        if isinstance(init, Response):
+            return init
+        refusal = _REFUSALS.get(host.admit(init))
+        if refusal is None:
+            return _reply(202, {})
+        status, detail = refusal
+        return _reply(
+            status, {"detail": detail}, {"Retry-After": str(RETRY_AFTER_S)} if status != 409 else None
+        )
+
+    @app.get("/rollout/{rollout_id}/status")
+    async def status(rollout_id: str) -> Response:
+        return _reply(200, (await host.status(rollout_id)).model_dump())
+
+    @app.post("/rollout/cancel")
+    async def cancel(request: Request) -> Response:
+        selection = _read(CancelRolloutsRequest, await request.body())
+        if isinstance(selection, Response):
+            return selection
+        return _reply(200, (await host.cancel(selection)).model_dump())
+
+
+def _read(model: type[Any], body: bytes) -> Any:
+    """Return the body as a ``model``, or the 422 that says what is wrong with it."""
+    try:
+        try:
+            content = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            # Numbers out of range and lone surrogates: the model says which field it is, or takes it.
+            content = json.loads(body)
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        return _reply(422, {"detail": problems})
+    except (ValueError, RecursionError) as error:
+        return _reply(422, {"detail": f"the body is no JSON: {error}"})
+
+
+def _reply(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+def _configure_logging() -> None:
+    root = logging.getLogger()
+    if not root.handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

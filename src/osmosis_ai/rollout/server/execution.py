@@ -1,0 +1,139 @@
+"""One admitted rollout, from its start to its archive: exactly one terminal report per channel.
+
+Reports go out in order, the workflow's before the grader's, and always as they happened. A
+controller that is away delays them; it never turns a reward into a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..backend.base import ExecutionBackend
+from ..context import RolloutContext
+from ..trajectory.archive import save_trajectory
+from ..trajectory.report import TrajectoryReport, report_from_response
+from ..types.execution import ExecutionRequest, ExecutionResult
+from ..types.protocol import RolloutInitRequest, RolloutStatus
+from .auth import ControllerAuth
+from .courier import ATTEMPTS, PATIENCE_S, Courier, DeliveryError
+from .wire import completion_body, grader_body
+
+logger = logging.getLogger(__name__)
+
+_BACKEND_FAILED = ExecutionResult(status=RolloutStatus.FAILURE, err_message="Internal server error")
+
+
+class RolloutExecution:
+    """Runs one rollout on a backend, reports it and archives it.
+
+    Args:
+        rollout_id: the id, the server's own invention where the controller gave none.
+        init: what the controller asked for.
+        backend: who executes it.
+        courier: who carries the reports.
+    """
+
+    def __init__(
+        self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend, courier: Courier
+    ) -> None:
+        self.rollout_id = rollout_id
+        self._init = init
+        self._backend = backend
+        self._courier = courier
+        self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers()
+        self._completed = False
+        self._graded = False
+        self._owed_completion: bytes | None = None
+        self._best: ExecutionResult | None = None
+        self._diagnostics: dict[str, object] | None = None
+        self._report: TrajectoryReport | None = None
+
+    async def run(self) -> None:
+        """Run to the end; raises only when cancelled, and then reports nothing more."""
+        init = self._init
+        request = ExecutionRequest(
+            id=self.rollout_id,
+            prompt=init.initial_messages,
+            label=init.label,
+            metadata=init.metadata,
+            agent_timeout_sec=init.agent_timeout_sec,
+            grader_timeout_sec=init.grader_timeout_sec,
+        )
+        api_key = init.llm_api_key or init.controller_api_key
+        on_graded = self._on_graded if init.grader_callback_url else None
+        try:
+            with RolloutContext(init.chat_completions_url, api_key, self.rollout_id):
+                final = await self._backend.execute(request, self._on_completed, on_graded)
+            if self._backend.capture_final_result and final is not None:
+                self._remember(final)
+        except Exception:
+            # Any backend can be plugged in; the controller must hear of its failure all the same.
+            logger.exception("the backend failed on rollout %s", self.rollout_id)
+        await self._settle()
+        await save_trajectory(
+            rollout_id=self.rollout_id,
+            result=self._best,
+            request_label=init.label,
+            request_metadata=init.metadata,
+            request_extra_fields=init.extra_fields,
+            report=self._report,
+            diagnostics=self._diagnostics,
+        )
+
+    async def _on_completed(self, result: ExecutionResult) -> None:
+        if self._completed:
+            logger.error("the backend completed rollout %s twice; the first report stands", self.rollout_id)
+            return
+        self._completed = True
+        self._remember(result)
+        body = completion_body(self.rollout_id, result)
+        try:
+            answer = await self._courier.deliver(
+                self._init.completion_callback_url, body, self._headers, attempts=ATTEMPTS
+            )
+        except DeliveryError as error:
+            logger.error("rollout %s: %s", self.rollout_id, error)
+            # Grading goes on: what the agent did is worth its reward, and the order can be kept later.
+            self._owed_completion = None if error.refused else body
+        else:
+            self._read_answer(answer)
+
+    async def _on_graded(self, result: ExecutionResult) -> None:
+        if self._graded or self._init.grader_callback_url is None:
+            logger.error("the backend graded rollout %s twice; the first report stands", self.rollout_id)
+            return
+        self._graded = True
+        self._remember(result)
+        await self._pay_completion()
+        await self._deliver_patiently(self._init.grader_callback_url, grader_body(self.rollout_id, result))
+
+    async def _settle(self) -> None:
+        """Report in the backend's stead what it did not, and pay what is owed."""
+        if not self._completed:
+            await self._on_completed(_BACKEND_FAILED)
+        if not self._graded and self._init.grader_callback_url is not None:
+            await self._on_graded(_BACKEND_FAILED)
+        await self._pay_completion()
+
+    async def _pay_completion(self) -> None:
+        body, self._owed_completion = self._owed_completion, None
+        if body is not None:
+            await self._deliver_patiently(self._init.completion_callback_url, body)
+
+    async def _deliver_patiently(self, url: str, body: bytes) -> None:
+        try:
+            self._read_answer(await self._courier.deliver(url, body, self._headers, patience_s=PATIENCE_S))
+        except DeliveryError as error:
+            logger.error("rollout %s: its outcome is lost: %s", self.rollout_id, error)
+
+    def _read_answer(self, answer: bytes) -> None:
+        report = report_from_response(answer)
+        if report is not None:
+            self._report = report
+
+    def _remember(self, result: ExecutionResult) -> None:
+        """Keep the latest result that has a sample, and the latest diagnostics, for the archive."""
+        if result.sample is not None:
+            self._best = result
+        if result.extra_fields:
+            self._diagnostics = result.extra_fields

@@ -1,0 +1,73 @@
+"""The callbacks' bodies. A reward that was earned reaches the wire whatever else is in the sample."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import orjson
+
+from ..types.execution import ExecutionResult
+from ..types.protocol import GraderStatus, RolloutStatus
+from ..types.sample import RolloutSample
+
+logger = logging.getLogger(__name__)
+
+
+def completion_body(rollout_id: str, result: ExecutionResult) -> bytes:
+    """Encode a RolloutCompleteRequest: how the workflow ended, without its sample."""
+    payload = {
+        "status": result.status,
+        "rollout_id": rollout_id,
+        "extra_fields": None,
+        "err_message": result.err_message,
+        "err_category": result.err_category,
+    }
+    return _encode(payload)
+
+
+def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
+    """Encode a GraderCompleteRequest: the sample and, where it was earned and may be kept, its reward."""
+    succeeded = result.status is RolloutStatus.SUCCESS
+    payload: dict[str, Any] = {
+        "status": GraderStatus.SUCCESS if succeeded else GraderStatus.FAILURE,
+        "rollout_id": rollout_id,
+        "sample": None,
+        "err_message": result.err_message,
+        "err_category": result.err_category,
+    }
+    sample = result.sample
+    if sample is None:
+        return _encode(payload)
+    minimal: dict[str, Any] = {
+        "messages": [],
+        "label": sample.label,
+        "reward": sample.reward if succeeded and not sample.remove_sample else None,
+        "remove_sample": sample.remove_sample,
+        "metrics": {},
+        "extra_fields": {},
+    }
+    try:
+        safe = sample.json_safe_copy()
+        whole = {"messages": sample.messages, "metrics": safe.metrics, "extra_fields": safe.extra_fields}
+        return _encode({**payload, "sample": {**minimal, **whole}}, sample)
+    except Exception:
+        # The messages belong to any framework, and encoding them can raise anything.
+        logger.warning(
+            "rollout %s: its sample has no JSON form; only its score is sent", rollout_id, exc_info=True
+        )
+        return _encode({**payload, "sample": minimal})
+
+
+def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> bytes:
+    """Encode fast where orjson can; else by pydantic's rules, which know many more types."""
+    try:
+        return orjson.dumps(payload)
+    except TypeError:
+        if sample is not None:
+            messages = sample.model_dump(mode="json", include={"messages"})["messages"]
+            payload = {**payload, "sample": {**payload["sample"], "messages": messages}}
+        # Lone surrogates, which models do produce, are no UTF-8 and would be refused by the receiver.
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", errors="replace")

@@ -1,0 +1,7 @@
+"""The archived form of a rollout: ATIF v1.7, with what the controller reported folded in."""
+
+from .archive import save_trajectory
+from .conversion import convert_sample_to_trajectory
+from .report import TrajectoryReport, report_from_response
+
+__all__ = ["TrajectoryReport", "convert_sample_to_trajectory", "report_from_response", "save_trajectory"]

@@ -1,0 +1,301 @@
+"""A sample in OpenAI chat shape becomes an ATIF trajectory.
+
+Nothing is invented and nothing is lost: what has no place in the format is kept under ``extra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import orjson
+
+from osmosis_ai._version import __version__
+
+from ..types.sample import RolloutSample, json_safe
+from .atif import (
+    Agent,
+    FinalMetrics,
+    Metrics,
+    Observation,
+    ObservationResult,
+    Step,
+    ToolCall,
+    Trajectory,
+    parse_timestamp,
+)
+from .report import LlmCallMetrics, SampleReport, TrajectoryReport
+
+AGENT_NAME = "osmosis-rollout-sdk"
+
+_SOURCES = {"system": "system", "developer": "system", "assistant": "agent", "user": "user"}
+_TOTALS = {
+    "total_prompt_tokens": "prompt_tokens",
+    "total_completion_tokens": "completion_tokens",
+    "total_cached_tokens": "cached_tokens",
+    "total_cost_usd": "cost_usd",
+}
+
+
+def convert_sample_to_trajectory(
+    sample: RolloutSample,
+    *,
+    rollout_id: str,
+    request_label: str | None = None,
+    request_metadata: dict[str, Any] | None = None,
+    request_extra_fields: dict[str, Any] | None = None,
+    report: TrajectoryReport | None = None,
+) -> Trajectory:
+    """Return the trajectory of ``sample``.
+
+    Args:
+        sample: its ``trajectory_messages`` become the steps.
+        rollout_id: names the session and the trajectory.
+        request_label: the label when the sample has none of its own.
+        request_metadata: the dataset row's own fields.
+        request_extra_fields: facts of the controller.
+        report: the controller's view of the model calls.
+
+    Raises:
+        ValueError: when there are no messages, or they cannot be told as a trajectory.
+    """
+    steps = _steps(sample.trajectory_messages or [])
+    reports = report.samples if report is not None else {}
+    applied = next(iter(reports.values())) if len(reports) == 1 else None
+    calls = applied.llm_call_metrics if applied is not None else []
+    agent_steps = [step for step in steps if step.source == "agent"]
+    matched = len(calls) == len(agent_steps)
+    if matched:
+        for step, call in zip(agent_steps, calls, strict=True):
+            _merge_call(step, call)
+    counted = [step.metrics for step in agent_steps if step.metrics] if matched or not calls else calls
+    osmosis = {
+        "rollout_id": rollout_id,
+        "label": sample.label if sample.label is not None else request_label,
+        "reward": sample.reward,
+        "sample_metrics": json_safe(sample.metrics) or None,
+        "sample_extra_fields": json_safe(sample.extra_fields) or None,
+        "request_metadata": json_safe(request_metadata),
+        "request_extra_fields": json_safe(request_extra_fields),
+        "unmatched_llm_call_metrics": None if matched or not calls else [_plain(call) for call in calls],
+        "unmatched_sample_reports": (
+            {key: _plain(value) for key, value in reports.items()} if len(reports) > 1 else None
+        ),
+    }
+    return Trajectory(
+        session_id=rollout_id,
+        trajectory_id=rollout_id,
+        agent=Agent(name=AGENT_NAME, version=__version__, model_name=_model_of(applied, report)),
+        steps=steps,
+        final_metrics=_final_metrics(counted, applied, len(steps)),
+        extra={"osmosis": {key: value for key, value in osmosis.items() if value is not None}},
+    )
+
+
+def _steps(messages: list[dict[str, Any]]) -> list[Step]:
+    steps: list[Step] = []
+    latest_agent: Step | None = None
+    for message in messages:
+        role = message.get("role")
+        if role in ("tool", "function") and latest_agent is not None:
+            _observe(latest_agent, message)
+            continue
+        step = _step(message, len(steps) + 1)
+        steps.append(step)
+        if step.source == "agent":
+            latest_agent = step
+    return steps
+
+
+def _step(message: Mapping[str, Any], step_id: int) -> Step:
+    role = message.get("role")
+    if role in ("tool", "function"):
+        extra = {"original_role": role, "tool_call_id": message.get("tool_call_id")}
+        return Step(
+            step_id=step_id,
+            timestamp=_timestamp(message),
+            source="system",
+            message=_text(message.get("content")),
+            extra={key: value for key, value in extra.items() if value is not None},
+        )
+    source = _SOURCES.get(role) if isinstance(role, str) else None
+    if source != "agent":
+        return Step(
+            step_id=step_id,
+            timestamp=_timestamp(message),
+            source=source or "user",  # type: ignore[arg-type]
+            message=_text(message.get("content")),
+            extra=None if source else {"original_role": json_safe(role)},
+        )
+    return Step(
+        step_id=step_id,
+        timestamp=_timestamp(message),
+        source="agent",
+        model_name=_model_name(message),
+        message=_text(message.get("content")),
+        reasoning_content=_reasoning(message),
+        tool_calls=_tool_calls(message, step_id),
+        metrics=_inline_metrics(message),
+    )
+
+
+def _observe(step: Step, message: Mapping[str, Any]) -> None:
+    """Fold a tool's answer into the agent step that asked for it."""
+    call_id = message.get("tool_call_id")
+    known = {call.tool_call_id for call in step.tool_calls or ()}
+    result = ObservationResult(
+        source_call_id=call_id if call_id in known else None,
+        content=_text(message.get("content")),
+        extra=None if call_id is None or call_id in known else {"tool_call_id": json_safe(call_id)},
+    )
+    if step.observation is None:
+        step.observation = Observation(results=[result])
+    else:
+        step.observation.results.append(result)
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        texts = [part.get("text") if _is_text_part(part) else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(str(text) for text in texts)
+    return _json_text(content)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") in ("text", "input_text", "output_text")
+
+
+def _json_text(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return orjson.dumps(json_safe(value), default=repr).decode(errors="replace")
+
+
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    value = message.get("reasoning_content")
+    if value is None:
+        value = message.get("reasoning")
+    return value if value is None or isinstance(value, str) else _json_text(value)
+
+
+def _tool_calls(message: Mapping[str, Any], step_id: int) -> list[ToolCall] | None:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        legacy = message.get("function_call")
+        calls = [{"function": legacy}] if isinstance(legacy, Mapping) else []
+    converted = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            continue
+        converted.append(
+            ToolCall(
+                tool_call_id=str(call.get("id") or f"call_{step_id}_{index}"),
+                function_name=str(function.get("name") or ""),
+                arguments=_arguments(function.get("arguments")),
+            )
+        )
+    return converted or None
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(json_safe(dict(value)) or {})
+    if value is None or value == "":
+        return {}
+    try:
+        parsed = orjson.loads(value)
+    except (TypeError, ValueError):
+        return {"_raw": value if isinstance(value, str) else _json_text(value)}
+    return parsed if isinstance(parsed, dict) else {"_raw": value}
+
+
+def _inline_metrics(message: Mapping[str, Any]) -> Metrics | None:
+    usage = message.get("usage")
+    if not isinstance(usage, Mapping):
+        usage = _response(message).get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    metrics = Metrics(
+        prompt_tokens=_count(usage.get("prompt_tokens"), usage.get("input_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens"), usage.get("output_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else None,
+    )
+    return metrics if metrics.model_fields_set and any(value is not None for _, value in metrics) else None
+
+
+def _count(*candidates: Any) -> int | None:
+    return next(
+        (value for value in candidates if isinstance(value, int) and not isinstance(value, bool)), None
+    )
+
+
+def _response(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    extra = message.get("extra")
+    response = extra.get("response") if isinstance(extra, Mapping) else None
+    return response if isinstance(response, Mapping) else {}
+
+
+def _model_name(message: Mapping[str, Any]) -> str | None:
+    candidates = (message.get("model"), message.get("model_name"), _response(message).get("model"))
+    return next((value for value in candidates if isinstance(value, str)), None)
+
+
+def _timestamp(message: Mapping[str, Any]) -> str | None:
+    extra = message.get("extra")
+    late = extra.get("timestamp") if isinstance(extra, Mapping) else None
+    for value in (message.get("created_at"), message.get("timestamp"), message.get("completed_at"), late):
+        try:
+            if isinstance(value, datetime):
+                return value.isoformat()
+            if isinstance(value, str) and value:
+                parse_timestamp(value)
+                return value
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return datetime.fromtimestamp(value, tz=timezone.utc).isoformat()
+        except (ValueError, OverflowError, OSError):
+            continue
+    return None
+
+
+def _merge_call(step: Step, call: LlmCallMetrics) -> None:
+    """Lay what the controller reported over what the message itself says."""
+    reported = call.model_dump(exclude_none=True)
+    model_name = reported.pop("model_name", None)
+    if model_name is not None:
+        step.model_name = model_name
+    if reported:
+        inline = step.metrics.model_dump(exclude_none=True) if step.metrics is not None else {}
+        step.metrics = Metrics(**{**inline, **reported})
+
+
+def _final_metrics(
+    calls: list[Metrics] | list[LlmCallMetrics], applied: SampleReport | None, step_count: int
+) -> FinalMetrics:
+    totals: dict[str, Any] = {}
+    for total, part in _TOTALS.items():
+        values = [value for call in calls if (value := getattr(call, part)) is not None]
+        if values:
+            totals[total] = sum(values)
+    if applied is not None:
+        totals.update({key: value for key, value in applied.final_metrics.items() if value is not None})
+    known = {key: value for key, value in totals.items() if key in FinalMetrics.model_fields}
+    return FinalMetrics.model_validate({**known, "total_steps": step_count})
+
+
+def _model_of(applied: SampleReport | None, report: TrajectoryReport | None) -> str | None:
+    if applied is not None and applied.model_name is not None:
+        return applied.model_name
+    return report.model_name if report is not None else None
+
+
+def _plain(model: LlmCallMetrics | SampleReport) -> dict[str, Any]:
+    return dict(json_safe(model.model_dump(exclude_none=True)))

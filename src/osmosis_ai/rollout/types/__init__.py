@@ -1,0 +1,45 @@
+"""The data types of the SDK and of the rollout protocol."""
+
+from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from .execution import ExecutionRequest, ExecutionResult
+from .output import AgentWorkflowOutput
+from .protocol import (
+    CancelRolloutsRequest,
+    CancelRolloutsResponse,
+    GraderCompleteRequest,
+    GraderInitRequest,
+    GraderInitResponse,
+    GraderStatus,
+    RolloutCompleteRequest,
+    RolloutErrorCategory,
+    RolloutInitRequest,
+    RolloutInitResponse,
+    RolloutStatus,
+    RolloutStatusResponse,
+)
+from .sample import MessageDict, Messages, RolloutSample
+
+__all__ = [
+    "AgentWorkflowConfig",
+    "AgentWorkflowOutput",
+    "BaseConfig",
+    "CancelRolloutsRequest",
+    "CancelRolloutsResponse",
+    "ConcurrencyConfig",
+    "ExecutionRequest",
+    "ExecutionResult",
+    "GraderCompleteRequest",
+    "GraderConfig",
+    "GraderInitRequest",
+    "GraderInitResponse",
+    "GraderStatus",
+    "MessageDict",
+    "Messages",
+    "RolloutCompleteRequest",
+    "RolloutErrorCategory",
+    "RolloutInitRequest",
+    "RolloutInitResponse",
+    "RolloutSample",
+    "RolloutStatus",
+    "RolloutStatusResponse",
+]

@@ -1,0 +1,157 @@
+"""A sample: the conversation an agent produced, and what its grader thinks of it.
+
+A sample's reward is a finite number or absent. What graders put into ``metrics`` and
+``extra_fields`` is free while they work and is made JSON-safe only when it leaves the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import numbers
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+logger = logging.getLogger(__name__)
+
+MessageDict = dict[str, Any]
+"""One message in the shape of the agent's framework."""
+
+Messages = list[MessageDict]
+"""A conversation, oldest message first."""
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_DROPPED: Any = object()
+
+
+class RolloutSample(BaseModel):
+    """What a rollout yields.
+
+    Attributes:
+        messages: the conversation in the framework's own shape; graders read it.
+        trajectory_messages: the conversation as it is archived. A copy of ``messages`` is taken
+            when it is not given; an explicit None archives no trajectory. Never sent on the wire.
+        label: the ground truth.
+        reward: a finite number, or None while ungraded.
+        remove_sample: do not score this sample, and do not train on it.
+        metrics: named numbers a workflow or a grader wants to keep.
+        extra_fields: anything else worth keeping.
+
+    Raises:
+        pydantic.ValidationError: at construction and at assignment, for a reward that is no
+            finite number.
+    """
+
+    model_config = ConfigDict(validate_assignment=True, allow_inf_nan=False)
+
+    messages: Messages = Field(default_factory=list)
+    trajectory_messages: Messages | None = Field(
+        default_factory=lambda fields: _snapshot_messages(fields.get("messages")), exclude=True, repr=False
+    )
+    label: str | None = None
+    reward: float | None = None
+    remove_sample: bool = False
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+    def json_safe_copy(self) -> RolloutSample:
+        """Return this sample with ``metrics`` and ``extra_fields`` fit for JSON.
+
+        NumPy scalars become plain numbers and numeric keys become strings; numbers that are not
+        finite and values JSON cannot hold are dropped, with one warning. A sample that needs no
+        change is returned itself. Messages are not looked at.
+        """
+        dropped: list[str] = []
+        metrics = _json_safe(self.metrics, "metrics", dropped)
+        extra_fields = _json_safe(self.extra_fields, "extra_fields", dropped)
+        if dropped:
+            logger.warning("dropped %d value(s) JSON cannot hold: %s", len(dropped), ", ".join(dropped[:10]))
+        if metrics is self.metrics and extra_fields is self.extra_fields:
+            return self
+        return self.model_copy(update={"metrics": metrics, "extra_fields": extra_fields})
+
+
+def _snapshot_messages(messages: Messages | None) -> Messages | None:
+    """Copy a conversation so that what a grader does to it later does not reach the archive."""
+    try:
+        return None if messages is None else [snapshot(message) for message in messages]
+    except Exception:
+        # The objects inside belong to any framework, and copying them can raise anything.
+        logger.warning("the messages cannot be copied, so no trajectory is archived", exc_info=True)
+        return None
+
+
+def snapshot(value: Any) -> Any:
+    """Copy a JSON-like tree: ``copy.deepcopy`` without its bookkeeping, which costs five times more."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {key: snapshot(item) for key, item in value.items()}
+    if kind is list:
+        return [snapshot(item) for item in value]
+    return copy.deepcopy(value)
+
+
+def json_safe(value: Any) -> Any:
+    """Return ``value`` with everything JSON cannot hold dropped; None when nothing is left."""
+    result = _json_safe(value, "", [])
+    return None if result is _DROPPED else result
+
+
+def _json_safe(value: Any, path: str, dropped: list[str]) -> Any:
+    """Return ``value`` itself when it is clean, else a cleaned copy; ``_DROPPED`` when nothing can stay."""
+    kind = type(value)
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is not float and kind in _ATOMS:
+        return value
+    if isinstance(value, dict):
+        return _safe_dict(value, path, dropped)
+    if isinstance(value, (list, tuple)):
+        items = [_json_safe(item, f"{path}[{index}]", dropped) for index, item in enumerate(value)]
+        if kind is list and all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return [item for item in items if item is not _DROPPED]
+    if isinstance(value, str):
+        return str(value)
+    number = _plain_number(value)
+    if number is None:
+        dropped.append(path)
+        return _DROPPED
+    return number
+
+
+def _safe_dict(value: dict[Any, Any], path: str, dropped: list[str]) -> dict[str, Any]:
+    clean = type(value) is dict
+    safe: dict[str, Any] = {}
+    for key, item in value.items():
+        name = _safe_key(key)
+        if name is None:
+            dropped.append(f"{path}.{key!r:.40}")
+            clean = False
+            continue
+        new = _json_safe(item, f"{path}.{name}", dropped)
+        clean = clean and new is item and name is key
+        if new is not _DROPPED:
+            safe[name] = new
+    return value if clean else safe
+
+
+def _safe_key(key: Any) -> str | None:
+    if isinstance(key, str):
+        return key if type(key) is str else str(key)
+    number = _plain_number(key)
+    return None if number is None else str(number)
+
+
+def _plain_number(value: Any) -> int | float | None:
+    """Return a registered numeric scalar (NumPy's are) as int or float; None if it is not finite."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return None

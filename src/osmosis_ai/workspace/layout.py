@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.files import write_atomic
 from osmosis_ai.workspace.git import worktree_root
 
 REQUIRED_DIRECTORIES = ("rollouts", "configs/training", "configs/eval", "data")
@@ -47,6 +48,13 @@ class Workspace:
     def evals_dir(self) -> Path:
         """One directory per local evaluation run."""
         return self.state_dir / "evals"
+
+    def create_state_dir(self) -> Path:
+        """Make :attr:`state_dir`, ignored by Git through a file of its own, and return it."""
+        ignore = self.state_dir / ".gitignore"
+        if not ignore.exists():
+            write_atomic(ignore, "*\n", mode=0o644, durable=False)
+        return self.state_dir
 
 
 def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> Workspace:

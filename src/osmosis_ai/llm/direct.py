@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import orjson
-
 from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.llm.sse import EventParser
 from osmosis_ai.llm.transport import environment_proxy, open_session
+from osmosis_ai.llm.wire_json import dumps, loads
 
 if TYPE_CHECKING:
     import aiohttp
@@ -130,8 +129,8 @@ class DirectTransport:
 
     def _encoded(self, body: Mapping[str, Any]) -> bytes:
         try:
-            return orjson.dumps(body)
-        except TypeError as error:
+            return dumps(body)
+        except (TypeError, ValueError) as error:
             raise self._error("bad_request", f"the request cannot be written as JSON: {error}") from None
 
     def _chunk(self, response: aiohttp.ClientResponse, data: bytes) -> dict[str, Any]:
@@ -168,8 +167,8 @@ class DirectTransport:
 def _decoded(content: bytes) -> Any:
     """The JSON in ``content``; None when it is none."""
     try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
+        return loads(content)
+    except ValueError:
         return None
 
 

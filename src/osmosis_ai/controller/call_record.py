@@ -1,0 +1,293 @@
+"""What a rollout's model calls were, so that a call is sampled once and counted once.
+
+A client that lost its connection sends the same request again. It is the same call, and gets the
+answer of the first, when its client says it is a retry (``x-stainless-retry-count``), or when the
+earlier answer was never fully delivered. The same request without these signs is a new call:
+agents do sample one prompt several times. Answers are kept only as long as a retry can come:
+the latest ones of an open rollout, within a budget of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_ai.llm.completion import TokenUsage, read_usage
+from osmosis_ai.llm.errors import ModelCallError
+
+KEPT_ANSWER_BYTES = 256 * 1024
+
+
+@dataclass
+class RolloutUsage:
+    """What the model calls of one rollout came to.
+
+    Attributes:
+        calls: answered calls; a call that was asked for again counts once.
+        prompt_tokens: tokens read, over all calls.
+        completion_tokens: tokens produced.
+        total_tokens: the provider's totals.
+        cost_usd: the cost of all calls; None as soon as the cost of one is not known.
+        model_latency_s: how long each call took at the provider, in seconds.
+        last_error: the failure of the latest call, None when it was answered.
+        report: the trajectory report for the acknowledgement of a callback; None without calls.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cost_usd: float | None = 0.0
+    model_latency_s: list[float] = field(default_factory=list)
+    last_error: ModelCallError | None = None
+    report: dict[str, Any] | None = None
+
+
+class Answer:
+    """The bytes a call answered, as they come; any number of readers follow from the beginning."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.finished = False
+        self.error: Exception | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def append(self, piece: bytes) -> None:
+        """Add bytes for all readers."""
+        self.pieces.append(piece)
+        self._wake()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Say that nothing more comes, and why when that is a failure."""
+        if not self.finished:
+            self.finished, self.error = True, error
+            self._wake()
+
+    def size(self) -> int:
+        """How many bytes are kept."""
+        return sum(map(len, self.pieces))
+
+    async def wait_beyond(self, position: int, *, timeout_s: float | None = None) -> bool:
+        """Wait for more than ``position`` pieces or the end; False when the time is up before."""
+        while len(self.pieces) <= position and not self.finished:
+            change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(change)
+            if timeout_s is None:
+                await change
+            elif not (await asyncio.wait((change,), timeout=timeout_s))[0]:
+                self._waiting.remove(change)
+                return False
+        return True
+
+    async def wait_finished(self) -> None:
+        """Wait for the end."""
+        while not self.finished:
+            await self.wait_beyond(len(self.pieces))
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)
+
+
+class Delivery:
+    """One attempt to hand an answer to a client."""
+
+    def __init__(self, transport: asyncio.BaseTransport | None) -> None:
+        self._transport = transport
+        self._complete = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is still there."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client went away before it had everything."""
+        return not self._complete and not self.connected
+
+    def completed(self) -> None:
+        """Note that everything was written to a client that is still there."""
+        self._complete = self.connected
+
+
+class Call:
+    """One model call of a rollout.
+
+    Args:
+        index: its number within the rollout, from 0.
+        digest: of the request's bytes.
+    """
+
+    def __init__(self, index: int, digest: bytes) -> None:
+        self.index = index
+        self.digest = digest
+        self.answer = Answer()
+        self.task: asyncio.Task[None] | None = None
+        self._deliveries: list[Delivery] = []
+
+    def delivery(self, transport: asyncio.BaseTransport | None) -> Delivery:
+        """Begin to hand the answer to a client."""
+        delivery = Delivery(transport)
+        self._deliveries.append(delivery)
+        return delivery
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error: nothing was sampled, asking again is a new call."""
+        return self.answer.error is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether every client that asked went away before it had everything."""
+        return all(delivery.lost for delivery in self._deliveries)
+
+
+@dataclass
+class CallMetrics:
+    """The facts of one answered call; token ids and logprobs where the endpoint gave them."""
+
+    usage: TokenUsage | None = None
+    cost_usd: float | None = None
+    latency_s: float = 0.0
+    attempts: int = 1
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+    def read(self, response: Mapping[str, Any]) -> None:
+        """Take what a completion or a chunk of one says; chunks add up."""
+        if (usage := read_usage(response.get("usage"))) is not None:
+            self.usage = usage
+        ids = response.get("prompt_token_ids")
+        for choice in response.get("choices") or ():
+            # The conversation goes on with the first choice; of the others only the tokens count.
+            if isinstance(choice, Mapping) and not choice.get("index"):
+                self._read_choice(choice)
+                ids = ids or choice.get("prompt_token_ids")
+        if isinstance(ids, list):
+            self.prompt_token_ids = ids
+
+    def _read_choice(self, choice: Mapping[str, Any]) -> None:
+        extra = choice.get("provider_specific_fields")
+        ids = choice.get("token_ids") or (extra.get("token_ids") if isinstance(extra, Mapping) else None)
+        if isinstance(ids, list):
+            self.completion_token_ids = [*(self.completion_token_ids or ()), *ids]
+        logprobs = choice.get("logprobs")
+        entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        if isinstance(entries, list):
+            values = [
+                entry["logprob"] for entry in entries if isinstance(entry, Mapping) and "logprob" in entry
+            ]
+            self.logprobs = [*(self.logprobs or ()), *values]
+
+    def report(self, model: str) -> dict[str, Any]:
+        """Return the entry of the trajectory report (ATIF metrics), unknown facts left out."""
+        usage = self.usage
+        entry = {
+            "model_name": model,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "completion_tokens": usage.completion_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "cost_usd": self.cost_usd,
+            "prompt_token_ids": self.prompt_token_ids,
+            "completion_token_ids": self.completion_token_ids,
+            "logprobs": self.logprobs,
+            "extra": {"latency_ms": round(self.latency_s * 1000, 3), "attempts": self.attempts},
+        }
+        return {name: value for name, value in entry.items() if value is not None}
+
+
+class RolloutCalls:
+    """The calls of one open rollout."""
+
+    def __init__(self) -> None:
+        self._next_index = 0
+        self._by_digest: dict[bytes, list[Call]] = {}
+        self._kept: OrderedDict[Call, int] = OrderedDict()
+        self._kept_bytes = 0
+        self._metrics: dict[int, CallMetrics] = {}
+        self._freed_indices: dict[bytes, int] = {}
+        self._last_failure: tuple[int, ModelCallError] | None = None
+        self._last_answered = -1
+
+    def earlier(self, content: bytes, *, is_retry: bool) -> tuple[bytes, Call | None]:
+        """Find the call that this request repeats, if it repeats one.
+
+        Args:
+            content: the request's bytes.
+            is_retry: the client says it sends this request again.
+        """
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        calls = [call for call in self._by_digest.get(digest, ()) if not call.failed]
+        for call in calls:
+            if call.abandoned:
+                return digest, call
+        return digest, calls[-1] if is_retry and calls else None
+
+    def begin(self, digest: bytes) -> Call:
+        """Count a new call. One that failed is made again under its own number."""
+        index = self._freed_indices.pop(digest, None)
+        if index is None:
+            index, self._next_index = self._next_index, self._next_index + 1
+        call = Call(index, digest)
+        self._by_digest.setdefault(digest, []).append(call)
+        return call
+
+    def answered(self, call: Call, metrics: CallMetrics) -> None:
+        """Record a call that was answered, and keep its answer for a client that asks again."""
+        self._metrics[call.index] = metrics
+        self._last_answered = max(self._last_answered, call.index)
+        size = call.answer.size()
+        self._kept[call] = size
+        self._kept_bytes += size
+        while self._kept_bytes > KEPT_ANSWER_BYTES and len(self._kept) > 1:
+            oldest, oldest_size = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest_size
+            self._forget(oldest)
+
+    def failed(self, call: Call, error: Exception) -> None:
+        """Record a call that failed for good."""
+        if isinstance(error, ModelCallError):
+            self._last_failure = call.index, error
+        self._freed_indices[call.digest] = call.index
+        self._forget(call)
+
+    def cancel(self) -> None:
+        """Give up what is still under way."""
+        for calls in self._by_digest.values():
+            for call in calls:
+                if call.task is not None:
+                    call.task.cancel()
+
+    def usage(self, model: str) -> RolloutUsage:
+        """Add everything up."""
+        total = RolloutUsage(calls=len(self._metrics))
+        if self._last_failure is not None and self._last_failure[0] > self._last_answered:
+            total.last_error = self._last_failure[1]
+        ordered = [self._metrics[index] for index in sorted(self._metrics)]
+        costs = [metrics.cost_usd for metrics in ordered]
+        known = [cost for cost in costs if cost is not None]
+        total.cost_usd = sum(known) if len(known) == len(costs) else None
+        for metrics in ordered:
+            total.model_latency_s.append(metrics.latency_s)
+            if metrics.usage is not None:
+                total.prompt_tokens += metrics.usage.prompt_tokens
+                total.completion_tokens += metrics.usage.completion_tokens
+                total.total_tokens += metrics.usage.total_tokens
+        if ordered:
+            sample = {"model_name": model, "llm_call_metrics": [metrics.report(model) for metrics in ordered]}
+            total.report = {"model_name": model, "samples": {"main": sample}}
+        return total
+
+    def _forget(self, call: Call) -> None:
+        calls = self._by_digest[call.digest]
+        calls.remove(call)
+        if not calls:
+            del self._by_digest[call.digest]

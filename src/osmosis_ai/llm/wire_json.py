@@ -1,0 +1,37 @@
+"""JSON as models and agents write it: fast for what is valid, lenient for what Python lets through.
+
+A model can produce half of a surrogate pair, and Python's writers pass it on as ``\\ud83d``; orjson
+refuses it both ways. Such a reply is rare and must not be lost: the standard library takes over.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+
+def loads(content: bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return json.loads(content)
+
+
+def dumps(value: Any) -> bytes:
+    """Write compact JSON.
+
+    Raises:
+        TypeError: ``value`` holds something JSON has no word for.
+        ValueError: ``value`` contains itself, or NaN beside something orjson refuses.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,331 @@
+"""The numbers of a run, kept up to date in 64 bytes per work item.
+
+Every attempt counts in exactly one way, and what could not be scored is never a zero:
+
+========  =======  ==================================================================
+status    reward   counts as
+========  =======  ==================================================================
+success   number   scored: the only samples behind reward, pass rate and pass@k
+success   none     unscored, reason ``no_reward``
+failed    any      unscored, reason its error type; and one failure of its boundary
+skipped   any      skipped: the grader took it out
+none      none     pending
+========  =======  ==================================================================
+
+Failures at the provider, the rollout server or the platform are failures of the infrastructure;
+those of the agent, its tools and the grader belong to the code being evaluated.
+
+Beside these estimates stands the summary that the product's files and wire define, where a failed
+attempt counts as one that did not pass. The two answer different questions and are never mixed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from osmosis_ai.evaluation.metrics_models import (
+    CostTotal,
+    Counts,
+    Estimates,
+    EvalMetrics,
+    Latency,
+    PassAtKPoint,
+    TokenTotals,
+    WireSummary,
+)
+from osmosis_ai.evaluation.statistics import (
+    Estimate,
+    describe,
+    estimate_mean,
+    estimate_pass_at_k,
+    estimate_rate,
+    pass_at_k_by_row,
+    percentiles,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Estimates", "EvalMetrics", "MetricsAccumulator", "WireSummary"]
+
+STATUSES = ("success", "failed", "skipped")
+BOUNDARIES = ("provider", "agent", "tool", "grader", "rollout_server", "platform")
+INFRASTRUCTURE = ("provider", "rollout_server", "platform")
+NO_REWARD = "no_reward"
+UNKNOWN = "unknown"
+
+_PENDING, _SUCCESS, _FAILED, _SKIPPED = range(4)
+_STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
+_MOST_REASONS = 1000
+_ABSENT = -1
+_SAMPLE = [
+    ("status", "u1"),
+    ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
+    ("reason", "u2"),  # position in the accumulator's list of reasons
+    ("model_calls", "i4"),
+    ("reward", "f8"),  # NaN: absent, as in all floats here
+    ("cost_usd", "f8"),
+    ("duration_ms", "f8"),
+    ("model_latency_ms", "f8"),
+    ("tokens", "i8"),
+    ("prompt_tokens", "i8"),
+    ("completion_tokens", "i8"),
+]
+
+
+class MetricsAccumulator:
+    """Takes results one by one, in any order, and works out the numbers on demand.
+
+    A second result for the same row and attempt replaces the first.
+
+    Args:
+        rows: how many rows were selected.
+        n: how many attempts each row gets.
+        pass_threshold: the least reward that passes.
+    """
+
+    def __init__(self, rows: int, n: int, *, pass_threshold: float = 1.0) -> None:
+        import numpy as np
+
+        if rows < 0 or n < 1:
+            raise ValueError(f"cannot count {n} attempts on {rows} rows")
+        self.rows = rows
+        self.n = n
+        self.pass_threshold = pass_threshold
+        self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
+        self._reasons = [UNKNOWN]
+        self._reason_codes = {UNKNOWN: 0}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes that the samples take."""
+        return int(self._samples.nbytes)
+
+    def add(
+        self,
+        row_index: int,
+        run_index: int,
+        status: str,
+        reward: float | None,
+        *,
+        tokens: int | None = None,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        cost_usd: float | None = None,
+        duration_ms: float | None = None,
+        model_latency_ms: float | None = None,
+        model_calls: int | None = None,
+        boundary: str | None = None,
+        error_type: str | None = None,
+    ) -> None:
+        """Record the outcome of one attempt.
+
+        Args:
+            row_index: position among the selected rows, from 0.
+            run_index: the attempt on that row, from 0.
+            status: "success", "failed" or "skipped".
+            reward: what the grader gave; a number that is not finite counts as none.
+            tokens: all tokens of the attempt; by default the sum of the next two, where known.
+            prompt_tokens, completion_tokens: its parts.
+            cost_usd: what its model calls cost; None where the price is unknown.
+            duration_ms: from dispatch to the result.
+            model_latency_ms: time spent waiting for the model, all calls together.
+            model_calls: how many calls that were.
+            boundary: of a failure, one of ``BOUNDARIES``.
+            error_type: of a failure, its machine-readable reason.
+
+        Raises:
+            ValueError: when the position is outside the run or a word is not one of those above.
+        """
+        if not (0 <= row_index < self.rows and 0 <= run_index < self.n):
+            raise ValueError(f"row {row_index} run {run_index} is outside the run")
+        if status not in _STATUS_CODES:
+            raise ValueError(f"unknown status {status!r}")
+        if tokens is None and prompt_tokens is not None and completion_tokens is not None:
+            tokens = prompt_tokens + completion_tokens
+        self._samples[row_index * self.n + run_index] = (
+            _STATUS_CODES[status],
+            BOUNDARIES.index(boundary) + 1 if boundary is not None else 0,
+            self._code_of_reason(error_type),
+            _integer(model_calls),
+            _number(reward),
+            _number(cost_usd),
+            _number(duration_ms),
+            _number(model_latency_ms),
+            _integer(tokens),
+            _integer(prompt_tokens),
+            _integer(completion_tokens),
+        )
+
+    def summary(self) -> EvalMetrics:
+        """Return the numbers of what has been recorded so far."""
+        return EvalMetrics(wire=self._wire_summary(), estimates=self._estimates())
+
+    def _wire_summary(self) -> WireSummary:
+        scored = self._scored()
+        rewards = self._samples["reward"][scored]
+        status = self._samples["status"]
+        total, skipped = int((status != _PENDING).sum()), int((status == _SKIPPED).sum())
+        passed = int((rewards >= self.pass_threshold).sum())
+        completed = total - skipped
+        runs = self._attempts_seen()
+        points = self._pass_at_k_points(runs) if runs >= 2 else []
+        return WireSummary(
+            total_samples=total,
+            completed_samples=completed,
+            graded=int(rewards.size),
+            passed=passed,
+            failed=int((status == _FAILED).sum()),
+            skipped=skipped,
+            pass_rate=passed / completed if completed else 0.0,
+            pass_threshold=self.pass_threshold,
+            tokens_used=self._sum("tokens"),
+            reward_stats=describe(rewards),
+            n_runs=runs if runs >= 2 else None,
+            pass_at_k=points if len(points) >= 2 else None,
+        )
+
+    def _pass_at_k_points(self, runs: int) -> list[PassAtKPoint]:
+        status = self._samples["status"]
+        attempts = self._by_row((status == _SUCCESS) | (status == _FAILED))
+        passes = self._by_row(self._passed())
+        points = []
+        for k in _powers_of_two(runs):
+            values = pass_at_k_by_row(attempts, passes, k)
+            if values.size:
+                points.append(PassAtKPoint(k=k, value=float(values.mean())))
+        return points
+
+    def _estimates(self) -> Estimates:
+        import numpy as np
+
+        scored = self._scored()
+        rewards = self._samples["reward"][scored]
+        rows = np.flatnonzero(scored) // self.n
+        return Estimates(
+            pass_threshold=self.pass_threshold,
+            reward=estimate_mean(rewards, rows),
+            pass_rate=estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows),
+            pass_at_k=self._pass_at_k_estimates() if self.n >= 2 else {},
+            counts=self._counts(),
+            tokens=self._token_totals(),
+            cost_usd=self._cost_total(),
+            latency=self._latency(),
+        )
+
+    def _pass_at_k_estimates(self) -> dict[int, Estimate]:
+        attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
+        found = {k: estimate_pass_at_k(attempts, passes, k) for k in _powers_of_two(self.n)}
+        return {k: estimate for k, estimate in found.items() if estimate is not None}
+
+    def _counts(self) -> Counts:
+        import numpy as np
+
+        status = self._samples["status"]
+        scored, failed = self._scored(), status == _FAILED
+        reasons = np.bincount(self._samples["reason"][failed], minlength=len(self._reasons))
+        unscored = {name: int(n) for name, n in zip(self._reasons, reasons, strict=True) if n}
+        no_reward = int(((status == _SUCCESS) & ~scored).sum())
+        if no_reward:
+            unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
+        boundaries = np.bincount(self._samples["boundary"][failed], minlength=len(BOUNDARIES) + 1)
+        names = (UNKNOWN, *BOUNDARIES)
+        by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
+        return Counts(
+            planned=int(status.size),
+            scored=int(scored.sum()),
+            unscored=dict(sorted(unscored.items(), key=lambda item: (-item[1], item[0]))),
+            failed_by_boundary=by_boundary,
+            infrastructure_failures=sum(by_boundary.get(name, 0) for name in INFRASTRUCTURE),
+            skipped=int((status == _SKIPPED).sum()),
+            pending=int((status == _PENDING).sum()),
+        )
+
+    def _token_totals(self) -> TokenTotals:
+        known = int((self._recorded() & (self._samples["tokens"] != _ABSENT)).sum())
+        total = self._sum("tokens")
+        return TokenTotals(
+            prompt=self._sum("prompt_tokens"),
+            completion=self._sum("completion_tokens"),
+            total=total,
+            per_sample=total / known if known else None,
+            known_samples=known,
+        )
+
+    def _cost_total(self) -> CostTotal:
+        recorded = self._recorded()
+        costs = self._present("cost_usd", recorded)
+        total = math.fsum(costs) if costs.size else None
+        return CostTotal(total=total, known_samples=int(costs.size), recorded_samples=int(recorded.sum()))
+
+    def _latency(self) -> Latency:
+        recorded = self._recorded()
+        waits = self._samples["model_latency_ms"]
+        timed = recorded & (waits == waits) & (self._samples["model_calls"] > 0)
+        calls = int(self._samples["model_calls"][timed].sum())
+        return Latency(
+            rollout_ms=percentiles(self._present("duration_ms", recorded)),
+            model_ms=percentiles(self._present("model_latency_ms", recorded)),
+            model_call_mean_ms=float(waits[timed].sum()) / calls if calls else None,
+        )
+
+    def _recorded(self) -> NDArray[np.bool_]:
+        recorded: NDArray[np.bool_] = self._samples["status"] != _PENDING
+        return recorded
+
+    def _scored(self) -> NDArray[np.bool_]:
+        rewards = self._samples["reward"]
+        # NaN is the one value that differs from itself.
+        scored: NDArray[np.bool_] = (self._samples["status"] == _SUCCESS) & (rewards == rewards)
+        return scored
+
+    def _passed(self) -> NDArray[np.bool_]:
+        passed: NDArray[np.bool_] = self._scored() & (self._samples["reward"] >= self.pass_threshold)
+        return passed
+
+    def _by_row(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        import numpy as np
+
+        counts: NDArray[np.int64] = chosen.reshape(self.rows, self.n).sum(axis=1, dtype=np.int64)
+        return counts
+
+    def _present(self, name: str, recorded: NDArray[np.bool_]) -> NDArray[np.float64]:
+        values = self._samples[name]
+        present: NDArray[np.float64] = values[recorded & (values == values)]
+        return present
+
+    def _sum(self, name: str) -> int:
+        values = self._samples[name]
+        return int(values[values > 0].sum())
+
+    def _attempts_seen(self) -> int:
+        """Return the greatest attempt recorded on any row, counted from 1."""
+        import numpy as np
+
+        used = np.flatnonzero(self._recorded().reshape(self.rows, self.n).any(axis=0))
+        return int(used[-1]) + 1 if used.size else 0
+
+    def _code_of_reason(self, reason: str | None) -> int:
+        if reason is None:
+            return 0
+        code = self._reason_codes.get(reason)
+        if code is None:
+            if len(self._reasons) >= _MOST_REASONS:
+                return 0  # a rollout that makes up words gets no table of a million lines
+            code = self._reason_codes[reason] = len(self._reasons)
+            self._reasons.append(reason)
+        return code
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def _number(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _integer(value: int | None) -> int:
+    return value if value is not None and value >= 0 else _ABSENT

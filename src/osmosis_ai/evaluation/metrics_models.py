@@ -1,0 +1,110 @@
+"""The shape of a run's numbers: the product's summary and our estimates beside it.
+
+Every number is finite or absent, so that all of it can be written as JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PassAtKPoint(_Model):
+    """pass@k as the product's files hold it."""
+
+    k: int
+    value: float
+
+
+class WireSummary(_Model):
+    """The product's summary of a run; absent fields are left out of files, never null."""
+
+    total_samples: int
+    completed_samples: int
+    graded: int
+    passed: int
+    failed: int
+    skipped: int
+    pass_rate: float
+    pass_threshold: float
+    tokens_used: int
+    reward_stats: Description | None = None
+    n_runs: int | None = None
+    pass_at_k: list[PassAtKPoint] | None = None
+
+
+class Counts(_Model):
+    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned."""
+
+    planned: int
+    scored: int
+    unscored: dict[str, int]
+    failed_by_boundary: dict[str, int]
+    infrastructure_failures: int
+    skipped: int
+    pending: int
+
+
+class TokenTotals(_Model):
+    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``."""
+
+    prompt: int
+    completion: int
+    total: int
+    per_sample: float | None
+    known_samples: int
+
+
+class CostTotal(_Model):
+    """What the model calls cost, in USD, as far as prices are known; None when no price is."""
+
+    total: float | None
+    known_samples: int
+    recorded_samples: int
+
+
+class Latency(_Model):
+    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls."""
+
+    rollout_ms: Percentiles | None
+    model_ms: Percentiles | None
+    model_call_mean_ms: float | None
+
+
+class Estimates(_Model):
+    """What the scored samples say, with the denominators of every number.
+
+    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts.
+    """
+
+    pass_threshold: float
+    reward: Estimate | None
+    pass_rate: Estimate | None
+    pass_at_k: dict[int, Estimate]
+    counts: Counts
+    tokens: TokenTotals
+    cost_usd: CostTotal
+    latency: Latency
+
+
+class EvalMetrics(_Model):
+    """All numbers of a run: the product's summary, as the ``wire`` defines it, and our ``estimates``."""
+
+    wire: WireSummary
+    estimates: Estimates
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the product's summary as JSON values, absent fields left out."""
+        return self.wire.model_dump(mode="json", exclude_none=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the product's summary with an ``estimates`` block beside its fields."""
+        return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}

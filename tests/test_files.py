@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.files import cache_dir, sync_directory, write_atomic, write_json
+
+
+def test_a_file_is_written_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "directory" / "file.txt"
+    write_atomic(path, "grüezi")
+    assert path.read_bytes() == "grüezi".encode()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    write_atomic(path, b"\x00\x01", mode=0o644, durable=False)
+    assert path.read_bytes() == b"\x00\x01"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_debris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.txt"
+    write_atomic(path, "old")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="input/output error"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_atomic(path, "old")
+    program = f"""
+        import resource, signal, sys
+        from pathlib import Path
+        from osmosis_ai.files import write_atomic
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))
+        try:
+            write_atomic(Path({str(path)!r}), "x" * 100_000)
+        except OSError:
+            sys.exit(3)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    assert result.returncode == 3
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_link_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("target")
+    link.symlink_to(target)
+    write_atomic(link, "new")
+    assert target.read_text() == "target"
+    assert link.read_text() == "new" and not link.is_symlink()
+
+
+def test_json_is_indented_readable_and_ends_with_a_newline(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    write_json(path, {"name": "größe", "values": [1, None]})
+    assert path.read_text(encoding="utf-8") == (
+        '{\n  "name": "größe",\n  "values": [\n    1,\n    null\n  ]\n}\n'
+    )
+
+
+def test_numbers_json_does_not_know_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "value.json", {"loss": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_cannot_be_synced(tmp_path: Path) -> None:
+    sync_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_directory(tmp_path / "missing")
+
+
+def test_the_cache_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path))
+    assert cache_dir() == tmp_path
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", "~/somewhere")
+    assert cache_dir() == Path.home() / "somewhere"
+    monkeypatch.delenv("OSMOSIS_CACHE_DIR")
+    assert cache_dir().name == "osmosis"

@@ -1,0 +1,67 @@
+"""Workspaces made for a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, Workspace
+
+MINIMAL_EVAL = """\
+[experiment]
+rollout = "multiply"
+entrypoint = "main.py"
+model_path = "openai/gpt-5-mini"
+dataset = "multiply"
+
+[secrets]
+required = []
+"""
+MINIMAL_TRAINING = MINIMAL_EVAL.partition("\n[secrets]")[0]
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Run Git as somebody without any configuration."""
+    environment = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "Ada",
+        "GIT_AUTHOR_EMAIL": "ada@example.org",
+        "GIT_COMMITTER_NAME": "Ada",
+        "GIT_COMMITTER_EMAIL": "ada@example.org",
+    }
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def make_repository(root: Path) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    return root.resolve()
+
+
+def make_workspace(root: Path) -> Workspace:
+    """A Git work tree with the four directories and a rollout named multiply."""
+    root = make_repository(root)
+    for name in REQUIRED_DIRECTORIES:
+        (root / name).mkdir(parents=True)
+    (root / "rollouts" / "multiply").mkdir()
+    (root / "rollouts" / "multiply" / "main.py").write_text("")
+    return Workspace(root)
+
+
+def write_config(
+    workspace: Workspace, text: str | bytes, *, kind: str = "eval", name: str = "a.toml"
+) -> Path:
+    path = workspace.root / "configs" / kind / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import osmosis_ai
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.workspace import doctor, samples
+from osmosis_ai.workspace.config import entrypoint_path, load_eval_config, load_training_config
+from osmosis_ai.workspace.git import read_git_state
+from osmosis_ai.workspace.layout import find_dataset_file, find_workspace
+from tests.workspace.builders import git, make_repository
+
+
+def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> None:
+    workspace = samples.copy_sample_workspace(tmp_path / "scratch")
+    assert find_workspace(workspace.root) == workspace
+    assert doctor.check(workspace.root).missing == ()
+    state = read_git_state(workspace.root)
+    assert (state.branch, state.dirty) == ("main", False)
+    assert git(workspace.root, "rev-list", "--count", "HEAD") == "1"
+    tracked = set(git(workspace.root, "ls-files").splitlines())
+    assert tracked == {*samples.SAMPLE_FILES, *doctor.AGENT_GUIDES, ".gitignore"}
+
+
+def test_the_configs_of_the_copy_are_right(tmp_path: Path) -> None:
+    workspace = samples.copy_sample_workspace(tmp_path)
+    evaluation = load_eval_config(Path("configs/eval/multiply.toml"), workspace)
+    training = load_training_config(Path("configs/training/multiply.toml"), workspace)
+    assert (evaluation.evaluation.limit, evaluation.evaluation.n, evaluation.evaluation.pass_threshold) == (
+        100,
+        4,
+        1.0,
+    )
+    assert evaluation.evaluation.batch_size == 32
+    settings = training.training
+    assert settings.rollout_batch_size and settings.n_samples_per_prompt
+    assert settings.rollout_batch_size * settings.n_samples_per_prompt == 128
+    for config in (evaluation, training):
+        assert config.experiment.model_path == "osmosis/tiny"
+        assert config.secrets == ()
+        assert find_dataset_file(workspace, config.experiment.dataset) is not None
+        assert entrypoint_path(workspace, config.experiment).is_file()
+
+
+def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / ".config" / "git").mkdir(parents=True)
+    (home / ".config" / "git" / "ignore").write_text("*.jsonl\n*.toml\n")
+    (home / ".config" / "git" / "attributes").write_text("*.jsonl filter=absent\n")
+    config = home / ".gitconfig"
+    config.write_text(
+        "[user]\n\tname = Somebody\n\temail = somebody@example.org\n"
+        "[commit]\n\tgpgSign = true\n[gpg]\n\tprogram = /bin/false\n"
+        f"[init]\n\tdefaultBranch = trunk\n\ttemplateDir = {home}/template\n"
+        '[filter "absent"]\n\tclean = /bin/false\n\trequired = true\n'
+        "[core]\n\tautocrlf = true\n\thooksPath = hooks\n"
+    )
+    before = config.read_bytes()
+    for name in ("GIT_CONFIG_GLOBAL", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
+    workspace = samples.copy_sample_workspace(tmp_path / "scratch")
+    assert set(samples.SAMPLE_FILES) <= set(git(workspace.root, "ls-files").splitlines())
+    assert git(workspace.root, "log", "--format=%an <%ae> %D") == "Osmosis <osmosis@localhost> HEAD -> main"
+    assert config.read_bytes() == before
+
+
+def test_a_copy_inside_another_repository_stays_its_own(tmp_path: Path) -> None:
+    outer = make_repository(tmp_path)
+    workspace = samples.copy_sample_workspace(outer / "scratch")
+    assert find_workspace(workspace.root).root == outer / "scratch"
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(OsmosisError, match="is not empty"):
+        samples.copy_sample_workspace(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_installed_package_carries_the_samples_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "osmosis_ai"
+    for name in samples.SAMPLE_FILES:
+        (package / "samples" / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / "samples" / name).write_text("")
+    monkeypatch.setattr(osmosis_ai, "__file__", str(package / "__init__.py"))
+    assert samples.sample_root() == package / "samples"
+
+
+def test_an_installation_without_samples_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(osmosis_ai, "__file__", str(tmp_path / "a" / "osmosis_ai" / "__init__.py"))
+    with pytest.raises(OsmosisError, match="not part of this installation"):
+        samples.sample_root()

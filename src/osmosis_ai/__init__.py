@@ -1,5 +1,33 @@
-"""Osmosis: evaluate and train LLM agents."""
+"""Osmosis: evaluate and train LLM agents.
+
+Agents are written against :mod:`osmosis_ai.rollout`. The names here are resolved on first use, so
+that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from osmosis_ai._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from osmosis_ai.errors import OsmosisError
+
+__all__ = ["OsmosisError", "__version__"]
+
+_HOMES = {"OsmosisError": "osmosis_ai.errors"}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

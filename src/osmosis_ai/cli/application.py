@@ -17,8 +17,7 @@ from osmosis_ai.cli.output.results import RESULT_TYPES
 from osmosis_ai.cli.registry import COMMANDS
 from osmosis_ai.errors import OsmosisError
 
-_MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
-COMPLETION_ENV = "_OSMOSIS_COMPLETE"
+MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -27,10 +26,14 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         BrokenPipeError: the reader of stdout has left.
     """
-    if os.environ.get(COMPLETION_ENV):
+    if completion_request := os.environ.get("_OSMOSIS_COMPLETE"):
         from osmosis_ai.cli.completion import complete
 
-        return complete(os.environ[COMPLETION_ENV])
+        return complete(completion_request, arguments)
+    if os.environ.get("_OSMOSIS_LIFELINE_FD"):
+        from osmosis_ai.supervision import watch_parent
+
+        watch_parent()
     if not os.environ.get("OSMOSIS_DEBUG"):
         warnings.simplefilter("ignore")
     modes, rest = split_modes(arguments)
@@ -67,12 +70,14 @@ def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
         The distinct modes asked for, and the arguments without them.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    asked = [_MODES[word] for word in arguments[:end] if word in _MODES]
-    rest = [word for word in arguments[:end] if word not in _MODES]
+    asked = [MODES[word] for word in arguments[:end] if word in MODES]
+    rest = [word for word in arguments[:end] if word not in MODES]
     return list(dict.fromkeys(asked)), [*rest, *arguments[end:]]
 
 
 def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) -> int:
+    import logging
+
     import typer
 
     from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
@@ -82,6 +87,9 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
 
         prepare_environment(output, env_file=env_file, platform=platform)
 
+    if not os.environ.get("OSMOSIS_DEBUG"):
+        # With no handler at all Python writes libraries' warnings to stderr, which is not theirs.
+        logging.getLogger().addHandler(logging.NullHandler())
     root = build_root(start)
     try:
         with root.make_context(PROGRAM, arguments) as context:

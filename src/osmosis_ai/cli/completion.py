@@ -1,21 +1,141 @@
-"""Shell completion: the shell asks through the environment, the answer is one word a line.
+"""Shell completion: the shell passes the words typed so far, the answer is one candidate a line.
 
-Turn it on with one line in the shell's start-up file::
+The shell sets ``_OSMOSIS_COMPLETE`` and gives the words after the program's name, up to and with the
+one under the cursor, as arguments. ``source_<shell>`` prints the shell's half of the protocol;
+turning it on is one line in the shell's start-up file::
 
     eval "$(_OSMOSIS_COMPLETE=source_bash osmosis)"           # ~/.bashrc
     eval "$(_OSMOSIS_COMPLETE=source_zsh osmosis)"            # ~/.zshrc, after compinit
     _OSMOSIS_COMPLETE=source_fish osmosis | source            # ~/.config/fish/config.fish
+
+Names of the first level come from the registry, so completing them imports no command. Where a path
+is expected nothing is answered, and the shell completes file names itself.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-def complete(instruction: str) -> int:
-    """Answer one request of the shell (``source_bash``, ``complete_zsh`` …) on stdout."""
-    import typer.completion
+from osmosis_ai.cli.registry import COMMANDS
+from osmosis_ai.cli.root_help import OPTIONS
+
+COMPLETION_ENV = "_OSMOSIS_COMPLETE"
+
+_BASH = r"""
+_osmosis_completion() {
+    local IFS=$'\n'
+    COMPREPLY=($(_OSMOSIS_COMPLETE=complete_bash "$1" "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _osmosis_completion osmosis osmosis-ai osmosis_ai
+"""
+
+_ZSH = r"""
+_osmosis_completion() {
+    local -a candidates
+    candidates=("${(@f)$(_OSMOSIS_COMPLETE=complete_zsh "${words[1]}" "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "${candidates[1]}" ]]; then
+        _describe -V 'osmosis' candidates
+    else
+        _files
+    fi
+}
+compdef _osmosis_completion osmosis osmosis-ai osmosis_ai
+"""
+
+_FISH = r"""
+function __osmosis_completion
+    set -l typed (commandline -opc)
+    set -l program $typed[1]
+    set -e typed[1]
+    set -l current (commandline -ct)
+    env _OSMOSIS_COMPLETE=complete_fish $program $typed "$current" 2>/dev/null
+end
+for program in osmosis osmosis-ai osmosis_ai
+    complete --command $program --arguments '(__osmosis_completion)'
+end
+"""
+
+
+class Candidate(NamedTuple):
+    """A word that fits, and what it means."""
+
+    word: str
+    help: str
+
+
+class Shell(NamedTuple):
+    """A shell's half of the protocol, and how it wants a candidate written."""
+
+    script: str
+    line: Callable[[Candidate], str]
+
+
+SHELLS = {
+    "bash": Shell(_BASH, lambda candidate: candidate.word),
+    "zsh": Shell(_ZSH, lambda candidate: f"{candidate.word.replace(':', chr(92) + ':')}:{candidate.help}"),
+    "fish": Shell(_FISH, lambda candidate: f"{candidate.word}\t{candidate.help}"),
+}
+
+
+def complete(instruction: str, words: Sequence[str]) -> int:
+    """Answer one request of a shell on stdout and return the exit status.
+
+    Args:
+        instruction: ``source_<shell>`` or ``complete_<shell>``.
+        words: what was typed after the program's name; the last one is under the cursor.
+    """
+    action, _, name = instruction.partition("_")
+    shell = SHELLS.get(name)
+    if shell is None or action not in ("source", "complete"):
+        known = ", ".join(f"{verb}_{shell_name}" for verb in ("source", "complete") for shell_name in SHELLS)
+        sys.stderr.write(f"Error: {COMPLETION_ENV} must be one of {known}.\n")
+        return 2
+    if action == "source":
+        sys.stdout.write(shell.script.lstrip())
+        return 0
+    *typed, current = words or [""]
+    for candidate in candidates(typed, current):
+        sys.stdout.write(shell.line(candidate) + "\n")
+    return 0
+
+
+def candidates(typed: Sequence[str], current: str) -> Iterator[Candidate]:
+    """Yield what may stand in place of ``current`` after the complete words ``typed``."""
+    from osmosis_ai.cli.application import MODES, split_modes
+
+    _, before = split_modes(typed)
+    if "--" in before:
+        return
+    if not before and not current.startswith("-"):
+        yield from (
+            Candidate(name, entry.help)
+            for name, entry in COMMANDS.items()
+            if name.startswith(current) and not entry.hidden
+        )
+        return
+    found = list(_parser_candidates(before, current))
+    yield from found
+    if current.startswith("-"):
+        meanings = dict(OPTIONS)
+        named = {candidate.word for candidate in found}
+        yield from (
+            Candidate(flag, meanings[flag])
+            for flag in MODES
+            if flag.startswith(current) and flag not in typed and flag not in named
+        )
+
+
+def _parser_candidates(before: list[str], current: str) -> Iterator[Candidate]:
+    # Any of Typer's shells will do: only its walk through the commands is used, not its script.
+    from typer._completion_classes import BashComplete
 
     from osmosis_ai.cli.root import PROGRAM, build_root
 
-    typer.completion.completion_init()
     root = build_root(lambda **_: None)
-    return int(typer.completion.shell_complete(root, {}, PROGRAM, "_OSMOSIS_COMPLETE", instruction))
+    for item in BashComplete(root, {}, PROGRAM, COMPLETION_ENV).get_completions(before, current):
+        # Paths ("file", "dir") are the shell's own business.
+        if item.type == "plain":
+            help_text = " ".join((item.help or "").split())
+            yield Candidate(str(item.value), help_text)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.cli.output.redaction import redact
 from osmosis_ai.errors import OsmosisError
 
 USAGE_STATUS, INTERRUPTED_STATUS = 2, 130
@@ -53,12 +52,11 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
             details=failure.details,
             cause=type(error).__name__,
         )
-        output.stderr.write(redact(dumps(envelope)) + "\n")
+        output.say(dumps(envelope))
     else:
-        output.error(redact(failure.shown), hint=redact(failure.hint) if failure.hint else None)
+        output.error(failure.shown, hint=failure.hint)
     if failure.code == "INTERNAL" and os.environ.get("OSMOSIS_DEBUG"):
-        output.stderr.write(redact("".join(traceback.format_exception(error))))
-    output.stderr.flush()
+        output.say("".join(traceback.format_exception(error)).rstrip())
     return failure.status
 
 
@@ -83,11 +81,11 @@ def _usage_failure(error: Any) -> Failure:
     details: dict[str, Any] = {}
     message = str(error)
     shown = error.format_message()
-    if getattr(error, "possibilities", None):
-        message = shown = f"{error.message} Did you mean {error.possibilities[0]}?"
-        details["suggestions"] = list(error.possibilities)
-    elif option is not None:
-        shown = message
+    if hasattr(error, "possibilities"):
+        near = list(error.possibilities or ())
+        message = shown = f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
+        if near:
+            details["suggestions"] = near
     if option in _ROOT_OPTIONS and context is not None and context.parent is not None:
         hint = f"{option} goes before the command: `osmosis {option} … {context.info_name}`"
     param = getattr(error, "param", None)

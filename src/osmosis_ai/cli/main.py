@@ -5,19 +5,23 @@ This module imports nothing at its top; what a call needs is imported by the cal
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 BROKEN_PIPE_STATUS = 141  # what a shell reports for a process that SIGPIPE ended
+INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status; never raises but on a bug in the frame.
+    """Run one command line and return its exit status.
 
     Args:
         argv: the arguments without the program's name; this process's own when None.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
     try:
         if arguments in (["-V"], ["--version"]):
             from osmosis_ai._version import __version__
@@ -32,13 +36,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _let_go_of_stdout()
         return BROKEN_PIPE_STATUS
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+    except OSError as error:
+        sys.stderr.write(f"Error: cannot write the result: {error.strerror}\n")
+        _let_go_of_stdout()
+        return 1
     return status
 
 
-def _let_go_of_stdout() -> None:
-    """Keep the interpreter's own flush at exit from complaining about the reader that left."""
-    import os
+def _open_closed_streams() -> None:
+    """Give a process that was started without stdout or stderr (`>&-`) something to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
+
+def _let_go_of_stdout() -> None:
+    """Keep the interpreter's own flush at exit from complaining about what could not be written."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)

@@ -11,11 +11,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from osmosis_ai.cli.registry import COMMANDS, Entry
-from osmosis_ai.cli.root_help import root_help
+from osmosis_ai.cli.root_help import OPTIONS, root_help
 
 PROGRAM = "osmosis"
 # Shared by every context of one invocation: the names of the commands resolved so far.
 TRAIL = "osmosis.trail"
+_MEANINGS = dict(OPTIONS)
 _CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -101,14 +102,26 @@ def build_root(start: Any) -> Any:
     app = typer.Typer(cls=RootGroup, context_settings=_CONTEXT_SETTINGS)
 
     def callback(
-        version: Annotated[
-            bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version)
-        ] = False,  # noqa: ARG001
+        version: Annotated[  # noqa: ARG001 - its callback has printed it
+            bool,
+            typer.Option(
+                "--version", "-V", is_eager=True, callback=_print_version, help=_MEANINGS["-V, --version"]
+            ),
+        ] = False,
         env_file: Annotated[
             Path | None,
-            typer.Option("--env-file", envvar="OSMOSIS_ENV_FILE", exists=True, dir_okay=False, readable=True),
+            typer.Option(
+                "--env-file",
+                envvar="OSMOSIS_ENV_FILE",
+                exists=True,
+                dir_okay=False,
+                readable=True,
+                help=_MEANINGS["--env-file FILE"],
+            ),
         ] = None,
-        platform: Annotated[str | None, typer.Option("--platform", metavar="URL")] = None,
+        platform: Annotated[
+            str | None, typer.Option("--platform", metavar="URL", help=_MEANINGS["--platform URL"])
+        ] = None,
     ) -> None:
         start(env_file=env_file, platform=platform)
 

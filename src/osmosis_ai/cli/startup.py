@@ -41,7 +41,7 @@ def prepare_environment(output: OutputContext, *, env_file: Path | None, platfor
             del os.environ[name]
     source = env_file if env_file is not None else nearest_env_file(Path.cwd())
     if source is not None:
-        values = _read(source)
+        values = _read(source, output)
         _refuse_mixed_profile(source, values, ignore=PLATFORM_URL_ENV if chosen else None)
         for name, value in values.items():
             os.environ.setdefault(name, value)
@@ -59,15 +59,20 @@ def nearest_env_file(start: Path) -> Path | None:
     return None
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path, output: OutputContext) -> dict[str, str]:
     # Importing the parser costs more than starting Python; most directories have no `.env`.
     from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
 
     try:
         found = dotenv_values(path, encoding="utf-8")
+        with path.open(encoding="utf-8") as stream:
+            broken = [binding.original.line for binding in parse_stream(stream) if binding.error]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OsmosisError(f"cannot read the environment file {path}: {reason}") from error
+    for line in broken:
+        output.warn(f"{path}, line {line}: not `NAME=value`, ignored.")
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -70,7 +70,7 @@ class OutputContext:
     def note(self, message: str) -> None:
         """Write one line to stderr; nothing in JSON mode."""
         if self.mode != "json":
-            self._write_line(formats.literal(message))
+            self.say(formats.literal(message))
 
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
@@ -88,17 +88,14 @@ class OutputContext:
 
     def warn(self, message: str, code: str | None = None) -> None:
         """Warn on stderr, in every mode."""
-        from osmosis_ai.cli.output.redaction import redact
-
-        message = redact(message)
         if self.mode == "json":
             from osmosis_ai.cli.output.envelopes import dumps, warning_envelope
 
-            self._write_line(dumps(warning_envelope(message, code)))
+            self.say(dumps(warning_envelope(message, code)))
         elif self.mode == "plain":
-            self._write_line(f"warning: {formats.literal(message)}")
+            self.say(f"warning: {formats.literal(message)}")
         else:
-            self._write_line(f"⚠ {formats.literal(message)}", style=_YELLOW)
+            self.say(f"⚠ {formats.literal(message)}", style=_YELLOW)
 
     def show(self, *blocks: Block) -> None:
         """Show tables or text before the result (a plan, a summary): rich mode only, on stderr."""
@@ -153,7 +150,7 @@ class OutputContext:
         for title, entries in (("Notes:", notes), ("Warnings:", warnings)):
             if entries:
                 lines += [title, *(f"  {entry}" for entry in entries)]
-        self._write_line(formats.literal("\n".join(lines)))
+        self.say(formats.literal("\n".join(lines)))
 
     # -- at the end -------------------------------------------------------------------------
 
@@ -177,11 +174,11 @@ class OutputContext:
     def error(self, message: str, *, hint: str | None = None) -> None:
         """Write an error for people: the sentence in red, then one dim hint."""
         first, _, rest = formats.literal(message).partition("\n")
-        self._write_line(f"Error: {first}", style=_BOLD_RED)
+        self.say(f"Error: {first}", style=_BOLD_RED)
         if rest:
-            self._write_line(rest)
+            self.say(rest)
         if hint:
-            self._write_line(f"hint: {formats.literal(hint)}", style=_DIM)
+            self.say(f"hint: {formats.literal(hint)}", style=_DIM)
 
     # -- the terminal -----------------------------------------------------------------------
 
@@ -193,7 +190,14 @@ class OutputContext:
             self._console = terminal.open_console(self.stderr)
         return self._console
 
-    def _write_line(self, text: str, *, style: str | None = None) -> None:
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Write ``text`` to stderr as it is, but for secret values; ``style`` is an ANSI style.
+
+        The named methods above are what commands use; this is the one way to stderr below them.
+        """
+        from osmosis_ai.cli.output.redaction import redact
+
+        text = redact(text)
         if style and self.mode == "rich" and has_colour(self.stderr):
             text = f"\x1b[{style}m{text}\x1b[0m"
         if self._console is not None:

@@ -75,7 +75,7 @@ class LineProgress:
         self._total = total
         self._unit = unit
         self._clock = clock
-        self._said_step: int | None = None
+        self._said_step = 0
         self._said_at = clock()
         self._unsaid: str | None = None
 
@@ -83,12 +83,9 @@ class LineProgress:
         """Note how much is done; write a line when a tenth was passed or it was quiet for long."""
         if total is not None:
             self._total = total
+        step = int(completed * STEPS / self._total) if self._total else 0
         line = self._line(completed, note)
-        step = int(completed * STEPS / self._total) if self._total else None
-        first_or_passed = step is not None and (self._said_step is None or step > self._said_step)
-        if self._said_step is None and step is not None and step < 1:
-            first_or_passed = False
-        if first_or_passed or self._clock() - self._said_at >= QUIET_LIMIT_S:
+        if step > self._said_step or self._clock() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
         else:
             self._unsaid = line
@@ -98,7 +95,7 @@ class LineProgress:
         if self._unsaid is not None:
             self._say(self._unsaid, self._said_step)
 
-    def _say(self, line: str, step: int | None) -> None:
+    def _say(self, line: str, step: int) -> None:
         self._write(line)
         self._said_step, self._said_at, self._unsaid = step, self._clock(), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -21,7 +22,9 @@ def redact(text: str, env: Mapping[str, str] | None = None) -> str:
         for name, value in (os.environ if env is None else env).items()
         if len(value) >= _SHORTEST and _SECRET_NAME.search(name)
     }
-    # The longest first: a value may contain another one.
-    for value in sorted(values, key=len, reverse=True):
+    # The longest first: a value may contain another one. Inside JSON a value's quotes are escaped.
+    for value in sorted(
+        values | {json.dumps(value, ensure_ascii=False)[1:-1] for value in values}, key=len, reverse=True
+    ):
         text = text.replace(value, REDACTED)
     return text

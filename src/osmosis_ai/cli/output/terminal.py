@@ -6,6 +6,7 @@ in it are spelled out, so that neither a dataset nor a server can drive the user
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.rule import Rule
+from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
@@ -61,6 +63,7 @@ _STATUS_TONES: dict[str, Tone] = {
 }
 _ROLE_STYLES = {"system": "dim", "user": "bold blue", "assistant": "bold green", "tool": "bold magenta"}
 _WIDTH_WHEN_PIPED = 120
+_READING_WIDTH = 100
 
 
 def open_console(stream: TextIO) -> Console:
@@ -74,10 +77,9 @@ def open_console(stream: TextIO) -> Console:
         emoji=False,
         highlight=False,
         no_color=not coloured,
-        force_terminal=None if stream.isatty() else False,
         color_system="auto" if coloured else None,
     )
-    if not console.is_terminal and "COLUMNS" not in console._environ:
+    if not stream.isatty() and "COLUMNS" not in os.environ:
         console.width = _WIDTH_WHEN_PIPED
     return console
 
@@ -229,7 +231,8 @@ def _print_conversation(console: Console, conversation: Conversation) -> None:
         closing = conversation.closing
         drawn.append(RichText(formats.literal(closing.text), style=_STYLES[closing.tone]))
     title = RichText(formats.one_line(conversation.title)) if conversation.title else None
-    console.print(Panel(Group(*drawn), title=title, title_align="left", border_style="dim"))
+    width = min(console.width, _READING_WIDTH)
+    console.print(Panel(Group(*drawn), title=title, title_align="left", border_style="dim", width=width))
 
 
 def _turn_heading(turn: Turn) -> RichText:
@@ -252,6 +255,7 @@ def spinner(console: Console, message: str) -> Iterator[None]:
 @contextmanager
 def bar(console: Console, description: str, *, total: float | None, unit: str) -> Iterator[_Bar]:
     """Draw a progress bar until the block ends; its last state stays on the screen."""
+    one_line = RichColumn(no_wrap=True, overflow="ellipsis")
     drawn = RichProgress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -259,7 +263,7 @@ def bar(console: Console, description: str, *, total: float | None, unit: str) -
         _Amount(unit),
         TimeElapsedColumn(),
         _Remaining(),
-        TextColumn("{task.fields[note]}", markup=False, style="dim"),
+        TextColumn("{task.fields[note]}", markup=False, style="dim", table_column=one_line),
         console=console,
     )
     with drawn:

@@ -131,7 +131,10 @@ class _Validation:
             else:
                 self._check_prompts(columns, reader)
             if self.report.row_count < MIN_ROWS and not self.report.errors:
-                self._add_error(f"found {_rows(self.report.row_count)}; at least {MIN_ROWS} are needed")
+                self._add_error(
+                    f"found {_rows(self.report.row_count)}; the platform takes at least {MIN_ROWS} "
+                    "(`osmosis eval run --dataset-file` takes any number)"
+                )
         self._add_warnings()
 
     def _peek_columns(self) -> tuple[str, ...]:

@@ -66,10 +66,10 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[dev,eval,report]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,platform,report]'
 	@touch $@
 
 $(VENV)/.train: pyproject.toml $(TORCH_CONSTRAINT) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r $(TORCH_CONSTRAINT)
-	$(BIN)/python -m pip install --quiet -e '.[dev,eval,report,train]' -c $(TORCH_CONSTRAINT)
+	$(BIN)/python -m pip install --quiet -e '.[dev,platform,report,train]' -c $(TORCH_CONSTRAINT)
 	@touch $@ $(VENV)/.dev

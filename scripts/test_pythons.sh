@@ -12,7 +12,7 @@ for version in $PYTHON_VERSIONS; do
     venv=".venvs/$version"
     [ -x "$venv/bin/python" ] || "$interpreter" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --upgrade pip
-    "$venv/bin/python" -m pip install --quiet -e '.[dev,eval,report]'
+    "$venv/bin/python" -m pip install --quiet -e '.[dev,platform,report]'
     "$venv/bin/python" -m pytest -q -n auto -m "not e2e"
     ran=$((ran + 1))
 done

@@ -1,0 +1,78 @@
+"""Who is asking: device login, verification, workspaces."""
+
+from __future__ import annotations
+
+from osmosis_ai.api.wire.base import Timestamp, WireModel
+
+
+class DeviceAuthorizeRequest(WireModel):
+    deviceName: str = "Unknown"
+
+
+class DeviceAuthorization(WireModel):
+    """What the user must do; ``expires_in`` and ``interval`` are seconds."""
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str | None = None
+    expires_in: float
+    interval: float
+
+
+class DeviceTokenRequest(WireModel):
+    device_code: str
+
+
+class User(WireModel):
+    id: str
+    email: str
+    name: str | None = None
+
+
+class IssuedToken(WireModel):
+    token: str
+    token_id: str | None = None
+    expires_at: Timestamp | None = None
+    user: User
+
+    def __repr__(self) -> str:
+        return f"IssuedToken(token_id={self.token_id!r}, user={self.user!r})"
+
+    __str__ = __repr__
+
+
+class WorkspaceMembership(WireModel):
+    """``role`` is ``owner``, ``admin`` or ``member``."""
+
+    id: str
+    name: str
+    role: str = "member"
+
+
+class Verification(WireModel):
+    """The reply to ``GET /api/cli/verify``; the last two keys serve older clients."""
+
+    user: User
+    expires_at: Timestamp | None = None
+    token_id: str | None = None
+    workspace: WorkspaceMembership | None = None
+    valid: bool = True
+    organization: WorkspaceMembership | None = None
+
+
+class ConnectedRepository(WireModel):
+    id: str | None = None
+    repo_full_name: str
+
+
+class Workspace(WireModel):
+    id: str
+    name: str
+    role: str | None = None
+    has_billing_setup: bool | None = None
+    connected_repo: ConnectedRepository | None = None
+
+
+class WorkspaceList(WireModel):
+    workspaces: list[Workspace] = []

@@ -1,0 +1,105 @@
+"""What every message shares.
+
+Reading forgives: unknown keys are ignored, and null counts as absent wherever null is not a
+value of the field. Writing is exact: only what was set is sent, because on this wire the
+presence of a key can carry meaning.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+
+
+class WireModel(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {
+            key: value
+            for key, value in data.items()
+            if value is not None or (key in cls.model_fields and cls.model_fields[key].default is None)
+        }
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the JSON object to send: the fields that were set, no others."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _to_wire_time(moment: datetime) -> str:
+    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _zoned(value: Any) -> Any:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc)
+    return value
+
+
+Timestamp = Annotated[datetime, BeforeValidator(_zoned), PlainSerializer(_to_wire_time, return_type=str)]
+"""A moment with a zone; sent as ISO 8601 in UTC with ``Z``."""
+
+
+class Page(WireModel):
+    """The keys beside the items of an offset list."""
+
+    total_count: int = 0
+    has_more: bool = False
+    next_offset: int | None = None
+
+
+class Issue(WireModel):
+    """One problem in a rejected request."""
+
+    key: str | None = None
+    message: str | None = None
+    key_correction: str | None = None
+
+
+class ErrorBody(WireModel):
+    """The flat error object of every failed request.
+
+    ``code`` is for programs, ``error`` for people; ``issues`` lists every problem of a config.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    error: str | None = None
+    message: str | None = None
+    code: str | None = None
+    field: str | None = None
+    issues: list[Issue | str] = []
+    platform_url: str | None = None
+    existing_dataset_id: str | None = None
+
+
+class LogEntry(WireModel):
+    """One line of a log."""
+
+    timestamp: str | None = None
+    level: str | None = None
+    step: str | None = None
+    message: str | None = None
+    details: dict[str, Any] | None = None
+
+
+class LogPage(WireModel):
+    """Log lines, oldest first; ``next_cursor`` goes on in the requested direction."""
+
+    logs: list[LogEntry] = []
+    next_cursor: str | None = None
+
+
+class Named(WireModel):
+    """A reference to another resource."""
+
+    id: str | None = None
+    name: str | None = None

@@ -1,0 +1,80 @@
+"""Datasets and their upload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, Field
+
+from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+
+
+class DatasetCreateRequest(WireModel):
+    """``file_name`` is the stem; ``file_size`` is in bytes."""
+
+    file_name: str
+    file_size: int
+    extension: str
+    overwrite_dataset_id: str | None = None
+
+
+class UploadPart(WireModel):
+    part_number: int
+    presigned_url: str
+    size: int | None = None
+
+
+class UploadInstructions(WireModel):
+    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``)."""
+
+    method: str = "simple"
+    presigned_url: str | None = None
+    upload_headers: dict[str, str] = {}
+    expires_in: float | None = None
+    part_size: int | None = None
+    total_parts: int | None = None
+    presigned_urls: list[UploadPart] = []
+    s3_key: str | None = None
+    upload_id: str | None = None
+
+
+class Dataset(WireModel):
+    """``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes."""
+
+    id: str
+    file_name: str | None = None
+    file_size: int = 0
+    status: str = ""
+    file_format: str | None = None
+    original_file_format: str | None = None
+    row_count: int | None = None
+    original_file_size: int | None = None
+    data_preview: Any = None
+    creator_name: str | None = None
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+    platform_url: str | None = None
+    is_internal_user: bool = False
+    upload: UploadInstructions | None = None
+
+
+class CompletedPart(WireModel):
+    PartNumber: int
+    ETag: str
+
+
+class DatasetCompleteRequest(WireModel):
+    file_extension: str
+    parts: list[CompletedPart] | None = None
+
+
+class DatasetList(Page):
+    datasets: list[Dataset] = []
+
+
+class DatasetDownload(WireModel):
+    presigned_url: str = Field(validation_alias=AliasChoices("presigned_url", "presignedUrl"))
+    expires_in: float | None = Field(None, validation_alias=AliasChoices("expires_in", "expiresIn"))
+    file_name: str | None = Field(
+        None, validation_alias=AliasChoices("file_name", "fileName", "download_file_name", "downloadFileName")
+    )

@@ -1,0 +1,127 @@
+"""Evaluation runs: lists, details, metrics, samples.
+
+Statuses: ``pending``, ``running``, ``finished``, ``failed``, ``stopped``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, Field
+
+from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
+
+
+class EvalResults(WireModel):
+    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples."""
+
+    score: float | None = None
+    pass_rate: float | None = None
+    pass_threshold: float | None = None
+    graded: int | None = None
+    passed: int | None = None
+    failed: int | None = None
+    skipped: int | None = None
+    total_runs: int | None = None
+    sampled_rows: int | None = None
+    total_tokens: int | None = None
+    total_dataset_rows: int | None = None
+    resumed_count: int | None = None
+    reward_stats: dict[str, Any] | None = None
+
+
+class EvalRun(WireModel):
+    """A run's own fields, as a list row or inside a detail."""
+
+    id: str
+    name: str | None = None
+    status: str = ""
+    created_at: Timestamp | None = None
+    started_at: Timestamp | None = None
+    completed_at: Timestamp | None = None
+    creator_name: str | None = None
+    creator_email: str | None = None
+    platform_url: str | None = None
+    error: str | None = None
+
+
+class EvalRunRow(EvalRun):
+    model: Named | None = None
+    dataset: Named | None = None
+    rollout: Named | None = None
+    results: EvalResults | None = None
+    config: dict[str, Any] | None = None
+
+
+class EvalRunList(Page):
+    eval_runs: list[EvalRunRow] = []
+
+
+class EvalRunDetail(WireModel):
+    eval_run: EvalRun
+    config: dict[str, Any] | None = None
+    results: EvalResults | None = None
+    dataset: Named | None = None
+    rollout: Named | None = None
+    entrypoint: str | None = None
+    branch: str | None = None
+    commit_sha: str | None = None
+    env_config: dict[str, str] | None = None
+    resolved_secret_scopes: dict[str, str] | None = None
+    dataset_df_stats: dict[str, Any] | None = None
+    is_internal_user: bool = False
+
+
+class EvalMetricsOverview(WireModel):
+    duration_ms: float | None = None
+    total_samples: int | None = None
+    completed_samples: int | None = None
+    graded: int | None = None
+    passed: int | None = None
+    failed: int | None = None
+    skipped: int | None = None
+    pass_rate: float | None = None
+    pass_threshold: float | None = None
+    tokens_used: int | None = None
+
+
+class PassAtK(WireModel):
+    k: int
+    value: float
+
+
+class EvalMetrics(WireModel):
+    """``estimates`` is ours: the same numbers over scored samples, with intervals and counts."""
+
+    status: str = ""
+    overview: EvalMetricsOverview = EvalMetricsOverview()
+    reward_stats: dict[str, float] | None = None
+    pass_at_k: list[PassAtK] = []
+    eval_run_id: str | None = None
+    estimates: dict[str, Any] | None = None
+
+
+class ManifestFile(WireModel):
+    path: str
+    size: int
+    token: str | None = None
+
+
+class SampleManifest(WireModel):
+    files: list[ManifestFile] = []
+    totals: dict[str, Any] = {}
+
+
+class DownloadItem(WireModel):
+    path: str
+    token: str | None = None
+    url: str | None = Field(None, validation_alias=AliasChoices("url", "presignedUrl", "presigned_url"))
+
+
+class DownloadUrlsRequest(WireModel):
+    items: list[DownloadItem]
+
+
+class DownloadUrls(WireModel):
+    items: list[DownloadItem] = Field(default=[], validation_alias=AliasChoices("items", "files", "urls"))
+    expires_in: float | None = None

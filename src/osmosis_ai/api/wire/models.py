@@ -1,0 +1,51 @@
+"""Models: base models the platform can run, and LoRA adapters trained on them."""
+
+from __future__ import annotations
+
+from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+
+
+class BaseModelRow(WireModel):
+    id: str
+    model_name: str | None = None
+    base_model: str | None = None
+    creator_name: str | None = None
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+
+
+class BaseModelList(Page):
+    models: list[BaseModelRow] = []
+
+
+class LoraModel(WireModel):
+    """A trained adapter. An absent ``deployment_status`` says that inference is not offered."""
+
+    id: str
+    model_name: str | None = None
+    base_model: str | None = None
+    training_run_name: str | None = None
+    checkpoint_step: int | None = None
+    reward: float | None = None
+    created_at: Timestamp | None = None
+    deployment_status: str | None = None
+    deployed_at: Timestamp | None = None
+    deployed_by: str | None = None
+    hf_upload_status: str | None = None
+    hf_url: str | None = None
+    uploaded_by: str | None = None
+    inference_model: str | None = None
+    platform_url: str | None = None
+    is_internal_user: bool = False
+
+
+class LoraModelList(Page):
+    models: list[LoraModel] = []
+    active_deployments: int | None = None
+    max_active_deployments: int | None = None
+
+
+class DeploymentChange(WireModel):
+    id: str
+    model_name: str | None = None
+    status: str | None = None

@@ -1,0 +1,20 @@
+"""Rollouts the platform has read from the synced repository."""
+
+from __future__ import annotations
+
+from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+
+
+class Rollout(WireModel):
+    id: str
+    name: str | None = None
+    description: str | None = None
+    is_active: bool = True
+    last_synced_commit_sha: str | None = None
+    last_synced_at: Timestamp | None = None
+    repo_full_name: str | None = None
+    created_at: Timestamp | None = None
+
+
+class RolloutList(Page):
+    rollouts: list[Rollout] = []

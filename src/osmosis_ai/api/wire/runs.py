@@ -1,0 +1,56 @@
+"""What evaluation and training runs share: submission and its reply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from osmosis_ai.api.wire.base import Timestamp, WireModel
+
+
+class ExperimentConfig(WireModel):
+    rollout: str
+    entrypoint: str
+    model_path: str
+    dataset: str
+    branch: str | None = None
+    commit_sha: str | None = None
+
+
+class RunSecrets(WireModel):
+    """``required`` lists every name; ``provided`` carries values for this run only."""
+
+    required: list[str] = []
+    provided: dict[str, str] = Field(default={}, repr=False)
+
+
+class EvalRunSubmit(WireModel):
+    experiment_config: ExperimentConfig
+    evaluation_config: dict[str, Any] = {}
+    advanced_config: dict[str, Any] = {}
+    env_config: dict[str, str] = {}
+    secrets: RunSecrets | None = None
+
+
+class TrainingRunSubmit(WireModel):
+    experiment_config: ExperimentConfig
+    training_config: dict[str, Any] = {}
+    sampling_config: dict[str, Any] = {}
+    checkpoints_config: dict[str, Any] = {}
+    advanced_config: dict[str, Any] = {}
+    env_config: dict[str, str] = {}
+    secrets: RunSecrets | None = None
+
+
+class SubmittedRun(WireModel):
+    id: str
+    name: str
+    status: str
+    created_at: Timestamp
+    platform_url: str | None = None
+
+
+class StopReply(WireModel):
+    id: str | None = None
+    status: str | None = None

@@ -1,0 +1,36 @@
+"""Environment secrets. Values travel to the platform, and never come back."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+
+
+class SecretSetRequest(WireModel):
+    """``scope`` is ``workspace`` or ``user``."""
+
+    name: str
+    value: str = Field(repr=False)
+    scope: str
+
+
+class SecretDeleteRequest(WireModel):
+    name: str
+    scope: str
+
+
+class Secret(WireModel):
+    id: str
+    name: str | None = None
+    scope: str | None = None
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+    creator_name: str | None = None
+    updater_name: str | None = None
+    platform_url: str | None = None
+
+
+class SecretList(Page):
+    environment_secrets: list[Secret] = []
+    platform_url: str | None = None

@@ -1,0 +1,298 @@
+"""The rows of the platform.
+
+Every row that belongs to a tenant carries its ``workspace_id``; queries filter by it first.
+Times are UTC. Ids are opaque strings with a prefix that names the kind.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC on every engine; SQLite alone would forget the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive datetime has no place in the database")
+        return value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.replace(tzinfo=timezone.utc) if value is not None and value.tzinfo is None else value
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON}
+
+
+def new_id(prefix: str) -> str:
+    """Return a fresh URL-safe id such as ``run_3f9a…`` (96 random bits)."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+class User(Base):
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    email: Mapped[str] = mapped_column(String(320), unique=True)
+    name: Mapped[str | None] = mapped_column(String(255))
+    password_hash: Mapped[str | None] = mapped_column(String(255))
+    is_admin: Mapped[bool] = mapped_column(default=False)
+    created_at: Mapped[datetime]
+
+
+class Token(Base):
+    """A bearer token of a user; only its SHA-256 is stored. ``kind``: ``cli`` or ``api_key``."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    workspace_id: Mapped[str | None] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str | None] = mapped_column(String(255))
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class DeviceLogin(Base):
+    """One pass of the device flow. ``status``: ``pending``, ``approved``, ``denied``, ``used``."""
+
+    __tablename__ = "device_logins"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    device_code_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    user_code: Mapped[str] = mapped_column(String(16), unique=True)
+    device_name: Mapped[str] = mapped_column(String(255))
+    status: Mapped[str] = mapped_column(String(16))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    interval_s: Mapped[float] = mapped_column(Float)
+    last_poll_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class Workspace(Base):
+    __tablename__ = "workspaces"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(255), unique=True)
+    created_at: Mapped[datetime]
+
+
+class Membership(Base):
+    """``role``: ``owner``, ``admin`` or ``member``."""
+
+    __tablename__ = "memberships"
+
+    workspace_id: Mapped[str] = mapped_column(
+        ForeignKey("workspaces.id", ondelete="CASCADE"), primary_key=True
+    )
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), primary_key=True)
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime]
+
+
+class Repository(Base):
+    """A connected repository: the identity clients send, and where it is really cloned from."""
+
+    __tablename__ = "repositories"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"), index=True)
+    identity: Mapped[str] = mapped_column(String(255), unique=True)
+    clone_url: Mapped[str] = mapped_column(Text)
+    default_branch: Mapped[str | None] = mapped_column(String(255))
+    last_synced_sha: Mapped[str | None] = mapped_column(String(64))
+    last_synced_at: Mapped[datetime | None]
+    sync_error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime]
+
+
+class Rollout(Base):
+    __tablename__ = "rollouts"
+    __table_args__ = (UniqueConstraint("repository_id", "name"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"), index=True)
+    repository_id: Mapped[str] = mapped_column(ForeignKey("repositories.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(255))
+    description: Mapped[str | None] = mapped_column(Text)
+    is_active: Mapped[bool] = mapped_column(default=True)
+    last_synced_commit_sha: Mapped[str | None] = mapped_column(String(64))
+    last_synced_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+
+
+class Dataset(Base):
+    """A dataset. ``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes.
+
+    ``name`` is unique in its workspace; an overwrite keeps the row and replaces ``blob_key`` when
+    the new bytes have been validated. ``upload`` holds what an unfinished upload needs.
+    """
+
+    __tablename__ = "datasets"
+    __table_args__ = (
+        UniqueConstraint("workspace_id", "name"),
+        Index("ix_datasets_workspace_created", "workspace_id", "created_at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(255))
+    status: Mapped[str] = mapped_column(String(16))
+    extension: Mapped[str] = mapped_column(String(16))
+    file_size: Mapped[int] = mapped_column(BigInteger)
+    row_count: Mapped[int | None] = mapped_column(Integer)
+    sha256: Mapped[str | None] = mapped_column(String(64))
+    blob_key: Mapped[str | None] = mapped_column(String(255))
+    upload: Mapped[dict[str, Any] | None]
+    preview: Mapped[list[Any] | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class Secret(Base):
+    """A sealed value. ``scope``: ``workspace`` (``owner_id`` empty) or ``user`` (its owner's own)."""
+
+    __tablename__ = "secrets"
+    __table_args__ = (UniqueConstraint("workspace_id", "scope", "owner_id", "name"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    scope: Mapped[str] = mapped_column(String(16))
+    # An empty string, not NULL: unique constraints do not see NULLs.
+    owner_id: Mapped[str] = mapped_column(String(40), default="")
+    name: Mapped[str] = mapped_column(String(255))
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    updater_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class Run(Base):
+    """An evaluation or training run, and its lease.
+
+    ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
+    A worker owns the run while ``lease_token`` is its own and ``lease_expires_at`` lies ahead.
+    ``request`` is what was submitted, without secret values; those are in ``sealed_secrets`` and
+    only until the run has ended. ``selection`` and ``seed`` make its rows reproducible.
+    """
+
+    __tablename__ = "runs"
+    __table_args__ = (
+        UniqueConstraint("workspace_id", "name"),
+        Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
+        Index("ix_runs_status_lease", "status", "lease_expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    repository_id: Mapped[str | None] = mapped_column(ForeignKey("repositories.id", ondelete="SET NULL"))
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(255))
+    status: Mapped[str] = mapped_column(String(16))
+    error: Mapped[str | None] = mapped_column(Text)
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    completed_at: Mapped[datetime | None]
+
+    request: Mapped[dict[str, Any]]
+    commit_sha: Mapped[str | None] = mapped_column(String(64))
+    branch: Mapped[str | None] = mapped_column(String(255))
+    rollout_id: Mapped[str | None] = mapped_column(String(40))
+    rollout_name: Mapped[str] = mapped_column(String(255))
+    dataset_id: Mapped[str | None] = mapped_column(String(40))
+    dataset_name: Mapped[str] = mapped_column(String(255))
+    model_path: Mapped[str] = mapped_column(String(255))
+    seed: Mapped[int] = mapped_column(Integer, default=0)
+    selection: Mapped[dict[str, Any] | None]
+    secret_scopes: Mapped[dict[str, Any] | None]
+    sealed_secrets: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+    progress: Mapped[dict[str, Any] | None]
+    results: Mapped[dict[str, Any] | None]
+    metrics: Mapped[dict[str, Any] | None]
+
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    lease_token: Mapped[str | None] = mapped_column(String(64))
+    lease_expires_at: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime | None]
+    stop_requested_at: Mapped[datetime | None]
+
+
+class Sample(Base):
+    """A finished row x attempt of an evaluation run. ``trajectory_key``: its blob, when there is one."""
+
+    __tablename__ = "samples"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    row_index: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    run_index: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    source_row_index: Mapped[int] = mapped_column(Integer)
+    rollout_id: Mapped[str] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(16))
+    reward: Mapped[float | None] = mapped_column(Float)
+    tokens: Mapped[int | None] = mapped_column(Integer)
+    duration_ms: Mapped[float] = mapped_column(Float)
+    error_type: Mapped[str | None] = mapped_column(String(64))
+    resumed: Mapped[bool] = mapped_column(default=False)
+
+
+class RunFile(Base):
+    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes."""
+
+    __tablename__ = "run_files"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    source_row_index: Mapped[int | None] = mapped_column(Integer)
+    size: Mapped[int] = mapped_column(BigInteger)
+    blob_key: Mapped[str] = mapped_column(String(255))
+
+
+class LogLine(Base):
+    """A line of the log of a dataset or a run (``subject_id``), in the order of ``id``."""
+
+    __tablename__ = "log_lines"
+    __table_args__ = (Index("ix_log_lines_subject", "subject_id", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    subject_id: Mapped[str] = mapped_column(String(40))
+    timestamp: Mapped[datetime]
+    level: Mapped[str] = mapped_column(String(16))
+    step: Mapped[str] = mapped_column(String(64))
+    message: Mapped[str] = mapped_column(Text)
+    details: Mapped[dict[str, Any] | None]

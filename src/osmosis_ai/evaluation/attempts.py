@@ -1,0 +1,250 @@
+"""One attempt from dispatch to durable record.
+
+Invariants: an attempt is recorded at most once, and its terminal callback is acknowledged only when
+the record is durable. Whether an attempt was recorded or given up is decided here, in one place
+and without a pause in between: a result that arrives after its attempt was given up is
+acknowledged and dropped, because the item runs again under a fresh id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.controller.http_driver import RolloutProtocolError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.classify import Verdict, classify, rejected
+from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.pending import WorkItem
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.rollout_host import AttemptLostError, RolloutHost
+from osmosis_ai.evaluation.seeds import attempt_seeds
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.bridge import ModelBridge, RolloutUsage
+    from osmosis_ai.controller.store import TerminalCallbackResult
+    from osmosis_ai.evaluation.run_state import RunState
+    from osmosis_ai.evaluation.spec import EvalRunSpec
+
+MAX_LOSSES = 3
+_MAX_ERROR_CHARS = 2000
+
+
+class LostTooOftenError(OsmosisError):
+    """The same attempt was lost again and again."""
+
+    default_code = "INTERNAL"
+
+
+class UnknownAttemptError(RuntimeError):
+    """A terminal arrived for a rollout that nobody dispatched."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An attempt under way."""
+
+    item: WorkItem
+    rollout_id: str
+    started: float
+    usage: RolloutUsage | None = None
+    recording: asyncio.Task[Mapping[str, Any]] | None = None
+    given_up: bool = False
+
+
+class AttemptRunner:
+    """Dispatches attempts and records their results.
+
+    Args:
+        bridge: serves the model to them and knows what they used.
+        state: what the run's results become part of.
+        on_fault: told of an error that no later record can survive (a full disk).
+
+    Attributes:
+        host: runs the rollouts; to be set before the first attempt.
+        dispatched: attempts started.
+        cancelled: ids of the rollouts that were cancelled with the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: EvalRunSpec,
+        seed: int,
+        bridge: ModelBridge,
+        journal: Journal,
+        state: RunState,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._bridge = bridge
+        self._journal = journal
+        self._state = state
+        self._on_fault = on_fault
+        self._flights: dict[str, _Flight] = {}
+        self.host: RolloutHost | None = None
+        self.dispatched = 0
+        self.cancelled: list[str] = []
+
+    async def attempt(self, item: WorkItem) -> bool:
+        """Make one attempt; return whether it was recorded, False when it has to be made again.
+
+        Raises:
+            OsmosisError: when there is no point in going on (no server, no disk).
+        """
+        assert self.host is not None, "there is no host to run the attempt"
+        rollout_id = uuid.uuid4().hex
+        flight = _Flight(item, rollout_id, time.monotonic())
+        self._flights[rollout_id] = flight
+        self.dispatched += 1
+        self._bridge.open(
+            rollout_id, seed_for=attempt_seeds(self._seed, item.row.source_row_index, item.run_index)
+        )
+        try:
+            reason = await self._drive(flight)
+            if flight.recording is None:
+                flight.given_up = True
+                self._note_loss(item, reason or "its server reported no result")
+                return False
+            await asyncio.shield(flight.recording)
+            self.host.attempt_finished()
+            return True
+        except asyncio.CancelledError:
+            self.cancelled.append(rollout_id)
+            raise
+        finally:
+            self._land(flight)
+
+    async def commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
+        """Make a terminal result durable and return its acknowledgement (the callback store's commit hook).
+
+        Raises:
+            UnknownAttemptError: when no such attempt is under way.
+            JournalWriteError: when the disk refused the record.
+        """
+        flight = self._flights.get(terminal.rollout_id)
+        if flight is None:
+            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is under way")
+        if flight.given_up:
+            return {"ok": True}
+        usage = self._close_endpoint(flight)
+        expects_trajectory = terminal.grader is not None and terminal.grader.sample is not None
+        verdict = classify(terminal, usage.last_error)
+        return await self._record(flight, verdict, usage, expects_trajectory=expects_trajectory)
+
+    async def settle(self) -> None:
+        """Wait until no record is on its way to the disk."""
+        recordings = [flight.recording for flight in self._flights.values() if flight.recording is not None]
+        await asyncio.gather(*recordings, return_exceptions=True)
+
+    async def _drive(self, flight: _Flight) -> str | None:
+        """Run the rollout; return why it has no result when it has none."""
+        from osmosis_ai.controller.driver import RolloutRunRequest
+
+        assert self.host is not None
+        item = flight.item
+        request = RolloutRunRequest(
+            messages=item.row.messages,
+            label=item.row.label,
+            metadata=item.row.metadata,
+            rollout_id=flight.rollout_id,
+            agent_timeout_sec=self._spec.agent_timeout_sec,
+            grader_timeout_sec=self._spec.grader_timeout_sec,
+            extra_fields={"row_index": item.row_index, "run_index": item.run_index},
+        )
+        try:
+            await self.host.run(request)
+        except AttemptLostError as lost:
+            return str(lost)
+        except RolloutProtocolError as error:
+            if not 400 <= error.status_code < 500:
+                return str(error)
+            usage = self._close_endpoint(flight)
+            await self._record(
+                flight, rejected(error.status_code, str(error)), usage, expects_trajectory=False
+            )
+        return None
+
+    def _note_loss(self, item: WorkItem, reason: str) -> None:
+        item.losses += 1
+        self._state.log.write(
+            "dispatch",
+            f"attempt lost: {reason}",
+            level="WARNING",
+            row_index=item.row_index,
+            run_index=item.run_index,
+            losses=item.losses,
+        )
+        if item.losses > MAX_LOSSES:
+            raise LostTooOftenError(
+                f"row {item.row.source_row_index} (attempt {item.run_index + 1}) was lost {item.losses} times, "
+                f"the last time because {reason}.",
+                details={"source_row_index": item.row.source_row_index, "run_index": item.run_index},
+                hint="if this row brings the rollout's server down, see the server's log; the rest stays pending",
+            )
+
+    async def _record(
+        self, flight: _Flight, verdict: Verdict, usage: RolloutUsage, *, expects_trajectory: bool
+    ) -> Mapping[str, Any]:
+        # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
+        flight.recording = asyncio.create_task(self._write(flight, verdict, usage, expects_trajectory))
+        try:
+            return await asyncio.shield(flight.recording)
+        except Exception as error:  # whatever it is, the next record would meet it too
+            self._on_fault(error)
+            raise
+
+    async def _write(
+        self, flight: _Flight, verdict: Verdict, usage: RolloutUsage, expects_trajectory: bool
+    ) -> Mapping[str, Any]:
+        record = self._make_record(flight, verdict, usage)
+        await self._state.prepare(record)
+        offset = await self._journal.append(record)
+        self._state.add(record, offset, expects_trajectory=expects_trajectory)
+        acknowledgement: dict[str, Any] = {"ok": True}
+        if usage.report is not None:
+            acknowledgement["trajectory"] = usage.report
+        return acknowledgement
+
+    def _make_record(self, flight: _Flight, verdict: Verdict, usage: RolloutUsage) -> TerminalRecord:
+        called = usage.calls > 0
+        return TerminalRecord(
+            row_index=flight.item.row_index,
+            run_index=flight.item.run_index,
+            rollout_id=flight.rollout_id,
+            status=verdict.status,
+            duration_ms=round((time.monotonic() - flight.started) * 1000),
+            source_row_index=flight.item.row.source_row_index,
+            reward=verdict.reward,
+            tokens=usage.total_tokens if called else None,
+            error_type=verdict.error_type,
+            boundary=verdict.boundary,
+            error=self._state.redact(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
+            model_calls=usage.calls,
+            prompt_tokens=usage.prompt_tokens if called else None,
+            completion_tokens=usage.completion_tokens if called else None,
+            cost_usd=usage.cost_usd if called else None,
+            model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
+        )
+
+    def _close_endpoint(self, flight: _Flight) -> RolloutUsage:
+        """End the rollout's model calls and return what they came to, however often it is asked."""
+        if flight.usage is None:
+            flight.usage = self._bridge.close(flight.rollout_id)
+        return flight.usage
+
+    def _land(self, flight: _Flight) -> None:
+        """Forget an attempt that ended, one way or another; what it used is spent all the same."""
+        usage = self._close_endpoint(flight)
+        if flight.recording is None:
+            flight.given_up = True
+            self._state.spending.add(calls=usage.calls, tokens=usage.total_tokens, cost_usd=usage.cost_usd)
+        if flight.recording is None or flight.recording.done():
+            del self._flights[flight.rollout_id]
+        else:
+            flight.recording.add_done_callback(lambda _: self._flights.pop(flight.rollout_id, None))

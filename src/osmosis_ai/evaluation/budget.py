@@ -1,0 +1,97 @@
+"""A run stops starting attempts when its budget is spent; what is in flight may finish.
+
+Spending counts everything the run has cost, in this session and in earlier ones, attempts that
+never became a result included as far as this session saw them. What cannot be measured is not
+taken for free: under a limit on cost or tokens, a call whose cost or tokens are unknown ends
+the budget with that reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from osmosis_ai.errors import OsmosisError
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a run; None is no limit.
+
+    Attributes:
+        max_cost_usd: US dollars paid to the policy's provider.
+        max_tokens: prompt and completion tokens of the policy.
+        max_time_s: seconds of wall-clock time, summed over all sessions of the run.
+    """
+
+    max_cost_usd: float | None = None
+    max_tokens: int | None = None
+    max_time_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for option, limit in (
+            ("--max-cost", self.max_cost_usd),
+            ("--max-tokens", self.max_tokens),
+            ("--max-time", self.max_time_s),
+        ):
+            if limit is not None and not (0 < limit < float("inf")):
+                raise OsmosisError(f"`{option}` must be a positive number, not {limit}.")
+
+    def __bool__(self) -> bool:
+        return (self.max_cost_usd, self.max_tokens, self.max_time_s) != (None, None, None)
+
+
+class Spending:
+    """What a run has cost so far, measured against its budget.
+
+    Args:
+        budget: the limits.
+        earlier_s: wall-clock seconds of earlier sessions.
+        clock: a monotonic clock in seconds; this session starts now.
+    """
+
+    def __init__(
+        self, budget: Budget, *, earlier_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget
+        self._earlier_s = earlier_s
+        self._clock = clock
+        self._started = clock()
+        self._unmeasured: str | None = None
+        self.cost_usd = 0.0
+        self.tokens = 0
+        self.cost_known = False
+
+    def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
+        """Count the model calls of an attempt."""
+        self.tokens += tokens
+        if cost_usd is not None:
+            self.cost_usd += cost_usd
+            self.cost_known = True
+        if calls and not tokens:
+            self._unmeasured = "the model's endpoint does not report how many tokens it used"
+        elif calls and cost_usd is None and self._budget.max_cost_usd is not None:
+            self._unmeasured = "the cost of a model call is not known"
+
+    def start_clock(self) -> None:
+        """Start this session's wall clock now instead of when the object was made."""
+        self._started = self._clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds of the run, earlier sessions included."""
+        return self._earlier_s + self._clock() - self._started
+
+    def exhausted(self) -> str | None:
+        """Return why no further attempt may start, naming the option to raise; None while one may."""
+        limits = self._budget
+        if limits.max_cost_usd is not None and self.cost_usd >= limits.max_cost_usd:
+            return f"${self.cost_usd:.4f} spent of `--max-cost {limits.max_cost_usd:g}`"
+        if limits.max_tokens is not None and self.tokens >= limits.max_tokens:
+            return f"{self.tokens:,} tokens used of `--max-tokens {limits.max_tokens}`"
+        if limits.max_time_s is not None and self.elapsed_s >= limits.max_time_s:
+            return f"{self.elapsed_s:.0f} s passed of `--max-time {limits.max_time_s:g}`"
+        if self._unmeasured and (limits.max_cost_usd is not None or limits.max_tokens is not None):
+            return f"{self._unmeasured}, so the budget cannot be kept"
+        return None

@@ -1,0 +1,115 @@
+"""The dispatcher: a stream of work items, at most so many at once, none waiting for another.
+
+Concurrency is a limit, not a batch: whenever an attempt ends, the next item starts. Items start in
+the order of the stream; those whose attempt was lost come again before the rest. The dispatcher
+holds the items in flight and nothing else, whatever the length of the stream.
+
+It ends when the stream does, when the gate closes (what is in flight finishes), or when it is
+halted (what is in flight is cancelled). What was not finished then is simply still pending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Item = TypeVar("Item")
+
+StopKind = Literal["interrupted", "budget", "fault"]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a run ended with work left.
+
+    Attributes:
+        kind: the user's interruption, a spent budget, or a fault of the infrastructure.
+        reason: one sentence.
+        error: the fault itself.
+    """
+
+    kind: StopKind
+    reason: str
+    error: BaseException | None = None
+
+
+class Dispatcher(Generic[Item]):
+    """Runs ``attempt`` on every item of a stream.
+
+    Args:
+        items: the stream; read item by item, when one can start.
+        attempt: returns whether the item is finished; False gives it back. What it raises is a fault.
+        limit: attempts in flight at most.
+        gate: asked before each start; a reason closes the gate for good.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Item],
+        attempt: Callable[[Item], Awaitable[bool]],
+        *,
+        limit: int,
+        gate: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._items = items
+        self._attempt = attempt
+        self._limit = limit
+        self._gate = gate
+        self._returned: deque[Item] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._stop: Stop | None = None
+        self.in_flight = 0
+
+    async def run(self) -> Stop | None:
+        """Run to the end; return why work is left, or None when none is."""
+        self._workers = {
+            asyncio.create_task(self._work()) for _ in range(self._limit if not self._stop else 0)
+        }
+        try:
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        return self._stop
+
+    def halt(self, stop: Stop) -> None:
+        """Start nothing more and cancel what is in flight; the first reason stands."""
+        if self._stop is None or self._stop.kind == "budget":
+            self._stop = stop
+        current = asyncio.current_task()
+        for worker in self._workers:
+            if worker is not current:
+                worker.cancel()
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                item = self._next()
+                if item is None:
+                    return
+                self.in_flight += 1
+                try:
+                    finished = await self._attempt(item)
+                finally:
+                    self.in_flight -= 1
+                if not finished:
+                    self._returned.append(item)
+            except Exception as error:  # whatever went wrong here is no result of the item
+                self.halt(Stop("fault", str(error) or type(error).__name__, error))
+                return
+
+    def _next(self) -> Item | None:
+        if self._stop is not None:
+            return None
+        item = self._returned.popleft() if self._returned else next(self._items, None)
+        if item is None:
+            return None
+        closed = self._gate()
+        if closed is not None:
+            self._stop = Stop("budget", closed)
+            return None
+        return item

@@ -1,0 +1,76 @@
+"""What a run tells its caller, and what it asks: the seam between the engine and whoever shows it.
+
+The defaults are those of a program that runs unattended: nothing is shown, dispatch is confirmed,
+secrets come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.secret_values import find_secret_values
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is about to happen.
+
+    Attributes:
+        total: work items of the run.
+        pending: those this session will dispatch.
+        resumed: those that earlier sessions finished and that stay as they are.
+        continued: whether the run existed before.
+        found: whether it was found by its inputs instead of by its name.
+        put_aside: where the run that had the name before was moved.
+    """
+
+    run_name: str
+    run_dir: Path
+    model_path: str
+    rows: int
+    rows_in_file: int
+    n: int
+    total: int
+    pending: int
+    resumed: int
+    continued: bool
+    found: bool
+    put_aside: Path | None
+
+
+class RunHooks:
+    """Override what the caller cares about. Everything is called on the run's event loop."""
+
+    def plan(self, plan: RunPlan) -> None:
+        """Show what is about to happen, before anything is started or asked."""
+
+    def note(self, message: str) -> None:
+        """Tell something worth knowing."""
+
+    def stage(self, message: str) -> None:
+        """Tell what the run is busy with now (``starting the rollout's server``)."""
+
+    def log_line(self, line: str) -> None:
+        """Take a line of the run's log, secrets removed; only with ``verbose``."""
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        """Show how far the run is; called a few times a second."""
+
+    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
+        """Ask whether to spend on ``pending`` rollouts; called only when there are some."""
+        return True
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the values of the secrets; called only when something is dispatched.
+
+        Raises:
+            InteractiveRequiredError: when one is missing.
+        """
+        return find_secret_values(names, given={}, environ=os.environ)
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """Take the function that stops the run gracefully; from here on something is being spent."""

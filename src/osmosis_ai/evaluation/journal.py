@@ -1,0 +1,227 @@
+"""The journal: the one place where a result becomes true.
+
+Invariant: a record counts if and only if its whole line, newline included, is on the disk, and
+:meth:`Journal.append` returns only then. Everything else in a run directory can be made again
+from the journal. Appends that arrive while the disk is busy share the next write and its one
+fsync (group commit), so durability costs one flush per moment, not one per record.
+
+On opening, an unterminated last line is cut off even if it would parse: nobody was told that it
+counts. A terminated line that is not a record is never repaired, it is refused with its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.files import sync_directory
+
+# Appending changes the file's size, which fdatasync flushes too; it spares the inode's times.
+_flush_to_disk = getattr(os, "fdatasync", os.fsync)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class JournalCorruptionError(OsmosisError):
+    """A committed line is not a record."""
+
+    default_code = "CONFLICT"
+
+
+class JournalWriteError(OsmosisError):
+    """The disk did not take a record; it was not acknowledged."""
+
+    default_code = "INTERNAL"
+
+
+class Journal:
+    """Append-only file of terminal records, one canonical JSON line each.
+
+    Open it with :meth:`open`, read what it holds with :meth:`replay`, then append. One process at
+    a time (the run's lock sees to that); :meth:`append` may be called by any number of tasks.
+    """
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._size = size
+        self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
+        self._flusher: asyncio.Task[None] | None = None
+        self._failure: JournalWriteError | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Open ``path`` for appending, creating it when missing and cutting off an unfinished last line.
+
+        Raises:
+            JournalWriteError: when the file cannot be created or repaired.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            size = _committed_size(descriptor)
+            if size != os.fstat(descriptor).st_size:
+                os.ftruncate(descriptor, size)
+                os.fsync(descriptor)
+            sync_directory(path.parent)
+        except OSError as error:
+            _refuse(path, error)
+        return cls(path, descriptor, size)
+
+    @property
+    def size(self) -> int:
+        """Committed bytes."""
+        return self._size
+
+    def replay(self) -> Iterator[tuple[int, TerminalRecord]]:
+        """Yield every committed record with its offset, oldest first, in constant memory.
+
+        Raises:
+            JournalCorruptionError: at the first line that is not a record.
+        """
+        return replay(self.path)
+
+    async def append(self, record: TerminalRecord) -> int:
+        """Make ``record`` durable and return its offset. Cancelling the caller does not undo the write.
+
+        Raises:
+            JournalWriteError: when the disk refused it; every later append fails the same way.
+        """
+        if self._failure is not None:
+            raise self._failure
+        durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((record.to_line(), durable))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush())
+        return await durable
+
+    async def close(self) -> None:
+        """Finish what was appended and release the file."""
+        if self._flusher is not None:
+            await self._flusher
+        self._thread.shutdown()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            offset = self._size
+            try:
+                await loop.run_in_executor(self._thread, self._write, b"".join(line for line, _ in batch))
+            except OSError as error:
+                self._fail(error, batch)
+                return
+            for line, durable in batch:
+                if not durable.done():
+                    durable.set_result(offset)
+                offset += len(line)
+
+    def _write(self, block: bytes) -> None:
+        """Write and flush ``block``; on an error the file is as before, as far as the disk lets it."""
+        view = memoryview(block)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            _flush_to_disk(self._descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(block)
+
+    def _fail(self, error: OSError, batch: list[tuple[bytes, asyncio.Future[int]]]) -> None:
+        # After a failed fsync the kernel may have dropped the pages: nothing more can be promised.
+        self._failure = _write_error(self.path, error)
+        refused, self._waiting = batch + self._waiting, []
+        for _, durable in refused:
+            if not durable.done():
+                durable.set_exception(self._failure)
+
+
+def replay(path: Path, start: int = 0) -> Iterator[tuple[int, TerminalRecord]]:
+    """Yield ``(offset, record)`` of every terminated line of ``path`` from byte ``start`` on.
+
+    An unterminated last line is passed over, so a file may be read while it is being written.
+
+    Raises:
+        JournalCorruptionError: at the first line that is not a record.
+    """
+    offset = start
+    with path.open("rb") as handle:
+        handle.seek(start)
+        for number, line in enumerate(handle, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = TerminalRecord.from_line(line)
+            except ValueError as error:
+                where = f"line {number}" if start == 0 else f"byte {offset}"
+                raise JournalCorruptionError(
+                    f"the journal `{path}` is damaged at {where}: {error}. Results before it are intact, "
+                    "but a run is not continued from a damaged journal.",
+                    details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
+                    hint="run again with `--fresh`: the damaged run is kept beside the new one",
+                ) from None
+            yield offset, record
+            offset += len(line)
+
+
+class JournalReader:
+    """Reads single lines of a journal by their offsets; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = path.open("rb")
+        size = os.fstat(self._handle.fileno()).st_size
+        self._map = mmap.mmap(self._handle.fileno(), size, access=mmap.ACCESS_READ) if size else None
+
+    def __enter__(self) -> JournalReader:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._map is not None:
+            self._map.close()
+        self._handle.close()
+
+    def record(self, offset: int) -> TerminalRecord | None:
+        """Return the record at ``offset``, or None when it was committed after this reader was made."""
+        if self._map is None or offset >= len(self._map):
+            return None
+        return TerminalRecord.from_line(self._map[offset : self._map.find(b"\n", offset) + 1])
+
+
+def _committed_size(descriptor: int) -> int:
+    """Return the offset after the last newline, looking from the end."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _write_error(path: Path, error: OSError) -> JournalWriteError:
+    what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return JournalWriteError(
+        f"{what}: a result could not be written to `{path}` ({reason}). "
+        "Everything finished before is safe; what was not written stays pending.",
+        details={"path": str(path), "errno": error.errno},
+        hint="free some space and run the same command again: it continues where it stopped",
+    )
+
+
+def _refuse(path: Path, error: OSError) -> NoReturn:
+    raise _write_error(path, error) from error

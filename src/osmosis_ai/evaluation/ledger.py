@@ -1,0 +1,82 @@
+"""What is known of every work item, in ten bytes each.
+
+A work item is a selected row and an attempt on it. The ledger holds no result: it says where in
+the journal the latest one is, and how it ended. Whatever the number of rows, this is all the
+engine remembers of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from osmosis_ai.evaluation.record import STATUSES, Status
+
+_PENDING = 255
+_CODES: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
+
+
+class Ledger:
+    """The state of ``rows`` x ``n`` work items, addressed by (row_index, run_index)."""
+
+    def __init__(self, rows: int, n: int) -> None:
+        self.rows = rows
+        self.n = n
+        self._offsets = array("q", [-1]) * (rows * n)
+        self._states = bytearray([_PENDING]) * (rows * n)
+        self._todo = bytearray([1]) * (rows * n)
+
+    def __len__(self) -> int:
+        return self.rows * self.n
+
+    def holds(self, row_index: int, run_index: int) -> bool:
+        """Tell whether such a work item belongs to the run."""
+        return 0 <= row_index < self.rows and 0 <= run_index < self.n
+
+    def settle(self, row_index: int, run_index: int, status: Status, offset: int) -> None:
+        """Note the latest record of an item: how it ended and where its line starts."""
+        item = row_index * self.n + run_index
+        self._offsets[item] = offset
+        self._states[item] = _CODES[status]
+        self._todo[item] = 0
+
+    def reopen_failed(self) -> None:
+        """Ask for another attempt on every item that failed or was skipped; its record stands meanwhile."""
+        success = _CODES["success"]
+        for item, state in enumerate(self._states):
+            if state not in (success, _PENDING):
+                self._todo[item] = 1
+
+    def is_open(self, row_index: int, run_index: int) -> bool:
+        """Tell whether the item still asks for an attempt."""
+        return self._todo[row_index * self.n + run_index] == 1
+
+    def row_is_open(self, row_index: int) -> bool:
+        """Tell whether any attempt on the row is still asked for."""
+        start = row_index * self.n
+        return 1 in self._todo[start : start + self.n]
+
+    @property
+    def open_count(self) -> int:
+        """Items that ask for an attempt."""
+        return self._todo.count(1)
+
+    def count(self, status: Status) -> int:
+        """Items whose latest record has ``status``."""
+        return self._states.count(_CODES[status])
+
+    @property
+    def unrecorded_count(self) -> int:
+        """Items without any record."""
+        return self._states.count(_PENDING)
+
+    def offset(self, row_index: int, run_index: int) -> int:
+        """Return where the item's latest record starts in the journal, -1 without one."""
+        return self._offsets[row_index * self.n + run_index]
+
+    def recorded(self, status: Status | None = None) -> Iterator[tuple[int, int, int]]:
+        """Yield (row_index, run_index, offset) of every item that has a record (of ``status``), in order."""
+        code = None if status is None else _CODES[status]
+        for item, offset in enumerate(self._offsets):
+            if offset >= 0 and (code is None or self._states[item] == code):
+                yield item // self.n, item % self.n, offset

@@ -1,0 +1,198 @@
+"""The manifest: what a run's results were computed from, and the gate a resume must pass.
+
+Invariant: two sessions write into the same run directory only if their ``inputs`` are equal, key by
+key. Inputs are everything that can change a result: the policy, the rows, the agent's source, its
+variables and time limits, the seed. Names, paths and concurrency are not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+from osmosis_ai.files import write_json
+
+SCHEMA_VERSION = 1
+VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+# What tools leave in a source directory; none of it is the agent.
+_BY_PRODUCTS = frozenset(
+    {
+        "__pycache__",
+        ".git",
+        ".venv",
+        "venv",
+        "dist",
+        "build",
+        "node_modules",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".mypy_cache",
+        "uv.lock",
+    }
+)
+
+
+class ResumeRefusedError(ConflictError):
+    """The run directory belongs to other inputs."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``manifest.json``, written once per run."""
+
+    local_run_id: str
+    run_name: str
+    created_at: str
+    inputs: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @classmethod
+    def new(cls, run_name: str, inputs: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:
+        """Make the manifest of a run that starts now; absent provenance is left out."""
+        known = {key: value for key, value in provenance.items() if value is not None}
+        return cls(uuid.uuid4().hex, run_name, utc_now(), inputs, known)
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            OsmosisError: when the file is not one, or is of a later release.
+        """
+        try:
+            raw = json.loads(path.read_bytes())
+            version = raw["schema_version"]
+            manifest = cls(
+                *(raw[k] for k in ("local_run_id", "run_name", "created_at", "inputs", "provenance"))
+            )
+            whole = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
+            if not whole or not _RUN_ID.fullmatch(manifest.local_run_id):
+                raise ValueError("its fields have the wrong types")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OsmosisError(
+                f"`{path}` is not a run's manifest ({error}).",
+                hint="run with `--fresh` to put that directory aside, or choose another `--name`",
+            ) from None
+        if version != SCHEMA_VERSION:
+            raise OsmosisError(
+                f"`{path}` has schema version {version!r}; this release knows {SCHEMA_VERSION}."
+            )
+        return manifest
+
+    def write(self, path: Path) -> None:
+        """Write the manifest durably."""
+        write_json(
+            path,
+            {
+                "schema_version": SCHEMA_VERSION,
+                "local_run_id": self.local_run_id,
+                "run_name": self.run_name,
+                "created_at": self.created_at,
+                "inputs": self.inputs,
+                "provenance": self.provenance,
+            },
+        )
+
+    def require_equal_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Let a session with ``inputs`` continue this run.
+
+        Raises:
+            ResumeRefusedError: naming every input that changed.
+        """
+        changed = sorted(
+            key
+            for key in {*self.inputs, *inputs}
+            if self.inputs.get(key, _ABSENT) != inputs.get(key, _ABSENT)
+        )
+        if changed:
+            raise ResumeRefusedError(
+                f"the run `{self.run_name}` cannot be continued: its inputs have changed since it was started. "
+                f"Changed: {', '.join(changed)}.",
+                details={"run_name": self.run_name, "changed": changed},
+                hint="undo the change, choose another `--name`, or put the old run aside with `--fresh`",
+            )
+
+
+def run_inputs(
+    spec: EvalRunSpec, dataset: DatasetInput, selected_rows: str, source_digest: str, seed: int
+) -> dict[str, Any]:
+    """Return the inputs of a run as they are locked."""
+    return {
+        "model_path": spec.model_path,
+        "dataset": {"sha256": dataset.sha256, "selected_source_rows": selected_rows},
+        "n": spec.n,
+        "rollout": {
+            "name": spec.rollout_name,
+            "entrypoint": spec.entrypoint,
+            "source_digest": source_digest,
+        },
+        "env": dict(sorted(spec.env.items())),
+        "secret_names": sorted(spec.secret_names),
+        "timeouts": {
+            "agent_timeout_sec": spec.agent_timeout_sec,
+            "grader_timeout_sec": spec.grader_timeout_sec,
+        },
+        "seed": seed,
+        "versions": dict(VERSIONS),
+    }
+
+
+def inputs_digest(inputs: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of the inputs' canonical JSON."""
+    canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
+    """Return the SHA-256 (hex) over the names and bytes of the files that make up a rollout.
+
+    Caches, environments, lock files and an ``output_root`` inside the directory are left out.
+
+    Raises:
+        OsmosisError: for a symbolic link to a directory, or to nothing: its content could change unseen.
+    """
+    digest = hashlib.sha256()
+    for relative, path in sorted(_source_files(rollout_dir, rollout_dir, output_root)):
+        content = hashlib.sha256()
+        with path.open("rb") as handle:
+            while chunk := handle.read(1 << 20):
+                content.update(chunk)
+        digest.update(relative.encode() + b"\0" + content.digest())
+    return digest.hexdigest()
+
+
+def _source_files(root: Path, directory: Path, output_root: Path | None) -> Iterator[tuple[str, Path]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.name in _BY_PRODUCTS or entry.name.endswith(".egg-info"):
+                continue
+            if entry.is_symlink() and not entry.is_file():
+                raise OsmosisError(
+                    f"`{path}` is a symbolic link to {'a directory' if entry.is_dir() else 'nothing'}; "
+                    "what it holds could change between two sessions of a run. Copy the files in, or remove the link."
+                )
+            if entry.is_dir():
+                if output_root is None or path.resolve() != output_root.resolve():
+                    yield from _source_files(root, path, output_root)
+            elif entry.is_file():
+                yield path.relative_to(root).as_posix(), path
+
+
+def utc_now() -> str:
+    """Return the current time as ISO 8601 with milliseconds and ``Z``."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ABSENT = object()

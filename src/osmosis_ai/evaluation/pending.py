@@ -1,0 +1,56 @@
+"""The work that is left, as a stream: rows are read when their turn comes, and forgotten after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.datasets import DatasetRow, Selection, iter_rows
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.ledger import Ledger
+
+
+@dataclass(slots=True)
+class WorkItem:
+    """One attempt to be made.
+
+    Attributes:
+        row: the row, ready for a rollout.
+        row_index: its position among the selected rows.
+        run_index: which attempt on it this is, from 0.
+        losses: how often the attempt was lost with the server that ran it.
+    """
+
+    row: DatasetRow
+    row_index: int
+    run_index: int
+    losses: int = 0
+
+
+def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
+    """Yield (row_index, row) of the selected rows, reading no further than the last of them.
+
+    Raises:
+        OsmosisError: when a row before the last selected one cannot be used, or the file has become shorter.
+    """
+    wanted = iter(enumerate(selection.indices))
+    target = next(wanted, None)
+    if target is None:
+        return
+    for row in iter_rows(path):
+        if row.source_row_index == target[1]:
+            yield target[0], row
+            target = next(wanted, None)
+            if target is None:
+                return
+    raise OsmosisError(f"`{path}` has no row {target[1]} any more: the file was changed.")
+
+
+def pending_items(path: Path, selection: Selection, ledger: Ledger) -> Iterator[WorkItem]:
+    """Yield what the ledger still asks for, by row, then by attempt."""
+    for row_index, row in selected_rows(path, selection):
+        if ledger.row_is_open(row_index):
+            for run_index in range(ledger.n):
+                if ledger.is_open(row_index, run_index):
+                    yield WorkItem(row, row_index, run_index)

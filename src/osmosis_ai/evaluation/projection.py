@@ -1,0 +1,288 @@
+"""``trajectories/`` and ``artifacts/``: copies of each item's selected attempt under a readable name.
+
+Invariant: a copy belongs to the item's latest record, or it is absent. The copies are independent
+files (no hard links), made only of regular files below the attempt's own directory: no symbolic
+link is followed. A copy that could not be made while the run went on is made at its end, so losing
+one costs nothing; it never holds up, and never changes, a result.
+
+The rollout's server writes a trajectory after its result was acknowledged, so a copy waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
+from osmosis_ai.evaluation.run_log import RunLog
+
+TRAJECTORY_WAIT_S = 30.0
+_FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.05, 2.0
+_MAX_QUEUED = 8192
+_THREADS = 2
+_RESERVED = "manifest.json"  # at the top of artifacts/; belongs to the server
+_PROJECTED = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
+
+
+def item_name(row_index: int, run_index: int) -> str:
+    """Return how the copies of an item are called."""
+    return f"row_{row_index}_run_{run_index}"
+
+
+@dataclass(order=True, slots=True)
+class _Copy:
+    due: float
+    sequence: int
+    row_index: int = field(compare=False)
+    run_index: int = field(compare=False)
+    rollout_id: str = field(compare=False)
+    deadline: float = field(compare=False)
+    pause_s: float = field(compare=False, default=_FIRST_LOOK_S)
+
+
+class Projector:
+    """Makes the copies: in a few threads while the run goes on, the rest at its end."""
+
+    def __init__(self, directory: RunDirectory, ledger: Ledger, log: RunLog) -> None:
+        self._directory = directory
+        self._ledger = ledger
+        self._log = log
+        self._has_trajectory = bytearray(len(ledger))
+        self._has_artifacts = bytearray(len(ledger))
+        self._heap: list[_Copy] = []
+        self._sequence = itertools.count()
+        self._busy = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._find_copies()
+
+    def start(self) -> None:
+        """Start the threads."""
+        for number in range(_THREADS):
+            thread = threading.Thread(target=self._work, name=f"projector-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def has_trajectory(self, row_index: int, run_index: int) -> bool:
+        """Tell whether the item's trajectory has been copied."""
+        return self._has_trajectory[row_index * self._ledger.n + run_index] == 1
+
+    def submit(self, row_index: int, run_index: int, rollout_id: str, *, expects_trajectory: bool) -> None:
+        """Copy an attempt's files soon. Never blocks: beyond a bound they are left to the end of the run."""
+        now = time.monotonic()
+        deadline = now + (TRAJECTORY_WAIT_S if expects_trajectory else 0.0)
+        with self._changed:
+            if len(self._heap) < _MAX_QUEUED and not self._closed:
+                due = now + (_FIRST_LOOK_S if expects_trajectory else 0.0)
+                copy = _Copy(due, next(self._sequence), row_index, run_index, rollout_id, deadline)
+                heapq.heappush(self._heap, copy)
+                self._changed.notify()
+
+    def forget(self, row_index: int, run_index: int) -> None:
+        """Remove the copies of an item, before it gets a newer record."""
+        name = item_name(row_index, run_index)
+        (self._directory.trajectories / f"{name}.json").unlink(missing_ok=True)
+        shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
+        item = row_index * self._ledger.n + run_index
+        self._has_trajectory[item] = self._has_artifacts[item] = 0
+
+    def stop(self, *, patience_s: float) -> None:
+        """End the threads once nothing is queued, or after ``patience_s`` seconds; blocking."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._heap and not self._busy, timeout=patience_s)
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def copy_missing(self) -> None:
+        """Make every copy that can be made and is not there; blocking. Call it after :meth:`stop`."""
+        with JournalReader(self._directory.events) as journal:
+            for row_index, run_index, offset in self._ledger.recorded():
+                item = row_index * self._ledger.n + run_index
+                if self._has_trajectory[item] and self._has_artifacts[item]:
+                    continue
+                record = journal.record(offset)
+                if record is not None:
+                    self._try_copy(row_index, run_index, record.rollout_id, last=True)
+
+    def _find_copies(self) -> None:
+        """Learn which copies earlier sessions made, and clear away unfinished ones."""
+        for directory, found in (
+            (self._directory.trajectories, self._has_trajectory),
+            (self._directory.artifacts, self._has_artifacts),
+        ):
+            for entry in _entries(directory):
+                match = _PROJECTED.fullmatch(entry.name)
+                if match is None:
+                    if entry.name.startswith(".row_"):
+                        _remove(Path(entry.path))
+                    continue
+                row_index, run_index = int(match[1]), int(match[2])
+                if self._ledger.holds(row_index, run_index):
+                    found[row_index * self._ledger.n + run_index] = 1
+
+    def _work(self) -> None:
+        while (copy := self._take()) is not None:
+            try:
+                done = self._try_copy(copy.row_index, copy.run_index, copy.rollout_id, last=False)
+            finally:
+                with self._changed:
+                    self._busy -= 1
+                    self._changed.notify_all()
+            copy.due = time.monotonic() + copy.pause_s
+            copy.pause_s = min(2 * copy.pause_s, _SLOWEST_LOOK_S)
+            if not done and copy.due < copy.deadline:
+                with self._changed:
+                    if not self._closed:
+                        heapq.heappush(self._heap, copy)
+
+    def _take(self) -> _Copy | None:
+        """Wait for the next copy that is due; None when the projector is closed."""
+        with self._changed:
+            while not self._closed:
+                wait_s = self._heap[0].due - time.monotonic() if self._heap else None
+                if wait_s is not None and wait_s <= 0:
+                    self._busy += 1
+                    return heapq.heappop(self._heap)
+                self._changed.wait(wait_s)
+            return None
+
+    def _try_copy(self, row_index: int, run_index: int, rollout_id: str, *, last: bool) -> bool:
+        """Copy what is there; return whether nothing is left to wait for. A failure is logged, no more."""
+        item = row_index * self._ledger.n + run_index
+        trial = self._directory.trial(rollout_id)
+        name = item_name(row_index, run_index)
+        try:
+            if not self._has_artifacts[item]:
+                copy_artifacts(trial / "artifacts", self._directory.artifacts, name)
+                self._has_artifacts[item] = 1
+            if not self._has_trajectory[item]:
+                target = self._directory.trajectories / f"{name}.json"
+                self._has_trajectory[item] = copy_trajectory(trial / TRAJECTORY_FILE, target, rollout_id)
+        except (OSError, ValueError) as error:
+            if last:
+                self._log.write(
+                    "trajectory", f"could not copy: {error}", level="WARNING", rollout_id=rollout_id
+                )
+            return False
+        return self._has_trajectory[item] == 1
+
+
+def copy_trajectory(source: Path, target: Path, rollout_id: str) -> bool:
+    """Copy a trajectory that belongs to ``rollout_id``; False when there is none (yet).
+
+    Raises:
+        ValueError: when it is not whole, or belongs to another rollout.
+    """
+    content = _read_regular_file(source)
+    if content is None:
+        return False
+    document = orjson.loads(content)
+    identity = trajectory_identity(document)
+    if identity != rollout_id:
+        raise ValueError(f"`{source}` is the trajectory of {identity!r}")
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.chmod(0o600)
+    temporary.replace(target)
+    return True
+
+
+def trajectory_identity(document: Any) -> str | None:
+    """Return the id of the rollout that an ATIF trajectory belongs to, as far as it says."""
+    if not isinstance(document, dict):
+        return None
+    extra = document.get("extra")
+    osmosis = extra.get("osmosis") if isinstance(extra, dict) else None
+    stated = osmosis.get("rollout_id") if isinstance(osmosis, dict) else None
+    if isinstance(stated, str):
+        return stated
+    session = document.get("session_id")
+    if isinstance(session, str):
+        return session
+    trajectory = document.get("trajectory_id")
+    if isinstance(trajectory, str) and "/" in trajectory:
+        return trajectory.partition("/")[0]
+    return None
+
+
+def copy_artifacts(source: Path, root: Path, name: str) -> bool:
+    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none."""
+    temporary = root / f".{name}.tmp"
+    _remove(temporary)
+    copied = False
+    for directory, _, files, descriptor in _walk(source):
+        relative = Path(directory).relative_to(source)
+        for file in files:
+            if relative == Path() and file == _RESERVED:
+                continue
+            target = temporary / relative / file
+            copied = _copy_regular_file(file, descriptor, target) or copied
+    if copied:
+        _remove(root / name)
+        temporary.replace(root / name)
+    return copied
+
+
+def _walk(source: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
+    if source.is_symlink() or not source.is_dir():
+        return
+    yield from os.fwalk(source, follow_symlinks=False)
+
+
+def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
+    """Copy ``name`` of an open directory unless it is a link or a special file."""
+    try:
+        # Non-blocking, so that a named pipe does not wait for a writer.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    return True
+
+
+def _read_regular_file(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+            raise ValueError(f"`{path}` is not a regular file")
+        return handle.read()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
+        yield from found

@@ -1,0 +1,115 @@
+"""One finished attempt, as the journal keeps it.
+
+A record is complete by itself: everything a table or a metric says about an attempt is here, so
+that numbers after a crash are the numbers of an undisturbed run. The keys up to ``error_type``
+are the product's; those after it are ours and appear in no other file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import orjson
+
+Status = Literal["success", "failed", "skipped"]
+Boundary = Literal["provider", "agent", "tool", "grader", "rollout_server", "platform"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalRecord:
+    """The outcome of one attempt (``run_index``) on one selected row (``row_index``).
+
+    Attributes:
+        source_row_index: the row's offset in the dataset file.
+        reward: what the grader gave; absent when there is none.
+        tokens: prompt and completion tokens of all model calls; absent when no call was seen.
+        duration_ms: from dispatch to the terminal callback.
+        model_latency_ms: time spent waiting for the model, all calls together.
+        error_type: machine-readable reason of a failure.
+        boundary: which party the failure belongs to.
+        error: the failure in words, without secrets.
+    """
+
+    row_index: int
+    run_index: int
+    rollout_id: str
+    status: Status
+    duration_ms: int
+    source_row_index: int | None = None
+    reward: float | None = None
+    tokens: int | None = None
+    error_type: str | None = None
+    boundary: Boundary | None = None
+    error: str | None = None
+    model_calls: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    model_latency_ms: float | None = None
+
+    def to_line(self) -> bytes:
+        """Return the record as one canonical JSON line, newline included, nulls left out."""
+        known = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+        return orjson.dumps(known, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> TerminalRecord:
+        """Parse a line written by :meth:`to_line`.
+
+        Raises:
+            ValueError: when the line is not such a record; the message says why.
+        """
+        value = orjson.loads(line)  # its JSONDecodeError is a ValueError
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        known = {name: value[name] for name in _NAMES if name in value}
+        for name, content in known.items():
+            _check(name, content)
+        missing = [name for name in _REQUIRED if name not in known]
+        if missing:
+            raise ValueError(f"no `{missing[0]}`")
+        return cls(**known)
+
+
+_NAMES: tuple[str, ...] = tuple(field.name for field in fields(TerminalRecord))
+_REQUIRED = ("row_index", "run_index", "rollout_id", "status", "duration_ms")
+_COUNTS = frozenset(
+    {
+        "row_index",
+        "run_index",
+        "source_row_index",
+        "duration_ms",
+        "tokens",
+        "model_calls",
+        "prompt_tokens",
+        "completion_tokens",
+    }
+)
+_NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms"})
+
+
+def _check(name: str, content: Any) -> None:
+    """Raise ValueError unless ``content`` can be the value of ``name``."""
+    if name in _COUNTS:
+        fits = type(content) is int and content >= 0
+    elif name in _NUMBERS:
+        fits = type(content) in (int, float)
+    elif name == "status":
+        fits = content in STATUSES
+    elif name == "boundary":
+        fits = content in BOUNDARIES
+    elif name == "rollout_id":
+        fits = isinstance(content, str) and is_safe_id(content)
+    else:
+        fits = isinstance(content, str)
+    if not fits:
+        raise ValueError(f"`{name}` cannot be {content!r}")
+
+
+def is_safe_id(value: str) -> bool:
+    """Tell whether ``value`` can name a directory: one path segment, nothing special."""
+    return value not in ("", ".", "..") and not any(c in value for c in "/\\\0")

@@ -1,0 +1,148 @@
+"""The directory of a run: which file is where, and snapshots that are whole or absent.
+
+``events.jsonl`` and ``rollout_trials/`` are the truth; every other file is made from them and can
+be made again. A snapshot is streamed: its cost in memory does not depend on the number of samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.metrics import EvalMetrics
+from osmosis_ai.evaluation.run_name import stamp
+from osmosis_ai.files import sync_directory, write_json
+
+TRAJECTORY_FILE = "trajectory.json"
+
+
+class RunDirectory:
+    """Paths and snapshots of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "manifest.json"
+        self.events = path / "events.jsonl"
+        self.log = path / "logs.txt"
+        self.server_log = path / "rollout-server.log"
+        self.index = path / "index.jsonl"
+        self.summary = path / "summary.jsonl"
+        self.progress = path / "progress.json"
+        self.metrics = path / "metrics.json"
+        self.trials = path / "rollout_trials"
+        self.trajectories = path / "trajectories"
+        self.artifacts = path / "artifacts"
+
+    def create(self) -> None:
+        """Make the directories that are not there yet."""
+        for directory in (self.path, self.trials, self.trajectories, self.artifacts):
+            directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(self.path.parent)
+
+    def put_aside(self) -> Path | None:
+        """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""
+        if not self.manifest.exists():
+            return None
+        base = f"{self.path.name}.archive-{stamp()}"
+        target, again = self.path.with_name(base), 2
+        while target.exists():
+            target, again = self.path.with_name(f"{base}-{again}"), again + 1
+        self.path.rename(target)
+        sync_directory(self.path.parent)
+        return target
+
+    def trial(self, rollout_id: str) -> Path:
+        """Return where the rollout's server keeps the files of an attempt."""
+        return self.trials / rollout_id
+
+    def write_progress(self, *, sampled_rows: int, n: int, total_dataset_rows: int) -> None:
+        """Write how large the run is."""
+        write_json(
+            self.progress,
+            {
+                "total_runs": sampled_rows * n,
+                "sampled_rows": sampled_rows,
+                "total_dataset_rows": total_dataset_rows,
+            },
+        )
+
+    def write_metrics(self, eval_run: Mapping[str, Any], metrics: EvalMetrics) -> None:
+        """Write the numbers of the run: the product's summary, and our estimates beside it."""
+        numbers = {"summary": metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")}
+        write_json(self.metrics, {"eval_run": dict(eval_run), **numbers})
+
+    def read_metrics(self) -> dict[str, Any] | None:
+        """Return the last written metrics, or None when there are none to be read."""
+        return _read_object(self.metrics)
+
+    def read_progress(self) -> dict[str, Any] | None:
+        """Return the size of the run, or None when it is not known yet."""
+        return _read_object(self.progress)
+
+    def write_index(
+        self, ledger: Ledger, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]
+    ) -> None:
+        """Write ``index.jsonl`` and its twin ``summary.jsonl``, sorted by row and attempt.
+
+        Args:
+            resumed_before: records that start before this byte of the journal are of earlier sessions.
+            has_trajectory: whether the item's trajectory is in ``trajectories/``.
+        """
+        with (
+            JournalReader(self.events) as journal,
+            _replacing(self.index) as index,
+            _replacing(self.summary) as summary,
+        ):
+            for row_index, run_index, offset in ledger.recorded():
+                record = journal.record(offset)
+                if record is None:
+                    continue
+                entry = {
+                    "row_index": row_index,
+                    "run_index": run_index,
+                    "rollout_id": record.rollout_id,
+                    "trajectory_filename": TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None,
+                    "status": record.status,
+                    "reward": record.reward,
+                    "tokens": record.tokens,
+                    "duration_ms": record.duration_ms,
+                    "error_type": record.error_type,
+                    "resumed": True if offset < resumed_before else None,
+                }
+                known = {key: value for key, value in entry.items() if value is not None}
+                line = orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
+                index.write(line)
+                summary.write(line)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that becomes ``path`` in one step when the block ends well, and vanishes otherwise."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=1 << 18) as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

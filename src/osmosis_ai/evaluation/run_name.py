@@ -1,0 +1,44 @@
+"""Names of runs: one safe path segment, so that a name is also the run's directory."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+
+LOCKS_DIRECTORY = ".locks"
+MAX_LENGTH = 96
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` when a run may be called so.
+
+    Raises:
+        OsmosisError: otherwise, with the rule.
+    """
+    if len(name) > MAX_LENGTH or not _NAME.fullmatch(name):
+        raise OsmosisError(
+            f"a run cannot be named {name!r}: use at most {MAX_LENGTH} letters, digits, `.`, `_` and `-`, "
+            "starting with a letter or digit."
+        )
+    return name
+
+
+def stamp(now: datetime | None = None) -> str:
+    """Return the moment as ``20260131T235959Z``."""
+    return (now or datetime.now(timezone.utc)).astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+
+
+def generate_run_name(config_stem: str, digest: str, output_root: Path) -> str:
+    """Return ``<stem>-<UTC stamp>-<first 8 of the inputs' digest>``, unused under ``output_root``."""
+    tail = f"-{stamp()}-{digest[:8]}"
+    stem = _UNSAFE.sub("-", config_stem).strip("._-") or "eval"
+    base = stem[: MAX_LENGTH - len(tail) - 4] + tail
+    name, again = base, 2
+    while (output_root / name).exists():
+        name, again = f"{base}-{again}", again + 1
+    return check_run_name(name)

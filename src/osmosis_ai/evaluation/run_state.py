@@ -1,0 +1,181 @@
+"""What a run has come to so far: the one place where a durable record becomes numbers and copies.
+
+Everything here is derived from the journal: records of earlier sessions are replayed through the
+same door that new ones come in by. Memory is a fixed number of bytes per work item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from dataclasses import dataclass
+
+from osmosis_ai.evaluation.budget import Spending
+from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.projection import Projector
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_log import Redactor, RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSnapshot:
+    """How far a run is, for a live display.
+
+    Attributes:
+        completed, total: work items with a final record, and all of them.
+        passed, failed, skipped: how they ended.
+        scored: successes that have a reward; ``reward_mean`` and ``passed`` are over these.
+        tokens, cost_usd: spent by the run; the cost is None while no price is known.
+        in_flight: attempts under way.
+        elapsed_s: seconds of this session.
+        finished: items that this session finished.
+    """
+
+    completed: int
+    total: int
+    passed: int
+    failed: int
+    skipped: int
+    scored: int
+    reward_mean: float | None
+    tokens: int
+    cost_usd: float | None
+    in_flight: int
+    elapsed_s: float
+    finished: int
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Share of the scored samples that passed."""
+        return self.passed / self.scored if self.scored else None
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Items finished per second in this session."""
+        return self.finished / self.elapsed_s if self.elapsed_s > 0 and self.finished else None
+
+
+class RunState:
+    """Ledger, metrics, spending, copies and log of a run, kept in step.
+
+    Args:
+        pass_threshold: a sample passes at this reward or above.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        metrics: MetricsAccumulator,
+        spending: Spending,
+        projector: Projector,
+        log: RunLog,
+        redact: Redactor,
+        pass_threshold: float,
+    ) -> None:
+        self.ledger = ledger
+        self.metrics = metrics
+        self.spending = spending
+        self.projector = projector
+        self.log = log
+        self.redact = redact
+        self._pass_threshold = pass_threshold
+        self._reward_sum = 0.0
+        self._scored = 0
+        self._passed = 0
+        self._finished = 0
+        # A snapshot reads the metrics in another thread.
+        self._metrics_lock = threading.Lock()
+
+    def replay(self, journal: Journal) -> None:
+        """Take in what earlier sessions recorded.
+
+        Raises:
+            JournalCorruptionError: when a line is no record, or of an item that the run does not have.
+        """
+        for offset, record in journal.replay():
+            if not self.ledger.holds(record.row_index, record.run_index):
+                raise JournalCorruptionError(
+                    f"the journal `{journal.path}` is damaged: it has a result of row {record.row_index}, "
+                    f"attempt {record.run_index + 1}, which is not part of the run.",
+                    hint="run again with `--fresh`: the damaged run is kept beside the new one",
+                )
+            self._count(record, offset)
+
+    async def prepare(self, record: TerminalRecord) -> None:
+        """Make way for a record that may replace an older one: the older one's copies go first."""
+        if self.ledger.offset(record.row_index, record.run_index) >= 0:
+            await asyncio.to_thread(self.projector.forget, record.row_index, record.run_index)
+
+    def add(self, record: TerminalRecord, offset: int, *, expects_trajectory: bool) -> None:
+        """Take in a record that has just become durable."""
+        self._count(record, offset)
+        self._finished += 1
+        self.projector.submit(
+            record.row_index, record.run_index, record.rollout_id, expects_trajectory=expects_trajectory
+        )
+        self.log.write(
+            "result",
+            record.status if record.error is None else f"{record.status}: {record.error}",
+            level="WARNING" if record.status == "failed" else "INFO",
+            row_index=record.row_index,
+            run_index=record.run_index,
+            rollout_id=record.rollout_id,
+            reward=record.reward,
+            tokens=record.tokens,
+            duration_ms=record.duration_ms,
+            error_type=record.error_type,
+            boundary=record.boundary,
+        )
+
+    def summary(self) -> EvalMetrics:
+        """Return the metrics over the records so far; may be called from another thread."""
+        with self._metrics_lock:
+            frozen = copy.deepcopy(self.metrics)
+        return frozen.summary()
+
+    def progress(self, *, in_flight: int, elapsed_s: float) -> ProgressSnapshot:
+        """Return how far the run is."""
+        total = len(self.ledger)
+        return ProgressSnapshot(
+            completed=total - self.ledger.open_count,
+            total=total,
+            passed=self._passed,
+            failed=self.ledger.count("failed"),
+            skipped=self.ledger.count("skipped"),
+            scored=self._scored,
+            reward_mean=self._reward_sum / self._scored if self._scored else None,
+            tokens=self.spending.tokens,
+            cost_usd=self.spending.cost_usd if self.spending.cost_known else None,
+            in_flight=in_flight,
+            elapsed_s=elapsed_s,
+            finished=self._finished,
+        )
+
+    def _count(self, record: TerminalRecord, offset: int) -> None:
+        self.ledger.settle(record.row_index, record.run_index, record.status, offset)
+        self.spending.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        # Only failed and skipped items are ever redone, so no reward is counted twice.
+        if record.status == "success" and record.reward is not None:
+            self._scored += 1
+            self._reward_sum += record.reward
+            self._passed += record.reward >= self._pass_threshold
+        with self._metrics_lock:
+            self.metrics.add(
+                row_index=record.row_index,
+                run_index=record.run_index,
+                status=record.status,
+                reward=record.reward,
+                tokens=record.tokens,
+                prompt_tokens=record.prompt_tokens,
+                completion_tokens=record.completion_tokens,
+                cost_usd=record.cost_usd,
+                duration_ms=record.duration_ms,
+                model_latency_ms=record.model_latency_ms,
+                model_calls=record.model_calls,
+                boundary=record.boundary,
+                error_type=record.error_type,
+            )

@@ -1,0 +1,340 @@
+"""An evaluation on this machine, from its inputs to its numbers.
+
+The steps are in :meth:`LocalEvalRunner.run`, in order. Nothing is asked or spent before the run
+directory and the rows have been found fit; nothing is written before the user agreed. Whatever
+happens after that, the directory ends up consistent, and running it again continues it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.budget import Spending
+from osmosis_ai.evaluation.engine import Stop
+from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
+from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.manifest import Manifest, run_inputs, source_digest
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.pending import selected_rows
+from osmosis_ai.evaluation.projection import Projector
+from osmosis_ai.evaluation.resume import OpenedRun, open_run
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_log import Redactor, RunLog, redact_file
+from osmosis_ai.evaluation.run_state import RunState
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
+from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
+from osmosis_ai.files import cache_dir as default_cache_dir
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets import Selection
+
+_PROGRESS_S = 0.25
+_SNAPSHOT_S = 5.0
+# Snapshots cost in proportion to the run; at most this share of the time goes into them.
+_SNAPSHOT_SHARE = 0.05
+
+AfterFinalize = Callable[[RunSummary], Awaitable[None]]
+
+
+class LocalEvalRunner:
+    """Runs one evaluation, or continues it.
+
+    Args:
+        spec: what is evaluated.
+        options: how, this time.
+        dataset, selection: the file and which of its rows.
+        rollout_dir: the agent's directory.
+        output_root: where run directories are.
+        hooks: shown and asked.
+        open_model: opens the policy's endpoint; given the variables in which its key may be.
+        provenance: further facts for the manifest; None values are left out.
+        config_stem: begins a generated run name.
+        environ: variables the rollout's server inherits; this process's own by default.
+        cache_dir: where rollout environments are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: EvalRunSpec,
+        options: LocalEvalOptions,
+        dataset: DatasetInput,
+        selection: Selection,
+        rollout_dir: Path,
+        output_root: Path,
+        hooks: RunHooks,
+        open_model: OpenModel,
+        provenance: Mapping[str, Any] | None = None,
+        config_stem: str = "eval",
+        environ: Mapping[str, str] | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._dataset = dataset
+        self._selection = selection
+        self._rollout_dir = rollout_dir
+        self._output_root = output_root
+        self._hooks = hooks
+        self._open_model = open_model
+        self._provenance = dict(provenance or {})
+        self._config_stem = config_stem
+        self._environ = dict(os.environ if environ is None else environ)
+        self._cache_dir = cache_dir or default_cache_dir()
+
+    async def run(self, after_finalize: AfterFinalize | None = None) -> RunSummary | None:
+        """Run it; return the summary, or None when the user declined to start.
+
+        Args:
+            after_finalize: awaited when everything is written, while the run's lock is still held.
+
+        Raises:
+            OsmosisError: when the run could not start or be continued.
+        """
+        with ExitStack() as held:
+            inputs = await asyncio.to_thread(self._inputs)
+            opened = open_run(held, self._output_root, self._options, inputs, self._config_stem)
+            ledger = self._replay_ledger(opened)
+            self._hooks.plan(self._plan(opened, ledger))
+            pending = ledger.open_count
+            if pending and not await self._hooks.confirm_dispatch(
+                pending=pending, model_path=self._spec.model_path
+            ):
+                return None
+            secret_values = self._hooks.resolve_secrets(self._spec.secret_names) if pending else {}
+            session = _Session(
+                self._job(opened.directory), self._hooks, self._open_model, secret_values, held
+            )
+            summary = await session.run(self._manifest(opened, inputs))
+            if after_finalize is not None:
+                await after_finalize(summary)
+            return summary
+
+    def _inputs(self) -> dict[str, Any]:
+        """Read everything a result depends on, and check that every selected row can be used."""
+        if self._output_root.resolve() == self._rollout_dir.resolve():
+            raise OsmosisError(f"results cannot go into the rollout's own directory, `{self._rollout_dir}`.")
+        if not len(self._selection):
+            raise OsmosisError(
+                f"no row is selected: `{self._dataset.path}` has {self._selection.total_rows} rows."
+            )
+        for _ in selected_rows(self._dataset.path, self._selection):
+            pass
+        digest = source_digest(self._rollout_dir, output_root=self._output_root)
+        rows = self._selection.describe()
+        return run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
+
+    def _replay_ledger(self, opened: OpenedRun) -> Ledger:
+        """Learn what is left, before anything is written."""
+        ledger = Ledger(len(self._selection), self._spec.n)
+        if opened.manifest is not None and opened.directory.events.exists():
+            from osmosis_ai.evaluation.journal import replay
+
+            for offset, record in replay(opened.directory.events):
+                if ledger.holds(record.row_index, record.run_index):
+                    ledger.settle(record.row_index, record.run_index, record.status, offset)
+        if self._options.retry_failed:
+            ledger.reopen_failed()
+        return ledger
+
+    def _plan(self, opened: OpenedRun, ledger: Ledger) -> RunPlan:
+        return RunPlan(
+            run_name=opened.name,
+            run_dir=opened.directory.path,
+            model_path=self._spec.model_path,
+            rows=len(self._selection),
+            rows_in_file=self._selection.total_rows,
+            n=self._spec.n,
+            total=len(ledger),
+            pending=ledger.open_count,
+            resumed=len(ledger) - ledger.open_count,
+            continued=opened.manifest is not None,
+            found=opened.found,
+            put_aside=opened.put_aside,
+        )
+
+    def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
+        """Return the run's manifest, writing it for a new run."""
+        opened.directory.create()
+        if opened.manifest is not None:
+            return opened.manifest
+        manifest = Manifest.new(opened.name, inputs, self._provenance)
+        manifest.write(opened.directory.manifest)
+        return manifest
+
+    def _job(self, directory: RunDirectory) -> Job:
+        return Job(
+            spec=self._spec,
+            options=self._options,
+            dataset=self._dataset,
+            selection=self._selection,
+            rollout_dir=self._rollout_dir,
+            directory=directory,
+            environ=self._environ,
+            cache_dir=self._cache_dir,
+        )
+
+
+class _Session:
+    """One process's turn at a run whose directory exists and whose lock is held."""
+
+    def __init__(
+        self,
+        job: Job,
+        hooks: RunHooks,
+        open_model: OpenModel,
+        secret_values: Mapping[str, str],
+        held: ExitStack,
+    ) -> None:
+        self._job = job
+        self._hooks = hooks
+        self._open_model = open_model
+        self._secret_values = secret_values
+        self._held = held
+        self._redact = Redactor(secret_values.values())
+
+    async def run(self, manifest: Manifest) -> RunSummary:
+        """Replay, execute, finalize."""
+        job, options = self._job, self._job.options
+        self._manifest = manifest
+        echo = self._hooks.log_line if options.verbose else None
+        log = RunLog(job.directory.log, self._redact, echo=echo)
+        self._held.callback(log.close)
+        journal = Journal.open(job.directory.events)
+        try:
+            self._resumed_before = journal.size
+            state = self._state = await asyncio.to_thread(self._replay, journal, log)
+            self._resumed = len(state.ledger) - state.ledger.open_count
+            log.write("run", "session starts", run=manifest.run_name, pending=state.ledger.open_count)
+            if self._resumed:
+                log.write("resume", "continuing from the journal", finished=self._resumed)
+            self._write_snapshots("running")
+            execution: Execution | None = None
+            stop: Stop | None = None
+            if state.ledger.open_count:
+                execution = self._make_execution(journal, state)
+                stop = await self._execute(execution, log)
+        finally:
+            await journal.close()
+        return await self._finalize(stop, execution)
+
+    def _replay(self, journal: Journal, log: RunLog) -> RunState:
+        job, spec = self._job, self._job.spec
+        ledger = Ledger(len(job.selection), spec.n)
+        earlier = (job.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
+        spending = Spending(job.options.budget, earlier_s=earlier / 1000)
+        state = RunState(
+            ledger=ledger,
+            metrics=MetricsAccumulator(rows=len(job.selection), n=spec.n, pass_threshold=spec.pass_threshold),
+            spending=spending,
+            projector=Projector(job.directory, ledger, log),
+            log=log,
+            redact=self._redact,
+            pass_threshold=spec.pass_threshold,
+        )
+        state.replay(journal)
+        if job.options.retry_failed:
+            ledger.reopen_failed()
+        return state
+
+    def _make_execution(self, journal: Journal, state: RunState) -> Execution:
+        return Execution(
+            self._job,
+            state=state,
+            journal=journal,
+            hooks=self._hooks,
+            open_model=self._open_model,
+            secret_values=self._secret_values,
+        )
+
+    async def _execute(self, execution: Execution, log: RunLog) -> Stop | None:
+        self._hooks.started(execution.interrupt)
+        try:
+            async with self._reporting(execution):
+                stop = await execution.run()
+        except Exception as error:
+            log.write("run", self._redact(str(error)), level="ERROR", error=type(error).__name__)
+            await self._finalize(Stop("fault", str(error), error), execution)
+            raise
+        if stop is not None:
+            log.write("run", f"stopped: {stop.reason}", level="WARNING", kind=stop.kind)
+        return stop
+
+    @contextlib.asynccontextmanager
+    async def _reporting(self, execution: Execution) -> AsyncIterator[None]:
+        reporter = asyncio.create_task(self._report(execution))
+        try:
+            yield
+        finally:
+            reporter.cancel()
+            await asyncio.gather(reporter, return_exceptions=True)
+
+    async def _report(self, execution: Execution) -> None:
+        """Show progress often, and write snapshots now and then."""
+        started = snapshot_at = time.monotonic()
+        snapshot_at += _SNAPSHOT_S
+        while True:
+            now = time.monotonic()
+            self._hooks.progress(self._state.progress(in_flight=execution.in_flight, elapsed_s=now - started))
+            if now >= snapshot_at:
+                with contextlib.suppress(OSError):  # a full disk is the journal's to report
+                    await asyncio.to_thread(self._write_snapshots, "running")
+                took_s = time.monotonic() - now
+                snapshot_at = time.monotonic() + max(_SNAPSHOT_S, took_s / _SNAPSHOT_SHARE)
+            await asyncio.sleep(_PROGRESS_S)
+
+    def _write_snapshots(self, status: str) -> None:
+        job, state = self._job, self._state
+        job.directory.write_progress(
+            sampled_rows=len(job.selection), n=job.spec.n, total_dataset_rows=job.selection.total_rows
+        )
+        job.directory.write_index(
+            state.ledger, resumed_before=self._resumed_before, has_trajectory=state.projector.has_trajectory
+        )
+        duration_ms = round(state.spending.elapsed_s * 1000)
+        described = describe_run(job.spec, self._manifest, status=status, duration_ms=duration_ms)
+        job.directory.write_metrics(described, state.summary())
+
+    async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
+        state, directory = self._state, self._job.directory
+        await asyncio.to_thread(state.projector.copy_missing)
+        with contextlib.suppress(OSError):
+            redact_file(directory.server_log, self._redact)
+        complete = stop is None and state.ledger.open_count == 0
+        try:
+            await asyncio.to_thread(self._write_snapshots, "finished" if complete else "incomplete")
+        except OSError as error:
+            if stop is None:
+                raise OsmosisError(
+                    f"the results are safe in `{directory.events}`, but the tables could not be written: {error}.",
+                    hint="free some space and run the same command again: it only writes them",
+                ) from error
+            state.log.write("run", f"could not write the snapshots: {error}", level="ERROR")
+        dispatched = execution.dispatched if execution is not None else 0
+        state.log.write("run", "session ends", complete=complete, dispatched=dispatched)
+        return RunSummary(
+            run_dir=directory.path,
+            local_run_id=self._manifest.local_run_id,
+            run_name=self._manifest.run_name,
+            total_work_items=len(state.ledger),
+            dispatched=dispatched,
+            succeeded=state.ledger.count("success"),
+            failed=state.ledger.count("failed"),
+            skipped=state.ledger.count("skipped"),
+            pending=state.ledger.open_count,
+            resumed=self._resumed,
+            stop=stop,
+            duration_ms=round(state.spending.elapsed_s * 1000),
+            metrics=state.summary(),
+            failures=first_failures(directory, state.ledger),
+        )

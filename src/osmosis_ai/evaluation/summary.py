@@ -1,0 +1,103 @@
+"""What a finished session hands back, and the same facts as ``metrics.json`` keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.evaluation.engine import Stop
+from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.manifest import utc_now
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.ledger import Ledger
+    from osmosis_ai.evaluation.manifest import Manifest
+    from osmosis_ai.evaluation.metrics import EvalMetrics
+    from osmosis_ai.evaluation.spec import EvalRunSpec
+
+# Enough to see what goes wrong; the journal has them all.
+MAX_FAILURES = 1000
+
+
+@dataclass(frozen=True)
+class FailedRow:
+    """A failed attempt, and where its files are."""
+
+    record: TerminalRecord
+    rollout_dir: Path
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a session of a run ended.
+
+    Attributes:
+        total_work_items: rows x attempts.
+        dispatched: attempts that this session started.
+        succeeded, failed, skipped: work items by the status of their latest record.
+        pending: work items that still ask for an attempt.
+        resumed: work items that earlier sessions had finished and this one left alone.
+        stop: why work is left; None when none is.
+        duration_ms: wall-clock time of the run, all sessions together.
+        failures: the first failed attempts, by row.
+    """
+
+    run_dir: Path
+    local_run_id: str
+    run_name: str
+    total_work_items: int
+    dispatched: int
+    succeeded: int
+    failed: int
+    skipped: int
+    pending: int
+    resumed: int
+    stop: Stop | None
+    duration_ms: int
+    metrics: EvalMetrics
+    failures: tuple[FailedRow, ...]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the session ended before its work did."""
+        return self.stop is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every work item is terminal."""
+        return self.stop is None and self.pending == 0
+
+
+def first_failures(directory: RunDirectory, ledger: Ledger) -> tuple[FailedRow, ...]:
+    """Return the first :data:`MAX_FAILURES` failed attempts, by row and attempt."""
+    if not ledger.count("failed"):
+        return ()
+    found: list[FailedRow] = []
+    with JournalReader(directory.events) as journal:
+        for _, _, offset in ledger.recorded("failed"):
+            record = journal.record(offset)
+            if record is not None:
+                found.append(FailedRow(record, directory.trial(record.rollout_id)))
+            if len(found) == MAX_FAILURES:
+                break
+    return tuple(found)
+
+
+def describe_run(spec: EvalRunSpec, manifest: Manifest, *, status: str, duration_ms: int) -> dict[str, Any]:
+    """Return the ``eval_run`` object of ``metrics.json``."""
+    described: dict[str, Any] = {
+        "id": manifest.local_run_id,
+        "status": status,
+        "name": manifest.run_name,
+        "dataset_name": spec.dataset_name,
+        "model_name": spec.model_path,
+        "rollout_name": spec.rollout_name,
+        "duration_ms": duration_ms,
+        "started_at": manifest.created_at,
+    }
+    if status == "finished":
+        described["completed_at"] = utc_now()
+    return described

@@ -1,0 +1,306 @@
+"""`osmosis eval run`: from a config file to a finished run, in the order a user would check things.
+
+Everything that can be wrong with the config, the dataset, the rows, the model's name or the budget
+is found before a directory is made or a process started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets import Selection
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.hooks import RunHooks
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.llm.providers import ModelEndpoint
+    from osmosis_ai.workspace.config import EvalConfig
+    from osmosis_ai.workspace.layout import Workspace
+
+
+@dataclass(frozen=True)
+class EvalRunRequest:
+    """What the user asked for; every field but ``config`` may be left out.
+
+    Attributes:
+        config: a file of ``configs/eval/``.
+        dataset_file: rows from this file instead of ``data/<dataset>.*``.
+        rows: ``"3,7,10-20"``, overrides the config's ``limit``.
+        output: directory of runs; ``.osmosis/evals`` of the workspace by default.
+        secret_values: values for ``[secrets].required``; the environment comes second.
+    """
+
+    config: Path
+    dataset_file: Path | None = None
+    rows: str | None = None
+    name: str | None = None
+    output: Path | None = None
+    fresh: bool = False
+    retry_failed: bool = False
+    max_in_flight: int | None = None
+    secret_values: Mapping[str, str] | None = None
+    seed: int = 0
+    budget: Budget | None = None
+    rollout_port: int | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedEval:
+    """A run whose inputs have been found, read and checked.
+
+    Attributes:
+        notes: what the user should know before agreeing (pins that differ, ignored sections).
+        served: whether the policy is one of our own models, which costs nothing.
+    """
+
+    request: EvalRunRequest
+    workspace: Workspace
+    config: EvalConfig
+    spec: EvalRunSpec
+    dataset: DatasetInput
+    selection: Selection
+    rollout_dir: Path
+    output_root: Path
+    provenance: Mapping[str, Any]
+    origin: str | None
+    notes: tuple[str, ...]
+    served: bool
+
+
+@dataclass(frozen=True)
+class EvalRunResult:
+    """How the run ended and where it belongs."""
+
+    prepared: PreparedEval
+    summary: RunSummary
+
+
+def prepare_eval_run(request: EvalRunRequest, *, start: Path | None = None) -> PreparedEval:
+    """Find and check everything a run needs; starts nothing and writes nothing.
+
+    Raises:
+        OsmosisError: naming what is wrong and how to mend it.
+    """
+    from osmosis_ai.datasets import count_records, file_digest, select_rows
+    from osmosis_ai.evaluation.spec import DatasetInput
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.workspace.config import entrypoint_path, load_eval_config, rollout_directory
+    from osmosis_ai.workspace.layout import find_workspace
+
+    workspace = find_workspace(start)
+    config = load_eval_config(request.config, workspace)
+    spec = _spec_of(config)
+    entrypoint_path(workspace, config.experiment)
+    path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file)
+    selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
+    served = spec.model_path in served_models()
+    _check_policy(spec, request, served=served)
+    provenance, notes = _provenance(workspace, config)
+    return PreparedEval(
+        request=request,
+        workspace=workspace,
+        config=config,
+        spec=spec,
+        dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
+        selection=selection,
+        rollout_dir=rollout_directory(workspace, spec.rollout_name),
+        output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
+        provenance=provenance,
+        origin=_origin(workspace),
+        notes=notes,
+        served=served,
+    )
+
+
+async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | None:
+    """Run a prepared evaluation; None when ``hooks`` declined to dispatch.
+
+    Raises:
+        OsmosisError: when the run could not start or be continued.
+    """
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.runner import LocalEvalRunner
+    from osmosis_ai.evaluation.spec import LocalEvalOptions
+
+    request = prepared.request
+    runner = LocalEvalRunner(
+        spec=prepared.spec,
+        options=LocalEvalOptions(
+            name=request.name,
+            fresh=request.fresh,
+            retry_failed=request.retry_failed,
+            max_in_flight=request.max_in_flight,
+            rollout_port=request.rollout_port,
+            verbose=request.verbose,
+            seed=request.seed,
+            budget=request.budget or Budget(),
+        ),
+        dataset=prepared.dataset,
+        selection=prepared.selection,
+        rollout_dir=prepared.rollout_dir,
+        output_root=prepared.output_root,
+        hooks=hooks,
+        open_model=lambda env, lost: open_policy(prepared.spec.model_path, env, lost),
+        provenance=prepared.provenance,
+        config_stem=prepared.config.path.stem,
+    )
+    summary = await runner.run()
+    return EvalRunResult(prepared, summary) if summary is not None else None
+
+
+@asynccontextmanager
+async def open_policy(
+    model_path: str, env: Mapping[str, str], lost: Callable[[Exception], None]
+) -> AsyncIterator[ModelEndpoint]:
+    """Open the endpoint of the model under evaluation, starting its server when it is one of ours.
+
+    Args:
+        env: where keys and addresses are looked up.
+        lost: told when a server of ours ends before it should.
+    """
+    from osmosis_ai.inference import InferenceServer, served_models
+    from osmosis_ai.llm.providers import resolve_model
+
+    if model_path not in served_models():
+        endpoint = resolve_model(model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+        with _exported(env if endpoint.transport == "litellm" else {}):
+            yield endpoint
+        return
+    async with InferenceServer(model_path) as server:
+        watch = asyncio.create_task(_watch(server, lost))
+        try:
+            yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
+@contextmanager
+def _exported(env: Mapping[str, str]) -> Iterator[None]:
+    """Let LiteLLM find what it looks up by itself (AWS profiles, regions …) while a run lasts."""
+    added = {name: value for name, value in env.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+async def _watch(server: Any, lost: Callable[[Exception], None]) -> None:
+    status = await server.wait_exit()
+    lost(
+        OsmosisError(
+            f"the server of `{server.model}` ended unexpectedly (exit status {status}).\n{server.log_tail()}",
+            code="INTERNAL",
+        )
+    )
+
+
+def _spec_of(config: EvalConfig) -> EvalRunSpec:
+    from osmosis_ai.evaluation.spec import EvalRunSpec
+
+    experiment, settings = config.experiment, config.evaluation
+    return EvalRunSpec(
+        rollout_name=experiment.rollout,
+        entrypoint=experiment.entrypoint,
+        model_path=experiment.model_path,
+        dataset_name=experiment.dataset,
+        n=settings.n,
+        batch_size=settings.batch_size,
+        pass_threshold=settings.pass_threshold,
+        agent_timeout_sec=settings.agent_workflow_timeout_s,
+        grader_timeout_sec=settings.grader_timeout_s,
+        env=config.env,
+        secret_names=config.secrets,
+        branch=experiment.branch,
+        commit_sha=experiment.commit_sha,
+    )
+
+
+def _dataset_file(workspace: Workspace, name: str, explicit: Path | None) -> tuple[Path, str]:
+    from osmosis_ai.workspace.layout import find_dataset_file
+
+    if explicit is not None:
+        path = explicit.expanduser().absolute()
+        if not path.is_file():
+            raise NotFoundError(f"there is no dataset file `{explicit}`.")
+        return path, "explicit"
+    found = find_dataset_file(workspace, name)
+    if found is None:
+        raise NotFoundError(
+            f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
+            f"`.parquet` in {workspace.root}.",
+            hint="put the file there, or pass `--dataset-file FILE`",
+        )
+    return found, "workspace"
+
+
+def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -> None:
+    """Find out now whether the model can be named, keyed and, under a cost limit, priced."""
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.llm.prices import price_of
+    from osmosis_ai.llm.providers import resolve_model
+
+    if served:
+        return
+    env = {**os.environ, **spec.env, **(request.secret_values or {})}
+    try:
+        endpoint = resolve_model(spec.model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+    except OsmosisError as error:
+        if error.details.get("missing_variable") in spec.secret_names:
+            return  # it will be asked for
+        raise
+    limited = request.budget is not None and request.budget.max_cost_usd is not None
+    if limited and price_of(endpoint) is None:
+        raise OsmosisError(
+            f"`--max-cost` needs the price of `{spec.model_path}`, and it is not known.",
+            hint="limit the run with `--max-tokens` or `--max-time` instead",
+        )
+
+
+def _provenance(workspace: Workspace, config: EvalConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return facts for the manifest, and what about them the user should know."""
+    from osmosis_ai._version import __version__
+    from osmosis_ai.workspace.git import read_git_state
+
+    git, experiment = read_git_state(workspace.root), config.experiment
+    notes = []
+    if config.advanced:
+        notes.append("`[advanced]` is recorded, but it means nothing to a run on this machine.")
+    if experiment.branch and experiment.branch != git.branch:
+        notes.append(
+            f"the config pins branch `{experiment.branch}`; this runs what is checked out ({git.branch})."
+        )
+    pinned = experiment.commit_sha
+    if pinned and not (git.head or "").startswith(pinned.lower()):
+        notes.append(
+            f"the config pins commit {pinned}; this runs what is checked out ({(git.head or 'none')[:12]})."
+        )
+    facts = {
+        "sdk_version": __version__,
+        "git_head": git.head,
+        "git_branch": git.branch,
+        "git_dirty": git.dirty,
+        "config_branch": experiment.branch,
+        "config_commit_sha": pinned,
+        "advanced": dict(config.advanced) or None,
+    }
+    return facts, tuple(notes)
+
+
+def _origin(workspace: Workspace) -> str | None:
+    from osmosis_ai.workspace.git import read_origin, without_credentials
+
+    origin = read_origin(workspace.root)
+    return without_credentials(origin) if origin else None

@@ -144,7 +144,7 @@ class StandInModel:
         return web.json_response({"calls": self.calls, "most_in_flight": self.most_in_flight})
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
+        body = json.loads(await request.read())
         self.calls += 1
         if self._record:
             self.requests.append(RecordedRequest(body, dict(request.headers), request.path))

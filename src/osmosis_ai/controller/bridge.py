@@ -23,6 +23,7 @@ from aiohttp import web
 from osmosis_ai.controller.bridge_errors import RolloutClosedError, error_event, error_response, refusal
 from osmosis_ai.controller.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
 from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.wire_json import dumps, loads
 
@@ -150,7 +151,7 @@ class ModelBridge:
     async def _complete(self, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> CallMetrics:
         completion = await self._client.complete(body, optional=optional)
         metrics = CallMetrics(
-            cost_usd=completion.cost_usd, latency_s=completion.latency_s, attempts=completion.attempts
+            completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
         )
         response = completion.response
         metrics.read(response)
@@ -172,7 +173,8 @@ class ModelBridge:
                 metrics.read(chunk)
                 chunk["model"] = self._shown_model(body)
                 stated = chunk.pop("usage", None)
-                usage = stated or usage
+                if stated:
+                    usage, metrics.usage = stated, read_usage(stated) or metrics.usage
                 if not stated or _says_something(chunk):
                     call.answer.append(_event(chunk))
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_ai.llm.completion import TokenUsage, read_usage
+from osmosis_ai.llm.completion import TokenUsage
 from osmosis_ai.llm.errors import ModelCallError
 
 KEPT_ANSWER_BYTES = 256 * 1024
@@ -162,13 +163,11 @@ class CallMetrics:
     logprobs: list[float] | None = None
 
     def read(self, response: Mapping[str, Any]) -> None:
-        """Take what a completion or a chunk of one says; chunks add up."""
-        if (usage := read_usage(response.get("usage"))) is not None:
-            self.usage = usage
+        """Take the tokens a completion or a chunk of one names; chunks add up."""
         ids = response.get("prompt_token_ids")
         for choice in response.get("choices") or ():
             # The conversation goes on with the first choice; of the others only the tokens count.
-            if isinstance(choice, Mapping) and not choice.get("index"):
+            if isinstance(choice, dict) and not choice.get("index"):
                 self._read_choice(choice)
                 ids = ids or choice.get("prompt_token_ids")
         if isinstance(ids, list):
@@ -176,15 +175,13 @@ class CallMetrics:
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
         extra = choice.get("provider_specific_fields")
-        ids = choice.get("token_ids") or (extra.get("token_ids") if isinstance(extra, Mapping) else None)
+        ids = choice.get("token_ids") or (extra.get("token_ids") if isinstance(extra, dict) else None)
         if isinstance(ids, list):
             self.completion_token_ids = [*(self.completion_token_ids or ()), *ids]
         logprobs = choice.get("logprobs")
-        entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        entries = logprobs.get("content") if isinstance(logprobs, dict) else None
         if isinstance(entries, list):
-            values = [
-                entry["logprob"] for entry in entries if isinstance(entry, Mapping) and "logprob" in entry
-            ]
+            values = [entry["logprob"] for entry in entries if isinstance(entry, dict) and "logprob" in entry]
             self.logprobs = [*(self.logprobs or ()), *values]
 
     def report(self, model: str) -> dict[str, Any]:
@@ -274,7 +271,7 @@ class RolloutCalls:
         ordered = [self._metrics[index] for index in sorted(self._metrics)]
         costs = [metrics.cost_usd for metrics in ordered]
         known = [cost for cost in costs if cost is not None]
-        total.cost_usd = sum(known) if len(known) == len(costs) else None
+        total.cost_usd = math.fsum(known) if len(known) == len(costs) else None
         for metrics in ordered:
             total.model_latency_s.append(metrics.latency_s)
             if metrics.usage is not None:

@@ -51,7 +51,7 @@ class Completion:
 
 def read_usage(usage: object) -> TokenUsage | None:
     """Read a provider's ``usage`` object; None when it is missing or makes no sense."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     total = _count(usage.get("total_tokens"))
@@ -81,4 +81,4 @@ def _count(value: object) -> int | None:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import stamina
+
+from osmosis_ai.llm.client import ModelCallError, ModelClient
+from osmosis_ai.llm.providers import ModelEndpoint
+from tests.standin_model import Reply, StandInModel, error_reply
+
+SECRET = "sk-very-secret-0123456789"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello there"}]}
+TOOL = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object"}}}
+
+
+def endpoint(model: StandInModel, **changes: Any) -> ModelEndpoint:
+    facts: dict[str, Any] = {
+        "model_path": "openai/m",
+        "provider": "openai",
+        "model": "m",
+        "transport": "openai",
+        "base_url": model.base_url,
+        "api_key": SECRET,
+    }
+    return ModelEndpoint(**{**facts, **changes})
+
+
+def client(model: StandInModel, **options: Any) -> ModelClient:
+    return ModelClient(endpoint(model), **options)
+
+
+async def failure(calling: ModelClient, body: dict[str, Any] = HELLO) -> ModelCallError:
+    with pytest.raises(ModelCallError) as caught:
+        await calling.complete(body)
+    return caught.value
+
+
+async def test_a_call_returns_the_provider_s_reply_its_usage_and_its_cost(model: StandInModel) -> None:
+    async with client(model) as calling:
+        completion = await calling.complete(HELLO)
+    assert completion.response["choices"][0]["message"]["content"] == "ok"
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.total_tokens) == (2, 3)
+    assert (completion.cost_usd, completion.attempts) == (0.0, 1)
+    assert completion.latency_s > 0
+
+
+async def test_every_field_reaches_the_provider_and_only_the_model_is_exchanged(model: StandInModel) -> None:
+    body = {
+        **HELLO,
+        "model": "osmosis-rollout",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "multiply"}},
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_object"},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stop": ["x"],
+        "seed": 7,
+        "n": 1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "max_tokens": 5,
+        "user": "u",
+        "reasoning_effort": "low",
+        "top_k": 3,
+        "made_up": {"deep": [1]},
+    }
+    async with client(model) as calling:
+        await calling.complete(body)
+    assert model.requests[0].body == {**body, "model": "m"}
+    assert model.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
+
+
+async def test_tools_logprobs_reasoning_and_token_ids_come_back_untouched(model: StandInModel) -> None:
+    model.script(
+        Reply(
+            content="two words",
+            reasoning="let me see",
+            tool_calls=[("multiply", {"a": 6, "b": 7})],
+            logprobs=[-0.25, -0.5],
+            extra={"prompt_token_ids": [1, 2]},
+            choice_extra={"token_ids": [3, 4]},
+        )
+    )
+    async with client(model) as calling:
+        completion = await calling.complete({**HELLO, "logprobs": True})
+    choice = completion.response["choices"][0]
+    assert choice["message"]["reasoning_content"] == "let me see"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "multiply"
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-0.25, -0.5]
+    assert (completion.response["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        error_reply(429, "slow down"),
+        error_reply(500, "boom"),
+        error_reply(503, "overloaded", retry_after_ms="1"),
+        error_reply(408, "late"),
+        error_reply(409, "locked"),
+        Reply(disconnect=True),
+        Reply(body={"id": "x", "choices": []}),
+        Reply(body={"error": {"message": "upstream died", "code": 502}}),
+    ],
+    ids=["429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"],
+)
+async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Reply) -> None:
+    model.script(trouble, trouble, Reply(content="at last"))
+    async with client(model) as calling:
+        completion = await calling.complete(HELLO)
+        assert completion.attempts == 3
+        assert calling.snapshot().retries == 2
+    assert completion.response["choices"][0]["message"]["content"] == "at last"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "category"),
+    [
+        (error_reply(401, "Incorrect API key provided: " + SECRET), "auth"),
+        (error_reply(404, "The model `m` does not exist"), "not_found"),
+        (error_reply(400, "temperature must be below 2"), "bad_request"),
+        (error_reply(400, "too long", code="context_length_exceeded"), "context_length"),
+        (error_reply(429, "You exceeded your current quota", code="insufficient_quota"), "rate_limit"),
+        (error_reply(429, "come back tomorrow", retry_after="86400"), "rate_limit"),
+        (Reply(body=b"<html>welcome to nginx</html>"), "invalid_reply"),
+        (Reply(body=["no", "completion"]), "invalid_reply"),
+    ],
+)
+async def test_lasting_trouble_is_told_at_once_in_the_provider_s_words(
+    model: StandInModel, trouble: Reply, category: str
+) -> None:
+    model.script(trouble)
+    async with client(model) as calling:
+        error = await failure(calling)
+    assert error.category == category
+    assert len(model.requests) == 1
+    if isinstance(trouble.body, dict):
+        words = trouble.body["error"]["message"].replace(SECRET, "[redacted]")
+        assert words in str(error)
+
+
+async def test_trouble_that_stays_is_told_after_all_tries(model: StandInModel) -> None:
+    model.respond = lambda _: error_reply(500, "boom")
+    async with client(model, max_attempts=3) as calling:
+        error = await failure(calling)
+    assert (error.category, error.status, len(model.requests)) == ("server", 500, 3)
+
+
+async def test_a_server_that_is_not_there_is_a_connection_error_with_its_address() -> None:
+    nowhere = ModelEndpoint("openai/m", "openai", "m", "openai", "http://127.0.0.1:9/v1", SECRET)
+    async with ModelClient(nowhere, max_attempts=2) as calling:
+        error = await failure(calling)
+    assert (error.category, error.retryable, error.status) == ("connection", True, None)
+    assert "http://127.0.0.1:9/v1" in (error.hint or "")
+
+
+async def test_a_reply_that_takes_too_long_is_a_timeout(model: StandInModel) -> None:
+    model.respond = lambda _: Reply(wait_for=asyncio.Event())
+    async with client(model, request_timeout_s=0.05, max_attempts=2) as calling:
+        error = await failure(calling)
+    assert error.category == "timeout"
+    assert "0.05 s" in error.provider_message
+
+
+async def test_a_rate_limit_cuts_the_concurrency_and_is_counted(model: StandInModel) -> None:
+    model.script(error_reply(429, "slow down"))
+    async with client(model, max_connections=10) as calling:
+        await calling.complete(HELLO)
+        stats = calling.snapshot()
+    assert (stats.limit, stats.rate_limited, stats.retries) == (8, 1, 1)
+    assert (stats.in_flight, stats.waiting) == (0, 0)
+
+
+async def test_everyone_waits_when_one_is_told_how_long(model: StandInModel) -> None:
+    model.script(error_reply(429, "slow down", retry_after="3600"))
+    async with client(model) as one, client(model) as other:
+        with stamina.set_testing(True, attempts=1, cap=True):
+            await failure(one)
+        assert one.snapshot().rate_limited == 1
+        model.script(error_reply(429, "slow down", retry_after_ms="120000"))
+        with stamina.set_testing(True, attempts=1, cap=True):
+            waiting = asyncio.create_task(failure(other))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert other.snapshot().waiting == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_no_more_calls_reach_the_provider_than_the_user_allows(model: StandInModel) -> None:
+    model.latency_s = 0.001
+    async with client(model, max_connections=3) as calling:
+        await asyncio.gather(*(calling.complete(HELLO) for _ in range(30)))
+    assert model.most_in_flight == 3
+
+
+async def test_a_seed_of_ours_is_left_out_where_it_is_refused_and_that_is_remembered(
+    model: StandInModel,
+) -> None:
+    model.respond = lambda body: (
+        error_reply(400, "Unrecognized request argument supplied: seed") if "seed" in body else Reply()
+    )
+    async with client(model) as calling:
+        for _ in range(2):
+            await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
+        assert calling.snapshot().refused_parameters == ("seed",)
+        assert calling.snapshot().retries == 0
+    assert ["seed" in request.body for request in model.requests] == [True, False, False]
+
+
+async def test_a_seed_the_caller_asked_for_is_never_dropped(model: StandInModel) -> None:
+    model.respond = lambda _: error_reply(400, "no seed please")
+    async with client(model) as calling:
+        error = await failure(calling, {**HELLO, "seed": 7})
+    assert (error.category, len(model.requests)) == ("bad_request", 1)
+
+
+async def test_a_refusal_that_only_mentions_the_seed_teaches_nothing(model: StandInModel) -> None:
+    model.respond = lambda _: error_reply(400, "the prompt about the seed is not allowed")
+    async with client(model) as calling:
+        with pytest.raises(ModelCallError):
+            await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
+        assert calling.snapshot().refused_parameters == ()
+
+
+async def test_max_tokens_is_sent_under_its_newer_name_where_the_model_wants_that(
+    model: StandInModel,
+) -> None:
+    words = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    model.respond = lambda body: error_reply(400, words) if "max_tokens" in body else Reply()
+    async with client(model) as calling:
+        for _ in range(2):
+            await calling.complete({**HELLO, "max_tokens": 5})
+    assert [request.body.get("max_completion_tokens") for request in model.requests] == [None, 5, 5]
+
+
+async def test_mistral_gets_the_seed_under_its_own_name(model: StandInModel) -> None:
+    async with ModelClient(endpoint(model, provider="mistral")) as calling:
+        await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
+    assert model.requests[0].body["random_seed"] == 7
+    assert "seed" not in model.requests[0].body
+
+
+async def test_half_a_surrogate_pair_survives_both_ways(model: StandInModel) -> None:
+    model.script(Reply(body=b'{"choices": [{"message": {"content": "half \\ud83d"}}]}'))
+    async with client(model) as calling:
+        completion = await calling.complete({"messages": [{"role": "user", "content": "half \ud83d"}]})
+    assert completion.response["choices"][0]["message"]["content"] == "half \ud83d"
+
+
+# Streams
+
+
+async def chunks_of(
+    calling: ModelClient, body: dict[str, Any] = HELLO, **options: Any
+) -> list[dict[str, Any]]:
+    return [chunk async for chunk in calling.stream(body, **options)]
+
+
+async def test_a_stream_yields_the_provider_s_chunks_and_the_usage_last(model: StandInModel) -> None:
+    model.script(Reply(content="one two three", reasoning="hm", tool_calls=[("multiply", {"a": 1})]))
+    async with client(model) as calling:
+        chunks = await chunks_of(calling)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "one two three"
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "hm"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert model.requests[0].body["stream_options"] == {"include_usage": True}
+
+
+async def test_chunks_come_as_they_are_produced(model: StandInModel) -> None:
+    hold = asyncio.Event()
+    first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
+    async with client(model) as calling:
+        stream = calling.stream(HELLO)
+        assert await asyncio.wait_for(anext(stream), 5) == first
+        hold.set()
+        assert [chunk async for chunk in stream] == [last]
+
+
+@pytest.mark.parametrize(
+    "trouble", [error_reply(429, "slow"), error_reply(500, "boom"), Reply(disconnect=True), Reply(chunks=[])]
+)
+async def test_a_stream_is_tried_again_before_its_first_chunk(model: StandInModel, trouble: Reply) -> None:
+    model.script(trouble)
+    async with client(model) as calling:
+        assert await chunks_of(calling)
+        assert calling.snapshot().in_flight == 0
+    assert len(model.requests) == 2
+
+
+FIRST = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "category"),
+    [
+        ([FIRST, ConnectionResetError()], "connection"),
+        ([FIRST], "connection"),
+        ([FIRST, {"error": {"message": "boom", "code": 500}}], "server"),
+        ([FIRST, b"data: not json\n\n"], "invalid_reply"),
+    ],
+)
+async def test_a_stream_that_breaks_after_its_first_chunk_fails_and_is_not_repeated(
+    model: StandInModel, chunks: list[Any], category: str
+) -> None:
+    model.script(Reply(chunks=chunks))
+    async with client(model) as calling:
+        seen: list[dict[str, Any]] = []
+
+        async def follow() -> None:
+            async for chunk in calling.stream(HELLO):
+                seen.append(chunk)
+
+        with pytest.raises(ModelCallError) as caught:
+            await follow()
+        assert calling.snapshot().in_flight == 0
+    assert (seen, caught.value.category, len(model.requests)) == ([FIRST], category, 1)
+
+
+async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stopped(
+    model: StandInModel,
+) -> None:
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    model.script(Reply(chunks=[FIRST, last]))
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, last]
+
+
+async def test_the_wish_for_usage_is_left_out_where_it_is_refused(model: StandInModel) -> None:
+    model.respond = lambda body: (
+        error_reply(400, "stream_options: extra fields not permitted")
+        if "stream_options" in body
+        else Reply()
+    )
+    async with client(model) as calling:
+        assert await chunks_of(calling)
+        assert await chunks_of(calling)
+    assert len(model.requests) == 3
+
+
+async def test_leaving_a_stream_early_gives_the_turn_back(model: StandInModel) -> None:
+    model.script(Reply(content="one two three"))
+    async with client(model, max_connections=1) as calling:
+        stream = calling.stream(HELLO)
+        await anext(stream)
+        assert calling.snapshot().in_flight == 1
+        await stream.aclose()
+        assert calling.snapshot().in_flight == 0
+
+
+# Preflight
+
+
+async def test_the_preflight_is_one_tiny_call(model: StandInModel) -> None:
+    async with client(model) as calling:
+        await calling.preflight()
+    assert len(model.requests) == 1
+    assert model.requests[0].body["max_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        error_reply(401, "Incorrect API key provided."),
+        error_reply(404, "The model `m` does not exist"),
+        error_reply(400, "`m` is not a chat model"),
+        error_reply(500, "the engine is dead"),
+        error_reply(429, "You exceeded your current quota", code="insufficient_quota"),
+    ],
+)
+async def test_the_preflight_fails_in_the_provider_s_words(model: StandInModel, refusal: Reply) -> None:
+    model.respond = lambda _: refusal
+    async with client(model) as calling:
+        with pytest.raises(ModelCallError) as caught:
+            await calling.preflight()
+    assert refusal.body["error"]["message"] in caught.value.message
+    assert len(model.requests) <= 2
+
+
+async def test_the_preflight_fails_when_nobody_answers() -> None:
+    nowhere = ModelEndpoint("openai/m", "openai", "m", "openai", "http://127.0.0.1:9/v1", None)
+    async with ModelClient(nowhere) as calling:
+        with pytest.raises(ModelCallError, match="could not be reached"):
+            await calling.preflight()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        error_reply(429, "slow down", retry_after_ms="1"),
+        error_reply(
+            400, "Could not finish the message because max_tokens or model output limit was reached."
+        ),
+    ],
+)
+async def test_the_preflight_passes_where_the_model_is_only_busy_or_cut_short(
+    model: StandInModel, reply: Reply
+) -> None:
+    model.respond = lambda _: reply
+    async with client(model) as calling:
+        await calling.preflight()
+
+
+# Secrets
+
+
+async def test_the_key_appears_in_no_error_and_no_log(
+    model: StandInModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown = []
+    async with client(model, max_attempts=2) as calling:
+        shown.append(f"{calling.endpoint!r}{calling!r}")
+        for status in (400, 401, 403, 404, 422, 429, 500):
+            model.respond = lambda _, status=status: error_reply(status, f"the key {SECRET} is wrong")
+            error = await failure(calling)
+            shown.append(f"{error!r}{error}{error.hint}{error.details}{error.body}{error.__cause__}")
+        model.respond = lambda _: Reply(body=f"<p>{SECRET}".encode())
+        shown.append(repr(await failure(calling)))
+        model.script(Reply(chunks=[FIRST, {"error": {"message": SECRET}}]))
+        with pytest.raises(ModelCallError) as caught:
+            await chunks_of(calling)
+        shown.append(repr(caught.value))
+    assert SECRET not in "".join(shown)
+    assert SECRET not in caplog.text

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from osmosis_ai.llm.errors import error_from_reply, redact, retry_after
+
+SECRET = "sk-very-secret-0123456789"
+
+
+def refusal(status: int, payload: Any, **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return error_from_reply(status, payload, named, model_path="openai/m", secret=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("status", "payload", "category", "retryable"),
+    [
+        (401, {"error": {"message": "Incorrect API key"}}, "auth", False),
+        (402, {"error": {"message": "Insufficient credits"}}, "auth", False),
+        (403, {"error": {"message": "not allowed"}}, "auth", False),
+        (404, {"error": {"message": "no such model"}}, "not_found", False),
+        (400, {"error": {"message": "bad temperature"}}, "bad_request", False),
+        (422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}, "bad_request", False),
+        (400, {"error": {"message": "x", "code": "context_length_exceeded"}}, "context_length", False),
+        (400, {"message": "This model's maximum context length is 4096 tokens"}, "context_length", False),
+        (400, {"error": "prompt is too long: 9 tokens > 8"}, "context_length", False),
+        (408, {}, "timeout", True),
+        (409, {}, "server", True),
+        (429, {"error": {"message": "slow down"}}, "rate_limit", True),
+        (429, {"error": {"message": "quota", "code": "insufficient_quota"}}, "rate_limit", False),
+        (500, "<html><body>Internal <b>error</b></body></html>", "server", True),
+        (501, {}, "server", False),
+        (503, {}, "server", True),
+        (504, {}, "timeout", True),
+        (529, {"error": {"message": "overloaded"}}, "server", True),
+    ],
+)
+def test_a_refusal_has_a_category_and_is_retried_only_when_that_can_help(
+    status: int, payload: Any, category: str, retryable: bool
+) -> None:
+    error = refusal(status, payload)
+    assert (error.category, error.retryable, error.status) == (category, retryable, status)
+
+
+def test_the_provider_s_own_words_come_through_from_every_shape() -> None:
+    assert refusal(400, {"error": {"message": "own words"}}).provider_message == "own words"
+    assert refusal(400, {"error": "own words"}).provider_message == "own words"
+    assert refusal(400, {"detail": "own words"}).provider_message == "own words"
+    assert refusal(400, [{"error": {"message": "own words"}}]).provider_message == "own words"
+    assert refusal(500, b"<p>own\n words</p>").provider_message == "own words"
+    nested = {"error": {"message": "Provider returned error", "metadata": {"raw": "own words"}}}
+    assert refusal(400, nested).provider_message == "Provider returned error: own words"
+    assert (
+        refusal(422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}).provider_message
+        == "body.n: too big"
+    )
+
+
+def test_the_provider_may_say_whether_to_try_again() -> None:
+    assert refusal(500, {}, x_should_retry="false").retryable is False
+    assert refusal(400, {}, x_should_retry="true").retryable is True
+
+
+def test_a_key_is_in_no_part_of_an_error() -> None:
+    error = refusal(401, {"error": {"message": f"key {SECRET} is wrong", "param": SECRET, "code": "x"}})
+    shown = f"{error!r}{error}{error.provider_message}{error.body}{error.details}"
+    assert SECRET not in shown
+    assert "is wrong" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Incorrect API key provided: sk-abcd****wxyz.",
+        "header Authorization: Bearer abcdefghijk",
+        "gsk_0123456789abcdef",
+        "AIzaSyA01234567890123456789",
+    ],
+)
+def test_anything_shaped_like_a_key_is_redacted(text: str) -> None:
+    assert "[redacted]" in redact(text)
+
+
+def test_ordinary_words_are_left_alone() -> None:
+    text = "max_tokens must be at most 4096; the bearer of this key-value pair asked for task-list"
+    assert redact(text) == text
+
+
+def test_retry_after_is_understood_in_seconds_milliseconds_and_as_a_date() -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert retry_after({"retry-after": "2.5"}) == 2.5
+    assert retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert retry_after({"retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}, now=now) == 30.0
+    assert retry_after({"retry-after": "Wed, 31 Dec 2025 00:00:00 GMT"}, now=now) == 0.0
+    for nonsense in ("soon", "", "nan", "inf"):
+        assert retry_after({"retry-after": nonsense}) is None
+    assert retry_after({}) is None

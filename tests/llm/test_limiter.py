@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.llm.limiter import START, AdaptiveLimit, Limiter, shared_limiter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+EVENTS = st.lists(st.one_of(st.booleans(), st.integers(min_value=0, max_value=5)), max_size=300)
+
+
+@given(ceiling=st.integers(1, 500), events=EVENTS)
+def test_the_limit_stays_between_one_and_the_ceiling(ceiling: int, events: list[bool | int]) -> None:
+    limit = AdaptiveLimit(ceiling)
+    for event in events:
+        if isinstance(event, bool):
+            limit.answered(saturated=event)
+        else:
+            limit.refused(limit.epoch - event)
+        assert 1 <= limit.value <= ceiling
+
+
+@given(in_flight=st.integers(1, 100))
+def test_refusals_of_calls_sent_before_a_cut_do_not_cut_again(in_flight: int) -> None:
+    limit = AdaptiveLimit(1000, start=100)
+    sent_in = limit.epoch
+    for _ in range(in_flight):
+        limit.refused(sent_in)
+    assert limit.value == 80
+    limit.refused(limit.epoch)
+    assert limit.value == 64
+
+
+def test_until_the_first_refusal_the_limit_doubles_with_every_round_of_answers() -> None:
+    limit = AdaptiveLimit(1000)
+    for expected in (40, 80, 160):
+        for _ in range(limit.value):
+            limit.answered(saturated=True)
+        assert limit.value == expected
+
+
+@given(start=st.integers(1, 400))
+def test_after_a_refusal_a_round_of_answers_adds_a_twentieth_but_at_least_one(start: int) -> None:
+    limit = AdaptiveLimit(10_000, start=start)
+    limit.refused(limit.epoch)
+    before = limit.value
+    for _ in range(before + 1):
+        limit.answered(saturated=True)
+    assert before + 1 <= limit.value <= before + 2 + before * 0.06
+
+
+def test_a_limit_that_is_not_used_up_does_not_grow() -> None:
+    limit = AdaptiveLimit(1000)
+    for _ in range(500):
+        limit.answered(saturated=False)
+    assert limit.value == START
+
+
+def test_it_settles_around_what_the_provider_allows() -> None:
+    limit = AdaptiveLimit(1000)
+    seen = []
+    for _ in range(400):
+        epoch, running = limit.epoch, limit.value
+        for number in range(running):
+            if number < 50:
+                limit.answered(saturated=True)
+            else:
+                limit.refused(epoch)
+        seen.append(limit.value)
+    assert min(seen[20:]) >= 38 and max(seen[20:]) <= 56
+
+
+async def test_no_more_calls_run_than_the_limit_allows_and_all_get_their_turn() -> None:
+    limiter = Limiter(7)
+    running = most = finished = 0
+
+    async def call() -> None:
+        nonlocal running, most, finished
+        async with limiter.slot() as slot:
+            running += 1
+            most = max(most, running)
+            for _ in range(random.Random(finished).randrange(4)):
+                await asyncio.sleep(0)
+            running -= 1
+            finished += 1
+            slot.answered = True
+
+    await asyncio.gather(*(call() for _ in range(200)))
+    assert (most, finished, limiter.in_flight, limiter.waiting) == (7, 200, 0, 0)
+
+
+async def test_turns_come_in_the_order_of_arrival() -> None:
+    limiter = Limiter(1)
+    order: list[int] = []
+
+    async def call(number: int) -> None:
+        async with limiter.slot():
+            order.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(call(number) for number in range(20)))
+    assert order == list(range(20))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_cancelled_callers_lose_no_turn(seed: int) -> None:
+    chance = random.Random(seed)
+    limiter = Limiter(3)
+
+    async def call() -> None:
+        async with limiter.slot():
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(call()) for _ in range(100)]
+    for _ in range(40):
+        await asyncio.sleep(0)
+        chance.choice(tasks).cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (limiter.in_flight, limiter.waiting) == (0, 0)
+    async with limiter.slot():
+        assert limiter.in_flight == 1
+
+
+async def test_while_paused_no_call_starts_and_then_all_do() -> None:
+    clock = Clock()
+    limiter = Limiter(5, clock=clock)
+    limiter.pause(0.02)
+    started = asyncio.Event()
+
+    async def call() -> None:
+        async with limiter.slot():
+            started.set()
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not started.is_set()
+    assert limiter.waiting == 1
+    clock.now += 0.02
+    await asyncio.wait_for(task, 5)
+    assert started.is_set()
+
+
+async def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
+    clock = Clock()
+    limiter = Limiter(5, clock=clock)
+    limiter.pause(60)
+    limiter.pause(1)
+    clock.now += 59
+    assert not limiter._open()
+    clock.now += 1
+    assert limiter._open()
+
+
+async def test_users_of_one_account_share_a_limiter_and_its_highest_ceiling() -> None:
+    one = shared_limiter("a", ceiling=4)
+    assert shared_limiter("a", ceiling=2) is one
+    assert shared_limiter("b", ceiling=2) is not one
+    shared_limiter("a", ceiling=40)
+    for _ in range(100):
+        one._limit.answered(saturated=True)
+    assert one.limit == 40
+
+
+def test_a_ceiling_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="ceiling"):
+        Limiter(0)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, resolve_model
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "base_url"),
+    [
+        ("openai/gpt-5-mini", "OPENAI_API_KEY", "https://api.openai.com/v1"),
+        ("openrouter/qwen/qwen3-8b", "OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
+        ("groq/llama-3.1-8b-instant", "GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+        ("deepseek/deepseek-chat", "DEEPSEEK_API_KEY", "https://api.deepseek.com/v1"),
+        ("together_ai/Qwen/Qwen3-8B", "TOGETHER_API_KEY", "https://api.together.xyz/v1"),
+        ("mistral/mistral-large-latest", "MISTRAL_API_KEY", "https://api.mistral.ai/v1"),
+        ("xai/grok-4", "XAI_API_KEY", "https://api.x.ai/v1"),
+        ("cerebras/llama3.1-8b", "CEREBRAS_API_KEY", "https://api.cerebras.ai/v1"),
+        ("perplexity/sonar", "PERPLEXITY_API_KEY", "https://api.perplexity.ai"),
+    ],
+)
+def test_an_openai_compatible_provider_is_called_directly(name: str, variable: str, base_url: str) -> None:
+    endpoint = resolve_model(name, {variable: SECRET})
+    assert endpoint.transport == "openai"
+    assert endpoint.base_url == base_url
+    assert endpoint.api_key == SECRET
+    assert f"{endpoint.provider}/{endpoint.model}" == name
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "transport"),
+    [
+        ("gpt-5-mini", "openai", "openai"),
+        ("o4-mini", "openai", "openai"),
+        ("claude-sonnet-4-5", "anthropic", "litellm"),
+        ("gemini-2.5-pro", "gemini", "litellm"),
+        ("grok-4", "xai", "openai"),
+    ],
+)
+def test_a_well_known_bare_name_finds_its_provider(name: str, provider: str, transport: str) -> None:
+    env = {f"{key}_API_KEY": SECRET for key in ("OPENAI", "ANTHROPIC", "GEMINI", "XAI")}
+    endpoint = resolve_model(name, env)
+    assert (endpoint.provider, endpoint.transport, endpoint.model) == (provider, transport, name)
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
+def test_a_server_of_ones_own_behind_openai_needs_no_key(variable: str) -> None:
+    endpoint = resolve_model("openai/Qwen/Qwen3-8B", {variable: "http://localhost:30000/v1/"})
+    assert endpoint.base_url == "http://localhost:30000/v1"
+    assert endpoint.model == "Qwen/Qwen3-8B"
+    assert endpoint.api_key is None
+
+
+def test_a_pasted_full_url_works_as_a_base_url() -> None:
+    env = {"HOSTED_VLLM_API_BASE": "http://gpu:8000/v1/chat/completions"}
+    assert resolve_model("hosted_vllm/m", env).base_url == "http://gpu:8000/v1"
+
+
+def test_ollama_needs_neither_key_nor_address_and_its_host_gets_the_openai_path() -> None:
+    assert resolve_model("ollama/llama3", {}).base_url == "http://localhost:11434/v1"
+    elsewhere = resolve_model("ollama_chat/llama3", {"OLLAMA_API_BASE": "http://box:11434"})
+    assert elsewhere.base_url == "http://box:11434/v1"
+
+
+def test_vllm_without_an_address_says_which_variable_to_set() -> None:
+    with pytest.raises(OsmosisError, match="HOSTED_VLLM_API_BASE") as caught:
+        resolve_model("hosted_vllm/m", {})
+    assert caught.value.hint == "export HOSTED_VLLM_API_BASE=http://localhost:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("openai/gpt-5", "OPENAI_API_KEY"),
+        ("groq/x", "GROQ_API_KEY"),
+        ("anthropic/claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
+        ("gemini/gemini-2.5-pro", "GEMINI_API_KEY"),
+    ],
+)
+def test_a_missing_key_is_an_error_with_the_line_that_sets_it(name: str, variable: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        resolve_model(name, {variable: "  "})
+    assert variable in caught.value.message
+    assert caught.value.hint == f"export {variable}=..."
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("openia/gpt-4o", "`openai/gpt-4o`"),
+        ("antropic/claude-sonnet-4-5", "`anthropic/claude-sonnet-4-5`"),
+        ("openrouer/a/b", "`openrouter/a/b`"),
+        ("openai/", "`openai/<model>`"),
+    ],
+)
+def test_a_misspelt_provider_gets_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(OsmosisError, match="did you mean") as caught:
+        resolve_model(name, {})
+    assert suggestion in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "mymodel", "", "nobody/knows this"])
+def test_a_name_without_a_known_provider_is_told_how_names_are_written(name: str) -> None:
+    with pytest.raises(OsmosisError, match="provider/model") as caught:
+        resolve_model(name, {})
+    assert "OPENAI_BASE_URL" in (caught.value.hint or "")
+
+
+def test_a_model_we_serve_ourselves_goes_to_our_server() -> None:
+    served = {"osmosis/tiny": ("http://127.0.0.1:9/v1", "k")}
+    endpoint = resolve_model("osmosis/tiny", {}, served=served)
+    assert (endpoint.provider, endpoint.base_url, endpoint.api_key) == (
+        "osmosis",
+        "http://127.0.0.1:9/v1",
+        "k",
+    )
+    with pytest.raises(OsmosisError, match="built in: `osmosis/tiny`"):
+        resolve_model("osmosis/tinny", {}, served=served)
+
+
+@pytest.mark.parametrize(
+    "name", ["bedrock/anthropic.claude-3", "vertex_ai/gemini-2.5-pro", "azure/deployment"]
+)
+def test_other_providers_find_their_credentials_themselves(name: str) -> None:
+    assert resolve_model(name, {}).transport == "litellm"
+
+
+def test_fireworks_short_names_get_their_account_path() -> None:
+    endpoint = resolve_model("fireworks_ai/deepseek-v3", {"FIREWORKS_API_KEY": SECRET})
+    assert endpoint.model == "accounts/fireworks/models/deepseek-v3"
+
+
+def test_a_key_is_never_in_the_representation_nor_in_the_limiter_key() -> None:
+    endpoint = resolve_model("openai/gpt-5", {"OPENAI_API_KEY": SECRET})
+    assert SECRET not in repr(endpoint)
+    assert SECRET not in endpoint.limiter_key
+
+
+def test_two_accounts_of_one_provider_do_not_share_a_limit() -> None:
+    one, two = (resolve_model("openai/gpt-5", {"OPENAI_API_KEY": key}).limiter_key for key in ("a", "b"))
+    assert one != two
+
+
+@pytest.mark.parametrize("value", ["ftp://host/v1", "localhost:8000", "http://user:hunter2@host/v1"])
+def test_an_unusable_address_is_refused_without_showing_it(value: str) -> None:
+    with pytest.raises(OsmosisError, match="OPENAI_BASE_URL") as caught:
+        resolve_model("openai/m", {"OPENAI_BASE_URL": value})
+    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
+
+
+def test_every_provider_of_the_table_can_be_resolved() -> None:
+    for name, provider in OPENAI_COMPATIBLE.items():
+        env = {provider.keys[0]: "k", provider.bases[0]: "http://127.0.0.1:1/v1"}
+        assert resolve_model(f"{name}/some/model", env).base_url == "http://127.0.0.1:1/v1"

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.llm.sse import EventParser
+
+STREAM = (
+    b": ping\n\n"
+    b'data: {"a": "\xc3\xa9"}\r\n\r\n'
+    b"event: error\nid: 7\ndata:no space\n\n"
+    b"data: two\ndata: lines\n\n\n"
+    b"data: [DONE]\n"
+)
+EVENTS = [("", b'{"a": "\xc3\xa9"}'), ("error", b"no space"), ("", b"two\nlines"), ("", b"[DONE]")]
+
+
+def parse(pieces: list[bytes]) -> list[tuple[str, bytes]]:
+    parser = EventParser()
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return [*events, *parser.end()]
+
+
+def test_events_comments_and_both_line_ends_are_understood() -> None:
+    assert parse([STREAM]) == EVENTS
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_it_does_not_matter_where_the_network_cuts(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[start:end] for start, end in itertools.pairwise(places)]
+    assert parse(pieces) == EVENTS
+
+
+def test_a_line_may_be_long() -> None:
+    assert parse([b"data: ", b"x" * 1_000_000, b"\n\n"]) == [("", b"x" * 1_000_000)]

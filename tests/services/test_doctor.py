@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.doctor import examine
+from tests.workspace.builders import git, make_repository, make_workspace
+
+REQUIRED = [
+    "rollouts",
+    "configs/training",
+    "configs/eval",
+    "data",
+    "AGENTS.md",
+    "CLAUDE.md",
+    "configs/AGENTS.md",
+]
+
+
+def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path)
+    git(workspace.root, "remote", "add", "origin", "https://ada:token@example.org/team/agents.git")
+    assert examine(workspace.data_dir).resource() == {
+        "workspace_directory": str(workspace.root),
+        "git": {"identity": None, "remote_url": "https://example.org/team/agents.git"},
+        "workspace": None,
+        "required_paths": REQUIRED,
+        "missing": ["AGENTS.md", "CLAUDE.md", "configs/AGENTS.md"],
+        "valid": True,
+        "fixed": [],
+    }
+
+
+def test_a_repository_without_an_origin_is_warned_about_and_fine(tmp_path: Path) -> None:
+    resource = examine(make_workspace(tmp_path).root).resource()
+    assert resource["git"]["remote_url"] is None
+    assert "origin" in resource["git"]["warning"]
+
+
+def test_missing_directories_fail_with_the_resource_as_details(tmp_path: Path) -> None:
+    root = make_repository(tmp_path)
+    with pytest.raises(OsmosisError) as caught:
+        examine(root)
+    assert caught.value.code == "VALIDATION"
+    assert caught.value.details["missing"] == REQUIRED
+    assert caught.value.details["valid"] is False
+    assert caught.value.message.splitlines()[1:] == [
+        "  - rollouts/",
+        "  - configs/training/",
+        "  - configs/eval/",
+        "  - data/",
+        "Run `osmosis doctor --fix` to create what is missing.",
+    ]
+
+
+def test_fixing_reports_what_was_created(tmp_path: Path) -> None:
+    resource = examine(make_repository(tmp_path), fix=True).resource()
+    assert (resource["fixed"], resource["missing"], resource["valid"]) == (REQUIRED, [], True)

@@ -35,7 +35,7 @@ PARAMETERS = {
 }
 MULTIPLY_TOOL = {
     "type": "function",
-    "function": {"name": "multiply", "description": "Multiply two integers", "parameters": PARAMETERS},
+    "function": {"name": "multiply", "description": "Multiply two integers.", "parameters": PARAMETERS},
 }
 
 

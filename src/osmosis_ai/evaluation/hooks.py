@@ -74,3 +74,6 @@ class RunHooks:
 
     def started(self, interrupt: Callable[[], None]) -> None:
         """Take the function that stops the run gracefully; from here on something is being spent."""
+
+    def ended(self) -> None:
+        """Take note that nothing is being spent any more; what follows is bookkeeping."""

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -81,8 +81,8 @@ class Journal:
         """Committed bytes."""
         return self._size
 
-    def replay(self) -> Iterator[tuple[int, TerminalRecord]]:
-        """Yield every committed record with its offset, oldest first, in constant memory.
+    def replay(self) -> Iterator[Entry]:
+        """Yield every committed record, oldest first, in constant memory.
 
         Raises:
             JournalCorruptionError: at the first line that is not a record.
@@ -149,8 +149,16 @@ class Journal:
                 durable.set_exception(self._failure)
 
 
-def replay(path: Path, start: int = 0) -> Iterator[tuple[int, TerminalRecord]]:
-    """Yield ``(offset, record)`` of every terminated line of ``path`` from byte ``start`` on.
+class Entry(NamedTuple):
+    """A record and the bytes of the journal it takes."""
+
+    offset: int
+    end: int
+    record: TerminalRecord
+
+
+def replay(path: Path, start: int = 0) -> Iterator[Entry]:
+    """Yield every terminated line of ``path`` from byte ``start`` on.
 
     An unterminated last line is passed over, so a file may be read while it is being written.
 
@@ -173,8 +181,9 @@ def replay(path: Path, start: int = 0) -> Iterator[tuple[int, TerminalRecord]]:
                     details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
                     hint="run again with `--fresh`: the damaged run is kept beside the new one",
                 ) from None
-            yield offset, record
-            offset += len(line)
+            end = offset + len(line)
+            yield Entry(offset, end, record)
+            offset = end
 
 
 class JournalReader:

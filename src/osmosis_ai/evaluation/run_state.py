@@ -29,7 +29,7 @@ class ProgressSnapshot:
         passed, failed, skipped: how they ended.
         scored: successes that have a reward; ``reward_mean`` and ``passed`` are over these.
         tokens, cost_usd: spent by the run; the cost is None while no price is known.
-        in_flight: attempts under way.
+        in_flight: attempts under way; None when nobody here knows.
         elapsed_s: seconds of this session.
         finished: items that this session finished.
     """
@@ -43,7 +43,7 @@ class ProgressSnapshot:
     reward_mean: float | None
     tokens: int
     cost_usd: float | None
-    in_flight: int
+    in_flight: int | None
     elapsed_s: float
     finished: int
 
@@ -96,7 +96,7 @@ class RunState:
         Raises:
             JournalCorruptionError: when a line is no record, or of an item that the run does not have.
         """
-        for offset, record in journal.replay():
+        for offset, _, record in journal.replay():
             if not self.ledger.holds(record.row_index, record.run_index):
                 raise JournalCorruptionError(
                     f"the journal `{journal.path}` is damaged: it has a result of row {record.row_index}, "
@@ -137,7 +137,7 @@ class RunState:
             frozen = copy.deepcopy(self.metrics)
         return frozen.summary()
 
-    def progress(self, *, in_flight: int, elapsed_s: float) -> ProgressSnapshot:
+    def progress(self, *, in_flight: int | None, elapsed_s: float) -> ProgressSnapshot:
         """Return how far the run is."""
         total = len(self.ledger)
         return ProgressSnapshot(

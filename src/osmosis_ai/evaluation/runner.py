@@ -140,7 +140,7 @@ class LocalEvalRunner:
         if opened.manifest is not None and opened.directory.events.exists():
             from osmosis_ai.evaluation.journal import replay
 
-            for offset, record in replay(opened.directory.events):
+            for offset, _, record in replay(opened.directory.events):
                 if ledger.holds(record.row_index, record.run_index):
                     ledger.settle(record.row_index, record.run_index, record.status, offset)
         if self._options.retry_failed:
@@ -266,6 +266,8 @@ class _Session:
             log.write("run", self._redact(str(error)), level="ERROR", error=type(error).__name__)
             await self._finalize(Stop("fault", str(error), error), execution)
             raise
+        finally:
+            self._hooks.ended()
         if stop is not None:
             log.write("run", f"stopped: {stop.reason}", level="WARNING", kind=stop.kind)
         return stop

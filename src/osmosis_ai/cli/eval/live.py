@@ -1,0 +1,172 @@
+"""What `osmosis eval run` shows and asks while it runs, and what Ctrl-C does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.secret_values import find_secret_values
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.cli.output.progress import Progress
+    from osmosis_ai.services.eval_run import PreparedEval
+
+QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class LiveRun(RunHooks):
+    """The run's side of the terminal; a context manager around it.
+
+    Args:
+        yes: the command's ``--yes``.
+    """
+
+    def __init__(self, output: OutputContext, prepared: PreparedEval, *, yes: bool) -> None:
+        self._output = output
+        self._prepared = prepared
+        self._yes = yes or prepared.served
+        self._plan: RunPlan | None = None
+        self._shown = ExitStack()
+        self._progress: Progress | None = None
+        self._last: ProgressSnapshot | None = None
+        self._interrupt: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shown.close()
+
+    def plan(self, plan: RunPlan) -> None:
+        """Show the plan, and what the user should know about it."""
+        from osmosis_ai.cli.eval import tables
+
+        self._plan = plan
+        self._output.show(tables.plan(plan, self._prepared))
+        for note in self._prepared.notes:
+            self._output.warn(note)
+        if plan.put_aside is not None:
+            self.note(f"the earlier run is kept as {plan.put_aside.name}")
+        if plan.found and plan.pending:
+            self.note(
+                f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
+                "attempts are finished; `--fresh` starts over"
+            )
+
+    def note(self, message: str) -> None:
+        """Write a line to stderr."""
+        self._output.note(message)
+
+    def stage(self, message: str) -> None:
+        """Tell what the run is busy with, unless the log shows it anyway."""
+        if not self._prepared.request.verbose:
+            self._output.note(f"{message} …")
+
+    def log_line(self, line: str) -> None:
+        """Show a line of the run's log."""
+        self._output.note(line)
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        """Move the bar."""
+        if self._progress is None:
+            if not snapshot.in_flight and not snapshot.finished:
+                return
+            self._progress = self._shown.enter_context(
+                self._output.progress("Evaluating", total=snapshot.total, unit="rollouts")
+            )
+        self._last = snapshot
+        self._progress.update(snapshot.completed, note=describe(snapshot))
+
+    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
+        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask.
+
+        Raises:
+            Declined: the user said no.
+            InteractiveRequiredError: nobody can be asked.
+        """
+        assert self._plan is not None
+        self._output.confirm(
+            f"{pending} rollouts x model {model_path} — continue?",
+            yes=self._yes,
+            default=False,
+            summary={"Run": self._plan.run_name, "Rollouts": str(pending), "Model": model_path},
+            notes=self._prepared.notes,
+        )
+        return True
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        """Take secrets from the file, the environment, or the user."""
+        ask = self._ask if self._output.interactive else None
+        given = self._prepared.request.secret_values or {}
+        return find_secret_values(names, given=given, environ=os.environ, ask=ask)
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """From now on Ctrl-C stops the run gracefully, and a second one at once."""
+        self._interrupt = interrupt
+        self._loop = asyncio.get_running_loop()
+        for number in _HANDLED:
+            self._loop.add_signal_handler(number, self._on_signal)
+
+    def ended(self) -> None:
+        """Give Ctrl-C back its usual meaning, and close the bar."""
+        if self._loop is not None:
+            for number in _HANDLED:
+                self._loop.remove_signal_handler(number)
+            self._loop = None
+        self._shown.close()
+
+    def _ask(self, name: str) -> str:
+        import getpass
+
+        return getpass.getpass(f"{name}: ", stream=self._output.stderr)
+
+    def _on_signal(self) -> None:
+        if self._interrupt is None:
+            from osmosis_ai.cli.failures import report
+
+            self._shown.close()
+            report(self._output, OsmosisError(QUIT_AT_ONCE, code="INTERNAL"), ["eval", "run"])
+            self._output.stderr.flush()
+            # Every child has a lifeline to this process and ends with it.
+            os._exit(1)
+        interrupt, self._interrupt = self._interrupt, None
+        self.note("stopping: what is in flight is cancelled; press Ctrl-C again to quit at once")
+        interrupt()
+
+
+def describe(snapshot: ProgressSnapshot) -> str:
+    """Return the live numbers beside the bar."""
+    parts = []
+    if snapshot.scored:
+        parts.append(
+            f"pass {formats.percent(snapshot.pass_rate, digits=0)} of {formats.count(snapshot.scored)}"
+        )
+        parts.append(f"reward {snapshot.reward_mean:.3f}")
+    if snapshot.failed:
+        parts.append(f"{formats.count(snapshot.failed)} failed")
+    if snapshot.tokens:
+        parts.append(f"{formats.count(snapshot.tokens)} tokens")
+    if snapshot.cost_usd:
+        parts.append(formats.money(snapshot.cost_usd))
+    if snapshot.rate_per_s:
+        rate = snapshot.rate_per_s
+        parts.append(f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min")
+    if snapshot.in_flight is not None:
+        parts.append(f"{snapshot.in_flight} in flight")
+    return " · ".join(parts)

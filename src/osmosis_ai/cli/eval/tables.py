@@ -1,0 +1,237 @@
+"""The plan before a run and the results after it, as people see them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.hooks import RunPlan
+    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.statistics import Estimate, Percentiles
+    from osmosis_ai.evaluation.summary import FailedRow, RunSummary
+    from osmosis_ai.services.eval_run import EvalRunResult, PreparedEval
+    from osmosis_ai.services.eval_watch import WatchedRun
+
+SHOWN_FAILURES = 10
+_MAX_ERROR = 160
+
+
+def plan(plan: RunPlan, prepared: PreparedEval) -> Table:
+    """Return what is about to happen."""
+    spec, request = prepared.spec, prepared.request
+    rows: list[Row] = [
+        ("Run", f"{plan.run_name} (continued)" if plan.continued else plan.run_name),
+        ("Rollout", spec.rollout_name),
+        ("Entrypoint", spec.entrypoint),
+        ("Model", spec.model_path),
+        ("Dataset", f"{spec.dataset_name} ({shown_path(prepared.dataset.path)})"),
+        ("Rows", _rows(plan, prepared)),
+        ("Runs Per Row", spec.n),
+        ("Work Items", _work_items(plan)),
+        ("Seed", request.seed),
+        ("Output", shown_path(plan.run_dir)),
+    ]
+    if spec.branch or spec.commit_sha:
+        rows.insert(5, ("Branch/Commit", spec.branch or spec.commit_sha))
+    return Table(columns=("", ""), rows=rows, title="Local Evaluation")
+
+
+def message(summary: RunSummary) -> str:
+    """Return the result in a sentence."""
+    where = shown_path(summary.run_dir)
+    if summary.complete:
+        return f"Evaluation run finished: {where}"
+    reason = summary.stop.reason if summary.stop is not None else ""
+    why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
+    left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
+    return f"Evaluation run interrupted: {where}{why}. {left}."
+
+
+def results(summary: RunSummary) -> list[Block]:
+    """Return the failures and the numbers."""
+    blocks: list[Block] = []
+    if summary.failures:
+        blocks.append(_failed_rows(summary))
+    blocks.append(_results_table(summary.metrics.estimates))
+    blocks.append(Table(columns=("", ""), rows=[*_counts(summary)], title="Samples", in_plain=True))
+    return blocks
+
+
+def recorded_results(seen: WatchedRun) -> list[Block]:
+    """Return the numbers that a run has written down."""
+    from osmosis_ai.evaluation.metrics_models import Estimates
+
+    written = (seen.metrics or {}).get("estimates")
+    return [_results_table(Estimates.model_validate(written))] if written else []
+
+
+def next_steps(result: EvalRunResult) -> list[str]:
+    """Return what the user may want to do now."""
+    steps = []
+    if not result.summary.complete:
+        steps.append(f"Resume: {_command(result)}")
+        hint = getattr(result.summary.stop and result.summary.stop.error, "hint", None)
+        if hint:
+            steps.append(f"hint: {hint}")
+    if result.summary.failed:
+        steps.append(f"Redo the failed attempts: {_command(result, '--retry-failed')}")
+    if result.summary.succeeded:
+        steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
+    return steps
+
+
+def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
+    """Return the same for programs."""
+    steps: list[Mapping[str, Any]] = []
+    if not result.summary.complete:
+        steps.append({"action": "resume", "command": _command(result)})
+    if result.summary.failed:
+        steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
+    return steps
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` relative to the working directory when it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _rows(plan: RunPlan, prepared: PreparedEval) -> str:
+    everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
+    note = " (all: the config sets no limit)" if everything else ""
+    return f"{formats.count(plan.rows)} of {formats.count(plan.rows_in_file)}{note}"
+
+
+def _work_items(plan: RunPlan) -> str:
+    if plan.pending == plan.total:
+        return formats.count(plan.total)
+    return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
+
+
+def _results_table(estimates: Estimates) -> Table:
+    return Table(
+        columns=("", Column("Value", right=True), Column("95 % interval"), Column("Over")),
+        rows=[*_numbers(estimates)],
+        title="Results",
+        in_plain=True,
+    )
+
+
+def _failed_rows(summary: RunSummary) -> Table:
+    shown = summary.failures[:SHOWN_FAILURES]
+    more = summary.failed - len(shown)
+    return Table(
+        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", "Files"),
+        rows=[_failed_row(failure) for failure in shown],
+        title="Failed rows",
+        note=f"and {formats.count(more)} more: {shown_path(summary.run_dir / 'events.jsonl')}"
+        if more > 0
+        else None,
+        in_plain=True,
+    )
+
+
+def _failed_row(failure: FailedRow) -> Sequence[Cell]:
+    record = failure.record
+    error = formats.one_line(record.error or "")
+    return (
+        record.row_index,
+        record.source_row_index,
+        record.run_index,
+        record.boundary,
+        Styled(record.error_type or "", "bad"),
+        error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
+        shown_path(failure.rollout_dir),
+    )
+
+
+def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    reward, rate = estimates.reward, estimates.pass_rate
+    if reward is not None:
+        over = f"{formats.count(reward.n)} scored samples of {formats.count(reward.clusters)} rows"
+        yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
+    if rate is not None:
+        passed = round(rate.value * rate.n)
+        over = f"{formats.count(passed)} of {formats.count(rate.n)} scored samples"
+        label = f"Pass rate (reward ≥ {estimates.pass_threshold:g})"
+        yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
+    for k, estimate in estimates.pass_at_k.items():
+        over = f"{formats.count(estimate.clusters)} rows with {k} or more scored attempts"
+        yield f"pass@{k}", formats.percent(estimate.value), _interval(estimate, percent=True), over
+    tokens = estimates.tokens
+    per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
+    split = f"{formats.count(tokens.prompt)} prompt, {formats.count(tokens.completion)} completion"
+    yield "Tokens", formats.count(tokens.total), "", ", ".join(filter(None, (split, per_sample)))
+    cost = estimates.cost_usd
+    if cost.total is not None:
+        known = f"{formats.count(cost.known_samples)} of {formats.count(cost.recorded_samples)} samples"
+        yield "Cost", formats.money(cost.total), "", known
+    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
+    yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+
+
+def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cell]]:
+    if latency is not None:
+        tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
+        yield label, f"p50 {_ms(latency.p50)}", "", tail
+
+
+def _counts(summary: RunSummary) -> Iterator[Row]:
+    counts = summary.metrics.estimates.counts
+    yield "Work items", formats.count(counts.planned)
+    yield "Scored", formats.count(counts.scored)
+    if counts.unscored:
+        yield "Unscored", _breakdown(counts.unscored)
+    if counts.failed_by_boundary:
+        yield "Failed, by boundary", _breakdown(counts.failed_by_boundary)
+        yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
+    if counts.skipped:
+        yield "Skipped by the grader", formats.count(counts.skipped)
+    if summary.pending:
+        yield "Pending", Styled(formats.count(summary.pending), "pending")
+    if summary.resumed:
+        yield "From earlier sessions", formats.count(summary.resumed)
+    yield "Duration", formats.duration(summary.duration_ms / 1000)
+    yield "Output", shown_path(summary.run_dir)
+
+
+def _breakdown(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return f"{formats.count(total)}: " + ", ".join(f"{formats.count(n)} {name}" for name, n in counts.items())
+
+
+def _interval(estimate: Estimate, *, percent: bool = False) -> str:
+    if estimate.low is None or estimate.high is None:
+        return formats.MISSING
+    if percent:
+        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
+    return f"{estimate.low:.3f} – {estimate.high:.3f}"
+
+
+def _ms(milliseconds: float) -> str:
+    return formats.duration(milliseconds / 1000)
+
+
+def _command(result: EvalRunResult, *extra: str) -> str:
+    """Return the command that continues this run, by its name."""
+    request, summary = result.prepared.request, result.summary
+    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_name]
+    options: list[tuple[str, object]] = [
+        ("--rows", request.rows),
+        ("--dataset-file", request.dataset_file),
+        ("--output", request.output),
+        ("--seed", request.seed or None),
+        ("--max-in-flight", request.max_in_flight),
+    ]
+    for option, value in options:
+        if value is not None:
+            words += [option, str(value)]
+    return shlex.join([*words, *extra])

@@ -34,6 +34,7 @@ from osmosis_ai.evaluation.metrics_models import (
     TokenTotals,
     WireSummary,
 )
+from osmosis_ai.evaluation.record import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
@@ -50,14 +51,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Estimates", "EvalMetrics", "MetricsAccumulator", "WireSummary"]
 
-STATUSES = ("success", "failed", "skipped")
-BOUNDARIES = ("provider", "agent", "tool", "grader", "rollout_server", "platform")
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 UNKNOWN = "unknown"
 
 _PENDING, _SUCCESS, _FAILED, _SKIPPED = range(4)
-_STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES, start=1)}
+_BOUNDARY_CODES: dict[str | None, int] = {name: code for code, name in enumerate((None, *BOUNDARIES))}
 _MOST_REASONS = 1000
 _ABSENT = -1
 _SAMPLE = [
@@ -143,11 +143,13 @@ class MetricsAccumulator:
             raise ValueError(f"row {row_index} run {run_index} is outside the run")
         if status not in _STATUS_CODES:
             raise ValueError(f"unknown status {status!r}")
+        if boundary not in _BOUNDARY_CODES:
+            raise ValueError(f"unknown boundary {boundary!r}")
         if tokens is None and prompt_tokens is not None and completion_tokens is not None:
             tokens = prompt_tokens + completion_tokens
         self._samples[row_index * self.n + run_index] = (
             _STATUS_CODES[status],
-            BOUNDARIES.index(boundary) + 1 if boundary is not None else 0,
+            _BOUNDARY_CODES[boundary],
             self._code_of_reason(error_type),
             _integer(model_calls),
             _number(reward),

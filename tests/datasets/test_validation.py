@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetReport, metadata, validate_dataset
+from osmosis_ai.errors import OsmosisError
+from tests.datasets.builders import jsonl, prompt_rows, write, write_rows
+
+GOOD = '{"user_prompt": "q", "ground_truth": "a"}\n'
+
+
+def validate(directory: Path, content: str | bytes, name: str = "a.jsonl") -> DatasetReport:
+    report = validate_dataset(write(directory, name, content))
+    assert report.valid == (not report.errors)
+    return report
+
+
+def metadata_errors(directory: Path, *values: Any) -> list[str]:
+    rows = [{"metadata": value} for value in (*values, *[{"a": 1}] * 4)]
+    return validate(directory, jsonl(rows)).errors
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_a_good_file_is_valid_in_every_format(tmp_path: Path, extension: str) -> None:
+    path = write_rows(tmp_path, extension, prompt_rows(50))
+    assert validate_dataset(path) == DatasetReport(
+        file=str(path),
+        file_name=f"rows.{extension}",
+        extension=extension,
+        file_size=path.stat().st_size,
+        valid=True,
+        row_count=50,
+        mode="prompt",
+    )
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_metadata_mode_is_known_by_its_column_in_every_format(tmp_path: Path, extension: str) -> None:
+    rows = [{"metadata": {"level": n + 1, "nested": {"x": [n / 2]}}} for n in range(6)]
+    report = validate_dataset(write_rows(tmp_path, extension, rows))
+    assert (report.valid, report.mode, report.row_count) == (True, "metadata", 6)
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_three_rows_are_too_few_in_every_format(tmp_path: Path, extension: str) -> None:
+    report = validate_dataset(write_rows(tmp_path, extension, prompt_rows(3)))
+    assert report.errors == [
+        "found 3 rows; the platform takes at least 4 (`osmosis eval run --dataset-file` takes any number)"
+    ]
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_missing_columns_are_named_in_every_format(tmp_path: Path, extension: str) -> None:
+    report = validate_dataset(write_rows(tmp_path, extension, [{"question": "q", "answer": "a"}] * 5))
+    assert report.errors == ["missing columns 'user_prompt', 'ground_truth' (found 'question', 'answer')"]
+    assert report.row_count == 5
+
+
+def test_label_stands_for_ground_truth_and_extra_columns_are_fine(tmp_path: Path) -> None:
+    assert validate(tmp_path, '{"user_prompt": "q", "label": 0, "source": null}\n' * 4).valid
+
+
+def test_a_missing_file_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        validate_dataset(tmp_path / "none.csv")
+    assert caught.value.message == f"File not found: {tmp_path}/none.csv"
+
+
+@pytest.mark.parametrize(
+    "name, content, error",
+    [
+        ("a.jsonl", b"", "the file is empty"),
+        ("a.txt", b"x", "unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet"),
+        ("a", b"x", "the file has no extension; supported: .csv, .jsonl, .json, .parquet"),
+    ],
+)
+def test_what_cannot_be_read_at_all_is_said(tmp_path: Path, name: str, content: bytes, error: str) -> None:
+    assert validate(tmp_path, content, name).errors == [error]
+
+
+def test_a_file_beyond_five_gibibytes_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as handle:
+        handle.truncate((5 << 30) + 1)
+    assert validate_dataset(path).errors == ["the file has 5.0 GiB; the platform takes at most 5 GiB"]
+
+
+def test_every_kind_of_bad_line_is_named(tmp_path: Path) -> None:
+    report = validate(tmp_path, GOOD * 2 + "oops\n[]\n" + '{"user_prompt": "q"}\n' + GOOD)
+    assert report.errors == [
+        "line 3: not valid JSON: unexpected character, expected a JSON value (column 1)",
+        "line 4: expected a JSON object, found an array",
+        "line 5: columns differ from line 1: missing 'ground_truth'",
+    ]
+    assert report.row_count == 3
+
+
+@pytest.mark.parametrize("bad, listed", [(5, 5), (6, 6), (900, 6)])
+def test_the_first_five_errors_are_shown_and_that_there_are_more(
+    tmp_path: Path, bad: int, listed: int
+) -> None:
+    errors = validate(tmp_path, GOOD + "x\n" * bad).errors
+    assert len(errors) == listed
+    assert errors[4].startswith("line 6: ")
+    assert errors[5:] == ["... (showing first 5 errors)"] * (listed - 5)
+
+
+def test_reading_ends_at_the_first_byte_that_is_not_utf8(tmp_path: Path) -> None:
+    errors = validate(tmp_path, GOOD.encode() + b"\xff\n\xff\n").errors
+    assert errors == [
+        f"line 2: not UTF-8: byte 0xff at position {len(GOOD)} of the file; save the file as UTF-8"
+    ]
+
+
+def test_csv_rows_with_too_few_columns_are_named(tmp_path: Path) -> None:
+    report = validate(tmp_path, "user_prompt,ground_truth\na,1\nb\nc,3\nd,4,5\n", "a.csv")
+    assert report.errors == ["line 3: expected 2 columns, found 1", "line 5: expected 2 columns, found 3"]
+
+
+def test_a_csv_header_alone_is_checked(tmp_path: Path) -> None:
+    assert "missing columns" in validate(tmp_path, "a,b\n", "a.csv").errors[0]
+    assert "found 0 rows" in validate(tmp_path, "user_prompt,label\n", "a.csv").errors[0]
+
+
+def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None:
+    report = validate(tmp_path, GOOD * 3 + '{"user_prompt": "", "ground_truth": null}\n' * 2)
+    assert report.valid
+    assert report.warnings == [
+        "2 rows cannot be evaluated, the first at line 4: no value for 'user_prompt', 'ground_truth'"
+    ]
+
+
+def test_a_byte_order_mark_is_a_warning(tmp_path: Path) -> None:
+    report = validate(tmp_path, b"\xef\xbb\xbf" + GOOD.encode() * 4)
+    assert report.valid
+    assert "byte-order mark" in report.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "value, error",
+    [
+        (None, "'metadata' must be a non-empty JSON object, found nothing"),
+        ("", "'metadata' must be a non-empty JSON object, found nothing"),
+        ("{}", "'metadata' must be a non-empty JSON object, found an empty object"),
+        ([], "'metadata' must be a JSON object, found an array"),
+        ({"b": {}}, "'metadata.b' is an empty object"),
+        ({"b": [{"c": {}}]}, "'metadata.b[].c' is an empty object"),
+        ({"b": 2**63}, "'metadata.b' is 9223372036854775808, beyond 64-bit integers"),
+        ({"b": -(2**63) - 1}, "'metadata.b' is -9223372036854775809, beyond 64-bit integers"),
+        ({"b": 10**50}, "'metadata.b' is an integer of 167 bits, beyond 64-bit integers"),
+        ({"b": [1, "x"]}, "'metadata.b[]' is a string, but a number on line 1"),
+    ],
+)
+def test_metadata_that_the_platform_cannot_hold_is_named(tmp_path: Path, value: Any, error: str) -> None:
+    assert metadata_errors(tmp_path, value) == [f"line 1: {error}"]
+
+
+def test_metadata_in_text_that_is_no_json_is_named(tmp_path: Path) -> None:
+    [error] = metadata_errors(tmp_path, "level 3")
+    assert error.startswith("line 1: 'metadata' is not valid JSON: ")
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [(1, 2.5), (1, None), (None, "x"), ([1], []), ({"c": 1}, {"d": "x"}), (2**63 - 1, -(2**63)), (1e300, 1)],
+)
+def test_values_of_one_type_may_share_a_key(tmp_path: Path, first: Any, second: Any) -> None:
+    assert metadata_errors(tmp_path, {"b": first}, {"b": second}) == []
+
+
+@pytest.mark.parametrize(
+    "first, second, found",
+    [
+        (1, "x", "a string, but a number"),
+        (1, True, "a boolean, but a number"),
+        ("x", {"c": 1}, "an object, but a string"),
+        ([1], 1, "a number, but an array"),
+    ],
+)
+def test_values_of_two_types_under_one_key_are_named_with_both_lines(
+    tmp_path: Path, first: Any, second: Any, found: str
+) -> None:
+    errors = metadata_errors(tmp_path, {"b": first}, {"b": second})
+    assert errors == [f"line 2: 'metadata.b' is {found} on line 1"]
+
+
+def test_metadata_in_text_follows_the_same_rules(tmp_path: Path) -> None:
+    assert metadata_errors(tmp_path, json.dumps({"a": "x"})) == [
+        "line 2: 'metadata.a' is a number, but a string on line 1",
+        "line 3: 'metadata.a' is a number, but a string on line 1",
+        "line 4: 'metadata.a' is a number, but a string on line 1",
+        "line 5: 'metadata.a' is a number, but a string on line 1",
+    ]
+
+
+def test_metadata_nested_without_end_is_refused(tmp_path: Path) -> None:
+    deep: Any = {"x": 1}
+    for _ in range(200):
+        deep = {"x": deep}
+    [error] = metadata_errors(tmp_path, deep)
+    assert error.endswith("is nested deeper than 100 levels")
+
+
+def test_the_number_of_keys_that_are_compared_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "MOST_PATHS", 50)
+    rows = [{"metadata": {f"key{n}": n}} for n in range(200)]
+    report = validate(tmp_path, jsonl(rows))
+    assert report.valid
+    assert "distinct keys" in report.warnings[0]
+
+
+def test_a_parquet_metadata_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    report = validate_dataset(write_rows(tmp_path, "parquet", [{"metadata": 1}] * 5))
+    assert report.errors == ["column 'metadata' must be a struct or a string, found int64"]
+
+
+def test_columns_that_nobody_looks_at_may_hold_anything_in_parquet(tmp_path: Path) -> None:
+    rows = [{**row, "blob": b"\xff"} for row in prompt_rows(5)]
+    assert validate_dataset(write_rows(tmp_path, "parquet", rows)).valid
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_progress_rises_to_the_size_of_the_file(tmp_path: Path, extension: str) -> None:
+    path = write_rows(tmp_path, extension, prompt_rows(5000))
+    seen: list[int] = []
+    validate_dataset(path, progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == path.stat().st_size
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from osmosis_ai.datasets import validate_dataset
+assert validate_dataset(Path(sys.argv[1])).valid
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak_kilobytes(path: Path) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, extension: str) -> None:
+    rows = [{"user_prompt": f"{n}" * 1000, "ground_truth": str(n)} for n in range(10_000)]
+    (tmp_path / "small").mkdir()
+    small = write_rows(tmp_path / "small", extension, rows[:100])
+    large = write_rows(tmp_path, extension, rows)
+    assert peak_kilobytes(large) - peak_kilobytes(small) < 20 << 10

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.statistics import pass_at_k, wilson_interval
+
+Outcome = tuple[int, int, str, "float | None"]
+
+
+def numbers_of(rows: int, n: int, *outcomes: Outcome, **options: float) -> EvalMetrics:
+    metrics = MetricsAccumulator(rows, n, **options)
+    for row, run, status, reward in outcomes:
+        metrics.add(row, run, status, reward)
+    return metrics.summary()
+
+
+def test_the_summary_is_the_products_to_the_letter() -> None:
+    metrics = MetricsAccumulator(3, 2, pass_threshold=0.5)
+    metrics.add(0, 0, "success", 1.0, tokens=100)
+    metrics.add(0, 1, "success", 0.0, tokens=50)
+    metrics.add(1, 0, "failed", None, tokens=7, boundary="agent", error_type="timeout")
+    metrics.add(1, 1, "success", 0.5, prompt_tokens=20, completion_tokens=3)
+    metrics.add(2, 0, "skipped", 1.0, tokens=1)
+    metrics.add(2, 1, "success", None)
+    assert metrics.summary().summary == {
+        "total_samples": 6,
+        "completed_samples": 5,
+        "graded": 3,
+        "passed": 2,
+        "failed": 1,
+        "skipped": 1,
+        "pass_rate": 2 / 5,
+        "pass_threshold": 0.5,
+        "tokens_used": 181,
+        "reward_stats": {
+            "mean": 0.5,
+            "median": 0.5,
+            "std": pytest.approx(math.sqrt(1 / 6)),
+            "min": 0.0,
+            "max": 1.0,
+        },
+        "n_runs": 2,
+        "pass_at_k": [{"k": 1, "value": pytest.approx(1 / 3)}, {"k": 2, "value": 1.0}],
+    }
+
+
+def test_one_attempt_a_row_leaves_runs_and_pass_at_k_out() -> None:
+    summary = numbers_of(2, 1, (0, 0, "success", 1.0)).summary
+    assert "n_runs" not in summary and "pass_at_k" not in summary
+
+
+def test_pass_at_k_needs_two_points() -> None:
+    summary = numbers_of(1, 2, (0, 0, "success", 1.0), (0, 1, "skipped", None)).summary
+    assert summary["n_runs"] == 2
+    assert "pass_at_k" not in summary
+
+
+def test_runs_count_the_attempts_that_were_recorded() -> None:
+    summary = numbers_of(2, 8, *[(row, run, "success", 1.0) for row in range(2) for run in range(5)]).summary
+    assert summary["n_runs"] == 5
+    assert [point["k"] for point in summary["pass_at_k"]] == [1, 2, 4]
+
+
+def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
+    metrics = numbers_of(5, 2)
+    assert metrics.summary == {
+        "total_samples": 0,
+        "completed_samples": 0,
+        "graded": 0,
+        "passed": 0,
+        "failed": 0,
+        "skipped": 0,
+        "pass_rate": 0.0,
+        "pass_threshold": 1.0,
+        "tokens_used": 0,
+    }
+    estimates = metrics.estimates
+    assert estimates.reward is None and estimates.pass_rate is None and estimates.pass_at_k == {}
+    assert estimates.counts.pending == 10
+    assert estimates.cost_usd.total is None and estimates.latency.rollout_ms is None
+
+
+def test_a_run_of_no_rows_has_numbers_too() -> None:
+    assert numbers_of(0, 3).estimates.counts.planned == 0
+
+
+def test_a_failed_attempt_does_not_count_its_reward() -> None:
+    metrics = numbers_of(1, 2, (0, 0, "failed", 1.0), (0, 1, "success", 0.0))
+    assert (metrics.summary["graded"], metrics.summary["passed"]) == (1, 0)
+    assert metrics.estimates.pass_rate is not None
+    assert (metrics.estimates.pass_rate.value, metrics.estimates.pass_rate.n) == (0.0, 1)
+
+
+def test_what_could_not_be_scored_is_never_a_zero() -> None:
+    metrics = MetricsAccumulator(3, 2)
+    metrics.add(0, 0, "success", 1.0)
+    metrics.add(0, 1, "failed", None, boundary="agent", error_type="timeout")
+    metrics.add(1, 0, "failed", None, boundary="provider", error_type="rate_limit")
+    metrics.add(1, 1, "success", math.nan)
+    metrics.add(2, 0, "failed", None)
+    found = metrics.summary()
+    assert found.summary["pass_rate"] == 1 / 5  # the product's: failures are attempts that did not pass
+    estimates = found.estimates
+    assert estimates.pass_rate is not None and estimates.reward is not None
+    assert (estimates.pass_rate.value, estimates.pass_rate.n, estimates.pass_rate.clusters) == (1.0, 1, 1)
+    counts = estimates.counts
+    assert counts.scored == 1
+    assert counts.unscored == {"no_reward": 1, "rate_limit": 1, "timeout": 1, "unknown": 1}
+    assert counts.failed_by_boundary == {"unknown": 1, "provider": 1, "agent": 1}
+    assert counts.infrastructure_failures == 1
+    assert counts.pending == 1
+
+
+def test_one_attempt_a_row_gets_wilsons_interval() -> None:
+    outcomes: list[Outcome] = [(row, 0, "success", float(row < 30)) for row in range(100)]
+    estimate = numbers_of(100, 1, *outcomes).estimates.pass_rate
+    assert estimate is not None
+    assert (estimate.low, estimate.high) == wilson_interval(0.3, 100)
+
+
+def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> None:
+    outcomes: list[Outcome] = [
+        (row, run, "success", float(run < row % 3)) for row in range(9) for run in range(4)
+    ]
+    outcomes[-1] = (8, 3, "failed", None)
+    points = numbers_of(9, 4, *outcomes).estimates.pass_at_k
+    assert list(points) == [1, 2, 4]
+    assert points[2].value == pytest.approx((pass_at_k(4, 1, 2) * 3 + pass_at_k(4, 2, 2) * 2 + 1) / 9)
+    assert (points[4].clusters, points[4].n) == (8, 32)
+    assert all(point.low is not None and point.low < point.value for point in points.values())
+
+
+def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:
+    metrics = MetricsAccumulator(1, 1)
+    metrics.add(
+        0,
+        0,
+        "failed",
+        None,
+        tokens=10,
+        cost_usd=1.0,
+        boundary="provider",
+        error_type="timeout",
+        model_calls=3,
+    )
+    metrics.add(0, 0, "success", 1.0, tokens=4)
+    found = metrics.summary()
+    assert (found.summary["failed"], found.summary["passed"], found.summary["tokens_used"]) == (0, 1, 4)
+    assert found.estimates.counts.unscored == {}
+    assert found.estimates.cost_usd.total is None
+
+
+def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
+    metrics = MetricsAccumulator(4, 1)
+    for row in range(3):
+        metrics.add(
+            row,
+            0,
+            "success",
+            1.0,
+            prompt_tokens=100,
+            completion_tokens=10,
+            cost_usd=0.1 if row else None,
+            duration_ms=1000.0 * (row + 1),
+            model_latency_ms=600.0,
+            model_calls=2,
+        )
+    metrics.add(3, 0, "failed", None, boundary="rollout_server", duration_ms=4000)
+    estimates = metrics.summary().estimates
+    tokens, cost, latency = estimates.tokens, estimates.cost_usd, estimates.latency
+    assert (tokens.prompt, tokens.completion, tokens.total) == (300, 30, 330)
+    assert (tokens.per_sample, tokens.known_samples) == (110.0, 3)
+    assert cost.total == pytest.approx(0.2)
+    assert (cost.known_samples, cost.recorded_samples) == (2, 4)
+    assert latency.rollout_ms is not None and latency.rollout_ms.p50 == 2500.0
+    assert latency.model_ms is not None and latency.model_ms.p99 == 600.0
+    assert latency.model_call_mean_ms == 300.0
+
+
+@pytest.mark.parametrize(
+    "arguments", [(2, 0, "success"), (0, 1, "success"), (-1, 0, "success"), (0, 0, "pending"), (0, 0, "done")]
+)
+def test_an_outcome_that_cannot_be_is_refused(arguments: tuple[int, int, str]) -> None:
+    with pytest.raises(ValueError):
+        MetricsAccumulator(2, 1).add(*arguments, 1.0)
+
+
+def test_an_unknown_boundary_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown boundary 'moon'"):
+        MetricsAccumulator(1, 1).add(0, 0, "failed", None, boundary="moon")
+
+
+def test_reasons_without_number_share_one_line() -> None:
+    metrics = MetricsAccumulator(3000, 1)
+    for row in range(3000):
+        metrics.add(row, 0, "failed", None, error_type=f"error {row}")
+    unscored = metrics.summary().estimates.counts.unscored
+    assert len(unscored) <= 1000
+    assert sum(unscored.values()) == 3000
+
+
+def test_a_sample_takes_64_bytes() -> None:
+    assert MetricsAccumulator(1000, 8).memory_bytes == 64 * 8000
+
+
+def test_huge_numbers_can_be_written_as_json() -> None:
+    outcomes: list[Outcome] = [
+        (0, 0, "success", 1.7e308),
+        (1, 0, "success", -1.7e308),
+        (2, 0, "success", 1e308),
+    ]
+    json.dumps(numbers_of(3, 1, *outcomes).to_json(), allow_nan=False)
+
+
+def test_the_estimates_stand_beside_the_products_fields() -> None:
+    metrics = numbers_of(2, 1, (0, 0, "success", 1.0), (1, 0, "success", 0.0))
+    written: dict[str, Any] = json.loads(json.dumps(metrics.to_json(), allow_nan=False))
+    assert {key: value for key, value in written.items() if key != "estimates"} == metrics.summary
+    assert EvalMetrics(wire=metrics.wire, estimates=written["estimates"]) == metrics
+    assert written["estimates"]["reward"]["n"] == 2
+
+
+statuses = st.sampled_from(["success", "failed", "skipped"])
+rewards = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([0.0, 1.0]))
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.dictionaries(st.tuples(st.integers(0, 5), st.integers(0, 4)), st.tuples(statuses, rewards)),
+)
+def test_every_work_item_is_counted_exactly_once(
+    rows: int, n: int, outcomes: dict[tuple[int, int], tuple[str, float | None]]
+) -> None:
+    known = {place: outcome for place, outcome in outcomes.items() if place[0] < rows and place[1] < n}
+    metrics = numbers_of(rows, n, *[(*place, *outcome) for place, outcome in known.items()])
+    counts, summary = metrics.estimates.counts, metrics.summary
+    assert counts.planned == rows * n
+    assert counts.scored + sum(counts.unscored.values()) + counts.skipped + counts.pending == rows * n
+    assert sum(counts.failed_by_boundary.values()) == summary["failed"]
+    assert counts.scored == summary["graded"]
+    assert summary["total_samples"] == len(known)
+    json.dumps(metrics.to_json(), allow_nan=False)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=10))
+def test_without_failures_both_pass_rates_agree(rows: list[list[bool]]) -> None:
+    outcomes: list[Outcome] = [
+        (row, run, "success", float(passed))
+        for row, runs in enumerate(rows)
+        for run, passed in enumerate(runs)
+    ]
+    metrics = numbers_of(len(rows), 4, *outcomes)
+    assert metrics.estimates.pass_rate is not None
+    assert metrics.estimates.pass_rate.value == pytest.approx(metrics.summary["pass_rate"])
+    for point in metrics.summary["pass_at_k"]:
+        assert metrics.estimates.pass_at_k[point["k"]].value == pytest.approx(point["value"])

@@ -155,6 +155,11 @@ def error_from_reply(
     )
 
 
+def is_about_context_length(words: str) -> bool:
+    """Tell whether a refusal means that the conversation is too long."""
+    return _CONTEXT_LENGTH.search(words) is not None
+
+
 def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
     """Read ``retry-after-ms`` or ``Retry-After`` (seconds or a date) as seconds from now."""
     try:
@@ -190,7 +195,7 @@ def _category(status: int, words: str) -> Category:
     # 409 is a lock that passes; 425 is "too early".
     if status >= 500 or status in (409, 425):
         return "server"
-    if status == 413 or _CONTEXT_LENGTH.search(words):
+    if status == 413 or is_about_context_length(words):
         return "context_length"
     return "bad_request"
 

@@ -12,10 +12,18 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from osmosis_ai.llm.errors import Category, ModelCallError, provider_words, redact, retry_after
+from osmosis_ai.llm.errors import (
+    Category,
+    ModelCallError,
+    is_about_context_length,
+    provider_words,
+    redact,
+    retry_after,
+)
 from osmosis_ai.llm.providers import ModelEndpoint
 
 logger = logging.getLogger(__name__)
@@ -181,6 +189,8 @@ class LiteLLMTransport:
         if names[0] == "APIConnectionError" and not _is_network_trouble(error):
             # LiteLLM wraps errors of its own making, an ImportError say, in a connection error.
             category, retryable = "invalid_reply", False
+        elif category == "bad_request" and is_about_context_length(words):
+            category = "context_length"
         response = getattr(error, "response", None)
         return ModelCallError(
             category,
@@ -201,6 +211,8 @@ def _import_litellm() -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
+    # A remark of pydantic's about LiteLLM's types, of no use to whoever runs an evaluation.
+    warnings.filterwarnings("ignore", message=r"Item '.*' on TypedDict class", category=UserWarning)
     litellm.suppress_debug_info = True
     litellm.telemetry = False
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):

@@ -1,0 +1,93 @@
+"""Built environments, one directory per content: whole or absent.
+
+An environment is built beside its place and renamed into it, so neither a crash nor a second
+builder leaves a broken one behind. The least recently used are removed, but none that was used
+within a day: a run may still be importing from it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+KEPT = 10
+SURELY_UNUSED_AFTER_S = 24 * 3600.0
+_UNFINISHED = ".building-"
+
+
+class EnvironmentCache:
+    """A directory of virtual environments.
+
+    Args:
+        directory: created when missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, key: str, build: Callable[[Path, Path], None], *, on_wait: Callable[[], None]) -> Path:
+        """Return the environment of a key, built first if need be.
+
+        Args:
+            key: stands for the environment's whole content; a file name.
+            build: called with a scratch directory and the path in it where the environment belongs;
+                the environment must be relocatable.
+            on_wait: called when another process is building this environment.
+
+        Raises:
+            Exception: whatever ``build`` raises; nothing is left behind then.
+        """
+        locks = self._directory / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(locks / f"{key}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_wait()
+            lock.acquire()
+        try:
+            environment = self._directory / key
+            if not os.access(python_of(environment), os.X_OK):
+                self._build(environment, build)
+                self._prune(spare=environment)
+            os.utime(environment)
+            return environment
+        finally:
+            lock.release()
+
+    def _build(self, environment: Path, build: Callable[[Path, Path], None]) -> None:
+        scratch = self._unfinished()
+        scratch.mkdir()
+        try:
+            build(scratch, scratch / "environment")
+            if environment.exists():
+                # Its interpreter is gone from the machine.
+                environment.rename(scratch / "broken")
+            (scratch / "environment").rename(environment)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _prune(self, *, spare: Path) -> None:
+        old = time.time() - SURELY_UNUSED_AFTER_S
+        entries = [(entry.stat().st_mtime, entry) for entry in self._directory.iterdir()]
+        finished = sorted((item for item in entries if not item[1].name.startswith(".")), reverse=True)
+        abandoned = [item for item in entries if item[1].name.startswith(_UNFINISHED)]
+        for used_at, entry in [*finished[KEPT:], *abandoned]:
+            if used_at < old and entry != spare:
+                doomed = self._unfinished()
+                entry.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _unfinished(self) -> Path:
+        return self._directory / f"{_UNFINISHED}{secrets.token_hex(4)}"
+
+
+def python_of(environment: Path) -> Path:
+    """Return the path of a virtual environment's interpreter."""
+    return environment / "bin" / "python"

@@ -1,0 +1,157 @@
+"""Running uv on behalf of a rollout: bounded in time, deaf to the caller's own Python, in uv's words.
+
+The user's ``UV_*`` settings (indexes, credentials, cache, offline) apply, except those that would
+choose an interpreter or a project for us. uv never downloads a Python. It runs in the foreground
+process group, so a Ctrl-C reaches it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from osmosis_ai.errors import OsmosisError
+
+QUERY_TIMEOUT_S = 120.0
+INSTALL_TIMEOUT_S = 1800.0
+
+_OURS_TO_DECIDE = frozenset(
+    {
+        "CONDA_PREFIX",
+        "OSMOSIS_TOKEN",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "UV_CONSTRAINT",
+        "UV_FROZEN",
+        "UV_LOCKED",
+        "UV_OVERRIDE",
+        "UV_PROJECT",
+        "UV_PROJECT_ENVIRONMENT",
+        "UV_PYTHON",
+        "UV_SYSTEM_PYTHON",
+        "UV_WORKING_DIR",
+        "UV_WORKING_DIRECTORY",
+        "VIRTUAL_ENV",
+    }
+)
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_CHATTER = ("Using Python ", "Using CPython ", "Creating virtual environment ")
+
+
+class UvError(OsmosisError):
+    """uv failed; the message ends with its own reason."""
+
+
+class Uv:
+    """A uv executable.
+
+    Args:
+        path: the executable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def find(cls) -> Uv | None:
+        """Find uv beside the running interpreter, else on the ``PATH``."""
+        beside = Path(sys.executable).parent / "uv"
+        if os.access(beside, os.X_OK):
+            return cls(beside)
+        found = shutil.which("uv")
+        return cls(Path(found)) if found else None
+
+    def run(self, arguments: Sequence[str], *, cwd: Path, timeout_s: float, doing: str) -> str:
+        """Run uv and return what it printed.
+
+        Args:
+            arguments: subcommand and options.
+            cwd: the directory whose uv settings apply.
+            timeout_s: seconds it may take.
+            doing: what failed when it fails, the start of a sentence.
+
+        Raises:
+            UvError: when it fails or takes too long.
+        """
+        try:
+            result = subprocess.run(
+                [str(self.path), *arguments],
+                cwd=cwd,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UvError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
+        except OSError as error:
+            raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
+        if result.returncode != 0:
+            reason = _reason(result.stderr.decode("utf-8", "replace"))
+            raise UvError(f"{doing} failed: {reason}", details={"exit_status": result.returncode})
+        return result.stdout.decode("utf-8", "replace")
+
+    def find_python(self, versions: SpecifierSet, *, cwd: Path) -> Path:
+        """Find an installed interpreter of one of these versions.
+
+        Raises:
+            OsmosisError: when there is none; names the versions needed and those found.
+        """
+        try:
+            found = self.run(
+                ["python", "find", "--system", "--no-project", str(versions)],
+                cwd=cwd,
+                timeout_s=QUERY_TIMEOUT_S,
+                doing="looking for a Python",
+            )
+        except UvError as error:
+            installed = self._installed_pythons(cwd)
+            raise OsmosisError(
+                f"the rollout in `{cwd}` needs Python {versions}, and this machine has "
+                f"{', '.join(installed) or 'none that uv finds'}.",
+                details={"needed": str(versions), "found": installed},
+                hint="install a Python of that version and put it on the PATH, or widen "
+                "`requires-python` in the rollout's pyproject.toml; Pythons are never downloaded.",
+            ) from error
+        return Path(found.strip())
+
+    def _installed_pythons(self, cwd: Path) -> list[str]:
+        try:
+            listed = json.loads(
+                self.run(
+                    ["python", "list", "--only-installed", "--output-format", "json"],
+                    cwd=cwd,
+                    timeout_s=QUERY_TIMEOUT_S,
+                    doing="listing Pythons",
+                )
+            )
+            versions = {Version(entry["version"]) for entry in listed}
+        except (UvError, ValueError, KeyError, TypeError, InvalidVersion):
+            versions = {Version(sys.version.split()[0].rstrip("+"))}
+        return [str(version) for version in sorted(versions)]
+
+
+def _environment() -> dict[str, str]:
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OURS_TO_DECIDE and not name.startswith("_OSMOSIS_")
+    }
+    return {**env, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+
+
+def _reason(stderr: str) -> str:
+    """Return what uv said went wrong, without its chatter and without passwords."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    text = "\n".join(lines).removeprefix("error: ").strip()
+    return _CREDENTIALS_IN_URL.sub("[REDACTED]", text) or "uv gave no reason."

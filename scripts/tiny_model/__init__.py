@@ -1,0 +1,1 @@
+"""How the built-in policy `osmosis/tiny` is made: data, tokenizer, training, evaluation, card."""

@@ -1,0 +1,90 @@
+"""`python -m osmosis_ai.inference`: serve a built-in model in the foreground.
+
+Once it listens, one line of JSON on stdout says where: ``{"base_url": ..., "model": ...}``. The
+bearer key comes from the environment, never from the command line, where every user of the
+machine could read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import sys
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.catalog import built_in_model, served_models
+from osmosis_ai.inference.process import API_KEY_ENV, SINGLE_THREAD_ENV
+from osmosis_ai.supervision import watch_parent
+
+
+def main() -> int:
+    """Run the server until it is interrupted; return the exit status."""
+    watch_parent()
+    # The matrices are too small for threads: two of them on a busy machine are slower than one.
+    # It counts only before NumPy is imported, which the server module does.
+    for name, value in SINGLE_THREAD_ENV.items():
+        os.environ.setdefault(name, value)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _options()
+    try:
+        asyncio.run(_serve(options))
+    except (OsmosisError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:  # before the event loop could take the signal
+        return 130
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m osmosis_ai.inference",
+        description="Serve a built-in model behind an OpenAI-compatible endpoint.",
+        epilog=f"The bearer key that clients must send is read from {API_KEY_ENV}.",
+    )
+    parser.add_argument("--model", default=served_models()[0], help="which one (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    parser.add_argument("--max-batch", type=int, default=32, help="sequences generated at once (default: 32)")
+    parser.add_argument(
+        "--max-waiting", type=int, default=1024, help="sequences that may wait (default: 1024)"
+    )
+    options = parser.parse_args()
+    if options.max_batch < 1 or options.max_waiting < 1:
+        parser.error("--max-batch and --max-waiting are at least 1")
+    if not os.environ.get(API_KEY_ENV) and not _is_loopback(options.host):
+        parser.error(f"other machines can reach {options.host}: set {API_KEY_ENV} to the key they must send")
+    return options
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    from osmosis_ai.inference.server import serving, stop_signal
+
+    model, stop = built_in_model(options.model), stop_signal()
+    async with serving(
+        model,
+        host=options.host,
+        port=options.port,
+        api_key=os.environ.pop(API_KEY_ENV, None) or None,
+        max_batch=options.max_batch,
+        max_waiting=options.max_waiting,
+    ) as (base_url, api):
+        announcement = {"base_url": base_url, "model": model.name, "fingerprint": api.fingerprint}
+        sys.stdout.write(json.dumps(announcement) + "\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

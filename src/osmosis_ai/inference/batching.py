@@ -1,0 +1,200 @@
+"""Continuous batching: sequences join and leave a running batch between two steps.
+
+The sequences that generate occupy slots 0 to n - 1 of the key-value cache, without gaps, so that
+a step works on slices. Whoever leaves has its slot taken by the last one. Nothing a sequence
+computes depends on its slot or on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from osmosis_ai.inference.model import Floats, KeyValueCache, Model
+from osmosis_ai.inference.sampling import choose, log_probabilities
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One generated token.
+
+    Attributes:
+        id: the token.
+        logprob: its log-probability at the request's temperature (at temperature 0: at 1), before
+            ``top_p``.
+        top: the most likely tokens at this place with theirs, as many as were asked for.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """What is asked of the model: one continuation of one prompt.
+
+    Attributes:
+        prompt: at least one token id; with ``max_tokens`` no longer than the model's positions.
+        max_tokens: the most tokens to generate, at least one.
+        stream: the 64-bit key of its random numbers, from ``SamplingParams.stream``.
+        temperature, top_p: as in ``SamplingParams``.
+        stop_tokens: generation ends after any of these; it is the last token of the result.
+        top_logprobs: how many alternatives to report for each token.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stream: int
+    stop_tokens: frozenset[int]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """A token of a generation, and why it was the last one (None when more follow)."""
+
+    generation: Generation
+    token: SampledToken
+    finish_reason: FinishReason | None
+
+
+class ContinuousBatch:
+    """The sequences that are generating now. Not thread-safe: one thread owns it.
+
+    Args:
+        model: the network; the batch allocates the cache for it.
+        capacity: how many sequences run at once.
+    """
+
+    def __init__(self, model: Model, capacity: int) -> None:
+        self.capacity = capacity
+        self._model = model
+        self._cache = KeyValueCache(model.config, capacity)
+        self._running: list[Generation] = []
+        self._generated = np.zeros(capacity, np.int64)
+        self._last_tokens = np.zeros(capacity, np.int64)
+        self._lengths = np.zeros(capacity, np.int64)
+        self._streams = np.zeros(capacity, np.uint64)
+        self._temperatures = np.zeros(capacity)
+        self._top_ps = np.zeros(capacity)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def free(self) -> int:
+        """How many more sequences can join now."""
+        return self.capacity - len(self._running)
+
+    def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
+        """Read the prompts of ``newcomers`` together and draw the first token of each.
+
+        Sequences with the same prompt share the work of reading it.
+        """
+        if len(newcomers) > self.free:
+            raise ValueError(f"{len(newcomers)} sequences do not fit in {self.free} free slots")
+        first = len(self._running)
+        distinct = {
+            prompt: first + index for index, prompt in enumerate(dict.fromkeys(g.prompt for g in newcomers))
+        }
+        # Each distinct prompt is read in the slot of the newcomer that will own it.
+        owners = [next(g for g in newcomers if g.prompt == prompt) for prompt in distinct]
+        others = [g for g in newcomers if g not in owners]
+        logits = self._read_prompts(list(distinct), first)
+        sources = np.array([distinct[g.prompt] for g in (*owners, *others)]) - first
+        for generation in (*owners, *others):
+            slot = len(self._running)
+            if distinct[generation.prompt] != slot:
+                self._cache.copy(distinct[generation.prompt], slot, len(generation.prompt))
+            self._occupy(slot, generation)
+        return self._draw(first, logits[sources])
+
+    def step(self) -> list[Emission]:
+        """Draw the next token of every running sequence."""
+        count = len(self._running)
+        if not count:
+            return []
+        rows = slice(0, count)
+        lasts = self._last_tokens[rows, None]
+        starts = self._lengths[rows].copy()
+        logits = self._model.extend(self._cache, rows, lasts, starts, np.zeros(count, np.int64))
+        self._lengths[rows] += 1
+        return self._draw(0, logits)
+
+    def discard(self, unwanted: Callable[[Generation], bool]) -> None:
+        """Remove the sequences nobody waits for any more."""
+        self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
+
+    def _read_prompts(self, prompts: list[tuple[int, ...]], first: int) -> Floats:
+        width = max(map(len, prompts))
+        ids = np.zeros((len(prompts), width), np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+        starts = np.zeros(len(prompts), np.int64)
+        wanted = np.array([len(prompt) - 1 for prompt in prompts])
+        return self._model.extend(self._cache, slice(first, first + len(prompts)), ids, starts, wanted)
+
+    def _occupy(self, slot: int, generation: Generation) -> None:
+        self._running.append(generation)
+        self._generated[slot] = 0
+        self._lengths[slot] = len(generation.prompt)
+        self._streams[slot] = generation.stream
+        self._temperatures[slot] = generation.temperature
+        self._top_ps[slot] = generation.top_p
+
+    def _draw(self, first: int, logits: Floats) -> list[Emission]:
+        """Choose a token for every slot from ``first`` on; finished sequences leave."""
+        rows = slice(first, len(self._running))
+        temperatures = self._temperatures[rows]
+        log_probs = log_probabilities(logits, temperatures)
+        tokens = choose(log_probs, temperatures, self._top_ps[rows], self._streams[rows], self._lengths[rows])
+        self._last_tokens[rows] = tokens
+        self._generated[rows] += 1
+        chosen = log_probs[np.arange(len(tokens)), tokens].tolist()
+        emissions: list[Emission] = []
+        for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen, strict=True)):
+            generation = self._running[first + row]
+            top = _most_likely(log_probs[row], generation.top_logprobs) if generation.top_logprobs else ()
+            finish = self._finish_reason(first + row, generation, token)
+            emissions.append(Emission(generation, SampledToken(token, logprob, top), finish))
+        self._vacate(first + row for row, emission in enumerate(emissions) if emission.finish_reason)
+        return emissions
+
+    def _finish_reason(self, slot: int, generation: Generation, token: int) -> FinishReason | None:
+        if token in generation.stop_tokens:
+            return "stop"
+        return "length" if self._generated[slot] >= generation.max_tokens else None
+
+    def _vacate(self, slots: Iterable[int]) -> None:
+        """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
+        for slot in sorted(slots, reverse=True):
+            last = len(self._running) - 1
+            if slot != last:
+                self._cache.copy(last, slot, int(self._lengths[last]))
+                self._running[slot] = self._running[last]
+                for column in self._columns():
+                    column[slot] = column[last]
+            self._running.pop()
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return (
+            self._generated,
+            self._last_tokens,
+            self._lengths,
+            self._streams,
+            self._temperatures,
+            self._top_ps,
+        )
+
+
+def _most_likely(log_probs: Floats, count: int) -> tuple[tuple[int, float], ...]:
+    order = np.argsort(-log_probs, kind="stable")[:count]
+    return tuple((int(token), float(log_probs[token])) for token in order)

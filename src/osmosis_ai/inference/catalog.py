@@ -1,0 +1,49 @@
+"""The models that travel with the package. Light: nothing here loads one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import NotFoundError
+
+MODELS_DIR = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True)
+class BuiltInModel:
+    """A model in the package.
+
+    Attributes:
+        name: what `model_path` in a config says, and what replies call it.
+        directory: its Hugging Face folder.
+    """
+
+    name: str
+    directory: Path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which its endpoint answers; clients may drop the prefix."""
+        return self.name, self.name.rpartition("/")[2]
+
+
+_MODELS = (BuiltInModel("osmosis/tiny", MODELS_DIR / "tiny"),)
+
+
+def served_models() -> tuple[str, ...]:
+    """Return the names of the models that need no provider: :class:`InferenceServer` serves them."""
+    return tuple(model.name for model in _MODELS)
+
+
+def built_in_model(name: str) -> BuiltInModel:
+    """Find a model by name.
+
+    Raises:
+        NotFoundError: when the package has no such model; lists those it has.
+    """
+    for model in _MODELS:
+        if name == model.name:
+            return model
+    known = ", ".join(f"`{model.name}`" for model in _MODELS)
+    raise NotFoundError(f"there is no built-in model `{name}`; the built-in ones are: {known}.")

@@ -1,0 +1,272 @@
+"""A Qwen3 transformer in NumPy, in float64.
+
+In float64 the order in which a sum is taken moves a logit by about 1e-15. So what a row of a
+batch computes does not depend, to any precision that could flip a sampled token, on which other
+rows are in the batch or on how its prompt was cut into chunks.
+
+The weights are prepared once, so that a step is few large operations: projections that read the
+same input are one matrix, norm weights are folded into the matrix behind them, and the two halves
+of every rotary pair lie side by side, so that rotating is one complex multiplication. All three
+leave the function computed unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_ai.errors import OsmosisError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+# A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
+CHUNK_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The numbers of `config.json` that the forward pass needs."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rope_theta: float
+    norm_epsilon: float
+    end_token_ids: frozenset[int]
+
+    @classmethod
+    def load(cls, model_dir: Path) -> ModelConfig:
+        """Read `config.json` of a Hugging Face folder.
+
+        Raises:
+            OsmosisError: when the folder holds no Qwen3 model with tied embeddings, the one
+                architecture this module computes.
+        """
+        path = model_dir / CONFIG_FILE
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise OsmosisError(f"there is no model in `{model_dir}`: `{CONFIG_FILE}` is missing.") from None
+        rope = raw.get("rope_parameters") or {}
+        plain = (
+            raw.get("model_type") == "qwen3"
+            and raw.get("tie_word_embeddings")
+            and not raw.get("attention_bias")
+            and not raw.get("use_sliding_window")
+            and raw.get("hidden_act", "silu") == "silu"
+            and rope.get("rope_type", "default") == "default"
+            and not raw.get("rope_scaling")
+        )
+        if not plain:
+            raise OsmosisError(
+                f"the NumPy engine can not serve the model in `{model_dir}`: it computes plain Qwen3 models "
+                "with tied embeddings only (no attention bias, sliding window or rope scaling)."
+            )
+        end = raw["eos_token_id"]
+        return cls(
+            vocab_size=raw["vocab_size"],
+            hidden_size=raw["hidden_size"],
+            intermediate_size=raw["intermediate_size"],
+            num_layers=raw["num_hidden_layers"],
+            num_heads=raw["num_attention_heads"],
+            num_kv_heads=raw["num_key_value_heads"],
+            head_dim=raw["head_dim"],
+            max_positions=raw["max_position_embeddings"],
+            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+            norm_epsilon=raw["rms_norm_eps"],
+            end_token_ids=frozenset(end if isinstance(end, list) else [end]),
+        )
+
+
+class KeyValueCache:
+    """Keys and values of up to ``slots`` sequences, allocated once for the longest of them.
+
+    The arrays are zeros that the operating system backs with memory only where a sequence has
+    written, so what is not used costs nothing. Rows in use are kept in the first slots: a batch
+    is then a slice, never a copy.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int) -> None:
+        shape = (config.num_layers, slots, config.num_kv_heads, config.max_positions, config.head_dim)
+        self.keys: Floats = np.zeros(shape)
+        self.values: Floats = np.zeros(shape)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give slot ``target`` the first ``length`` positions of slot ``source``."""
+        for array in (self.keys, self.values):
+            array[:, target, :, :length] = array[:, source, :, :length]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One block's weights, prepared; matrices map rows: ``x @ matrix``."""
+
+    qkv: Floats
+    qk_norm: Floats
+    output: Floats
+    gate_up: Floats
+    down: Floats
+
+
+class Model:
+    """The network: token ids in, logits out.
+
+    Attributes:
+        config: its dimensions.
+        fingerprint: SHA-256 (hex) of its weights file; two models with the same are the same.
+    """
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, Any], fingerprint: str) -> None:
+        self.config = config
+        self.fingerprint = fingerprint
+        weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in tensors.items()}
+        self._embedding = weights["embed_tokens.weight"]
+        self._head = np.ascontiguousarray((self._embedding * weights["norm.weight"]).T)
+        self._layers = [
+            _prepare(config, {key.removeprefix(prefix): value for key, value in weights.items()})
+            for prefix in (f"layers.{index}." for index in range(config.num_layers))
+        ]
+        frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        angles = np.outer(np.arange(config.max_positions), frequencies)
+        self._rotations = np.exp(1j * angles)[:, None, :]
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Model:
+        """Read a model from a Hugging Face folder.
+
+        Raises:
+            OsmosisError: when files are missing or damaged, or the architecture is another one.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        config = ModelConfig.load(model_dir)
+        path = model_dir / WEIGHTS_FILE
+        try:
+            data = path.read_bytes()
+            return cls(config, load(data), hashlib.sha256(data).hexdigest())
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise OsmosisError(
+                f"the weights `{path}` can not be read ({error}); install the package again."
+            ) from error
+
+    def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
+        """Append tokens to the sequences in the slots ``rows`` and return logits.
+
+        Args:
+            cache: where the sequences' keys and values live; their new ones are written to it.
+            rows: the slots, a slice of R of them.
+            ids: R x S token ids, right-padded. What a padded position writes is overwritten
+                before any later token may look at it.
+            starts: R positions at which the new tokens begin.
+            wanted: R indices into the S new tokens: the ones whose logits are returned.
+
+        Returns:
+            R x V logits: of the token after the wanted one.
+        """
+        count = ids.shape[1]
+        hidden = np.empty((len(ids), self.config.hidden_size))
+        for offset in range(0, count, CHUNK_TOKENS):
+            chunk = self._blocks(cache, rows, ids[:, offset : offset + CHUNK_TOKENS], starts + offset)
+            here = np.flatnonzero((wanted >= offset) & (wanted < offset + CHUNK_TOKENS))
+            hidden[here] = chunk[here, wanted[here] - offset]
+        logits: Floats = self._normalise(hidden) @ self._head
+        return logits
+
+    def _blocks(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints) -> Floats:
+        """Run the transformer's blocks over a chunk; R x S x hidden."""
+        config, (batch, count) = self.config, ids.shape
+        positions = starts[:, None] + np.arange(count)
+        # Padding may point past the last position; nobody reads what it computes there.
+        positions = np.minimum(positions, config.max_positions - 1)
+        seen = int(positions.max()) + 1
+        rotations = self._rotations[positions]
+        visible = np.where(np.arange(seen) <= positions[:, :, None], 0.0, -np.inf)
+        mask = np.tile(visible[:, None], (1, 1, config.num_heads // config.num_kv_heads, 1))
+        slots = np.arange(rows.start, rows.stop)[:, None]
+        residual = self._embedding[ids]
+        with np.errstate(over="ignore"):  # exp(-gate) may reach infinity, where silu is rightly 0
+            for index, layer in enumerate(self._layers):
+                queries, keys, values = self._project(layer, residual, rotations)
+                cache.keys[index, slots, :, positions] = keys
+                cache.values[index, slots, :, positions] = values
+                attended = self._attend(
+                    queries, cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen], mask
+                )
+                residual = residual + attended.reshape(batch, count, -1) @ layer.output
+                gate, up = np.split(self._normalise(residual) @ layer.gate_up, 2, axis=-1)
+                residual += (gate / (1.0 + np.exp(-gate)) * up) @ layer.down
+        return residual
+
+    def _project(self, layer: _Layer, residual: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
+        """Queries, keys (normalised and rotated) and values of each head; R x S x heads x head_dim."""
+        config = self.config
+        batch, count, _ = residual.shape
+        heads = (self._normalise(residual) @ layer.qkv).reshape(batch, count, -1, config.head_dim)
+        split = config.num_heads + config.num_kv_heads
+        queries_keys = self._normalise(heads[:, :, :split]) * layer.qk_norm
+        rotated = (queries_keys.view(np.complex128) * rotations).view(np.float64)
+        return rotated[:, :, : config.num_heads], rotated[:, :, config.num_heads :], heads[:, :, split:]
+
+    def _attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
+        """Causal attention; query heads that share a key-value head are rows of one product."""
+        config, (batch, count) = self.config, queries.shape[:2]
+        group = config.num_heads // config.num_kv_heads
+        grouped = queries.reshape(batch, count, config.num_kv_heads, group, config.head_dim)
+        stacked = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, config.num_kv_heads, group * count, -1)
+        scores = stacked @ keys.swapaxes(-1, -2)
+        scores += mask.reshape(batch, 1, group * count, -1)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        mixed = (scores @ values) / scores.sum(axis=-1, keepdims=True)
+        unstacked = mixed.reshape(batch, config.num_kv_heads, group, count, config.head_dim)
+        by_position: Floats = unstacked.transpose(0, 3, 1, 2, 4)
+        return by_position
+
+    def _normalise(self, values: Floats) -> Floats:
+        """Root-mean-square normalisation of the last axis; the weight is in the matrix behind it."""
+        squares = np.einsum("...i,...i->...", values, values) / values.shape[-1]
+        normalised: Floats = values / np.sqrt(squares + self.config.norm_epsilon)[..., None]
+        return normalised
+
+
+def _float64(tensor: Any) -> Floats:
+    return np.asarray(tensor, dtype=np.float64)
+
+
+def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
+    pairs = np.arange(config.head_dim).reshape(2, -1).T.ravel()  # 0, d/2, 1, d/2 + 1, ...
+
+    def paired(projection: Floats) -> Floats:
+        return projection.reshape(-1, config.head_dim, config.hidden_size)[:, pairs].reshape(projection.shape)
+
+    qkv = np.concatenate(
+        [
+            paired(weights["self_attn.q_proj.weight"]),
+            paired(weights["self_attn.k_proj.weight"]),
+            weights["self_attn.v_proj.weight"],
+        ]
+    )
+    query_norm = weights["self_attn.q_norm.weight"][pairs] / np.sqrt(config.head_dim)
+    key_norm = weights["self_attn.k_norm.weight"][pairs]
+    gate_up = np.concatenate([weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]])
+    return _Layer(
+        qkv=np.ascontiguousarray((qkv * weights["input_layernorm.weight"]).T),
+        qk_norm=np.stack([query_norm] * config.num_heads + [key_norm] * config.num_kv_heads),
+        output=np.ascontiguousarray(weights["self_attn.o_proj.weight"].T),
+        gate_up=np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
+        down=np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
+    )

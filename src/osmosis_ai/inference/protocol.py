@@ -1,0 +1,298 @@
+"""The request side of the Chat Completions API: what is accepted, and what is refused and why.
+
+Nothing that was asked for is dropped in silence. A parameter is honoured, or it is one that can
+not change the result, or the request is refused with the parameter's name, as OpenAI's own
+endpoint does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_CHOICES = 128
+DEFAULT_MAX_TOKENS = 256
+
+
+class ApiError(Exception):
+    """A refusal in OpenAI's shape.
+
+    Attributes:
+        status: the HTTP status.
+        retry_after_s: the value of the Retry-After header, where there is one.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self._error = {"message": message, "type": type, "param": param, "code": code}
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body of the reply."""
+        return {"error": dict(self._error)}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers this reply needs beyond the usual ones."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def _joined_text(content: Any) -> Any:
+    """A list of text parts as one string; anything else is left for the type check."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get({"text": "text", "refusal": "refusal"}.get(str(kind), "")) if kind else None
+        if not isinstance(text, str):
+            raise ValueError(f"this model reads text only; a content part of type {kind!r} is not supported")
+        texts.append(text)
+    return "".join(texts)
+
+
+Text = Annotated[str, BeforeValidator(_joined_text)]
+
+
+class _Part(BaseModel):
+    """A piece of a request whose unknown keys do not matter."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class InstructionMessage(_Part):
+    """What the application tells the model; `developer` is the newer name of `system`."""
+
+    role: Literal["system", "developer"]
+    content: Text
+
+
+class UserMessage(_Part):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Text
+
+
+class CalledFunction(_Part):
+    """Name and JSON arguments of an earlier call."""
+
+    name: str
+    arguments: str
+
+
+class EarlierToolCall(_Part):
+    """A call that an earlier turn of the assistant made."""
+
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(_Part):
+    """An earlier turn of the assistant."""
+
+    role: Literal["assistant"]
+    content: Text | None = None
+    tool_calls: list[EarlierToolCall] | None = None
+
+
+class ToolMessage(_Part):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+
+
+Message = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class FunctionDefinition(_Part):
+    """A function the model may call; ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Part):
+    """A tool the model may call; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class StreamOptions(_Part):
+    """How a stream ends."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Part):
+    """The form of the content; only free text is offered."""
+
+    type: str
+
+
+class ChatRequest(BaseModel):
+    """A valid request; every field means what it means in OpenAI's API.
+
+    ``return_token_ids`` is vLLM's: the reply carries the token ids of prompt and completion.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, Any] | None = None
+    # They label or route a request and can not change its result.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_is_a_list(cls, value: Any) -> Any:
+        strings = [value] if isinstance(value, str) else value
+        if isinstance(strings, list) and (len(strings) > 4 or not all(strings)):
+            raise ValueError("give up to four stop strings, none of them empty")
+        return strings
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _tool_choice_is_free(cls, value: Any) -> Any:
+        if value in (None, "none", "auto"):
+            return value
+        raise ValueError("this model can not be forced to call a tool; use 'auto' or 'none'")
+
+    @field_validator("response_format")
+    @classmethod
+    def _format_is_text(cls, value: ResponseFormat | None) -> ResponseFormat | None:
+        if value is None or value.type == "text":
+            return value
+        raise ValueError(
+            f"this model answers in free text; a response format of type {value.type!r} is not supported"
+        )
+
+    @field_validator("frequency_penalty", "presence_penalty", "logit_bias")
+    @classmethod
+    def _logits_are_left_alone(cls, value: Any) -> Any:
+        if not value:
+            return value
+        raise ValueError("this model's probabilities can not be changed by penalties or biases")
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("'top_logprobs' needs 'logprobs': true")
+        if self.stream_options and not self.stream:
+            raise ValueError("'stream_options' needs 'stream': true")
+        return self
+
+    @property
+    def token_limit(self) -> int:
+        """The most tokens a choice may have, as asked for; the newer of the two names wins."""
+        return self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools as the template reads them; none when the model is told to call none."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates expect it."""
+        messages = [message.model_dump(exclude_none=True) for message in self.messages]
+        for message in messages:
+            if message["role"] == "developer":
+                message["role"] = "system"
+        return messages
+
+
+def parse_request(body: Any) -> ChatRequest:
+    """Check a decoded request body.
+
+    Raises:
+        ApiError: 400, naming the parameter and what is wrong with it.
+    """
+    if not isinstance(body, Mapping):
+        raise ApiError(400, "the request body must be a JSON object.")
+    try:
+        return ChatRequest.model_validate(dict(body))
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def _explain(error: ValidationError) -> ApiError:
+    """The first problem, as OpenAI words and places it."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    # Behind the index of a message pydantic puts the role it was read as.
+    path = [part for index, part in enumerate(problem["loc"]) if not (index == 2 and part in ROLES)]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(param, ChatRequest.model_fields, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return ApiError(
+            400, f"unrecognized request argument: '{param}'{hint}", param=param, code="unknown_parameter"
+        )
+    if problem["type"].startswith("union_tag"):
+        expected = ", ".join(f"'{role}'" for role in ROLES)
+        message = f"invalid '{param}.role': expected one of {expected}."
+        return ApiError(400, message, param=f"{param}.role", code="invalid_value")
+    if problem["type"] == "missing":
+        return ApiError(
+            400, f"missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return ApiError(
+        400,
+        f"invalid '{param}': {message}." if param else f"{message}.",
+        param=param or None,
+        code="invalid_value",
+    )

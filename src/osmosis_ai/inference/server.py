@@ -1,0 +1,179 @@
+"""The endpoint: `/v1/chat/completions`, `/v1/models` and `/health` over aiohttp.
+
+A client that goes away takes its generation with it. Every refusal has OpenAI's error shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from osmosis_ai.inference.catalog import BuiltInModel
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
+from osmosis_ai.inference.protocol import ApiError
+from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+# A client that is slow to read its last bytes does not hold up the end of the server longer.
+SHUTDOWN_TIMEOUT_S = 2.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Endpoint:
+    """The routes over one model.
+
+    Args:
+        api: what answers.
+        api_key: the bearer key that requests under `/v1` must carry; None asks for none.
+    """
+
+    def __init__(self, api: ChatCompletions, *, api_key: str | None) -> None:
+        self._api = api
+        self._key = api_key
+
+    def application(self) -> web.Application:
+        """Return the web application."""
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._chat_completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        return app
+
+    def runner(self) -> web.AppRunner:
+        """Return what serves the application; the handler of a client that goes away is cancelled."""
+        return web.AppRunner(
+            self.application(),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        )
+
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError as error:
+            raise ApiError(400, f"the request body is not valid JSON: {error}.") from error
+        result = await self._api.create(body)
+        if isinstance(result, ChatStream):
+            async with aclosing(result):
+                return await self._send_events(request, result)
+        return _json(result)
+
+    async def _send_events(self, request: web.Request, stream: ChatStream) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        try:
+            async for chunk in stream:
+                await response.write(_event(chunk))
+        except ApiError as error:  # the status line is out: the error is an event
+            await response.write(_event(error.body()))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return _json(self._api.models())
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        engine = self._api.engine
+        stats = engine.stats()
+        return _json(
+            {
+                "status": "failed" if engine.failure else "ok",
+                "model": self._api.model_name,
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "finished": stats.finished,
+                "prompt_tokens": stats.prompt_tokens,
+                "completion_tokens": stats.generated_tokens,
+            },
+            status=503 if engine.failure else 200,
+        )
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the key, and give every failure the shape clients expect."""
+        try:
+            if request.path.startswith("/v1/"):
+                self._check_key(request)
+            return await handler(request)
+        except ApiError as error:
+            return _json(error.body(), status=error.status, headers=error.headers())
+        except web.HTTPException as error:
+            refusal = ApiError(error.status, f"{request.method} {request.path}: {error.reason}.")
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            return _json(refusal.body(), status=error.status, headers=allow)
+        except ConnectionError:
+            raise  # the client is gone; aiohttp cleans up
+        except Exception:
+            logger.exception("a request failed")
+            failure = ApiError(
+                500, "the model server failed; its log holds the traceback.", type="server_error"
+            )
+            return _json(failure.body(), status=500)
+
+    def _check_key(self, request: web.Request) -> None:
+        if self._key is None:
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode()):
+            return
+        raise ApiError(401, "a bearer key is needed, and the one given is not it.", code="invalid_api_key")
+
+
+@asynccontextmanager
+async def serving(
+    model: BuiltInModel, *, host: str, port: int, api_key: str | None, max_batch: int, max_waiting: int
+) -> AsyncIterator[tuple[str, ChatCompletions]]:
+    """Load a model and serve it while the context lasts; yields the base URL and the API.
+
+    Raises:
+        OsmosisError: when the model can not be loaded.
+        OSError: when the address can not be listened on.
+    """
+    tokenizer, template = Tokenizer.load(model.directory), ChatTemplate.load(model.directory)
+    with InferenceEngine(Model.load(model.directory), max_batch=max_batch, max_waiting=max_waiting) as engine:
+        api = ChatCompletions(engine, tokenizer, template, model.names)
+        runner = Endpoint(api, api_key=api_key).runner()
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+            bound = runner.addresses[0]
+            yield f"http://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}/v1", api
+        finally:
+            await runner.cleanup()
+
+
+def stop_signal() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(value), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def _event(chunk: Any) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+
+# As the server does for itself; it counts when these are the first tests that import NumPy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.catalog import built_in_model
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.openai_api import ChatCompletions
+from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.tokenizer import Tokenizer
+
+END = 2  # <|im_end|>
+
+
+def multiply_tool(name: str = "multiply") -> dict[str, Any]:
+    properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+
+def question(a: int = 12, b: int = 34) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"What is {a} * {b}?"}]
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": "osmosis/tiny", "messages": question(), "tools": [multiply_tool()], **changes}
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return built_in_model("osmosis/tiny").directory
+
+
+@pytest.fixture(scope="session")
+def model(model_dir: Path) -> Model:
+    return Model.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def tireless_model(model: Model) -> Model:
+    """The same network, which never ends its turn: it generates until it is stopped."""
+    tireless = object.__new__(Model)
+    tireless.__dict__.update(model.__dict__)
+    tireless.config = replace(model.config, end_token_ids=frozenset())
+    return tireless
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def template(model_dir: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_dir)
+
+
+@pytest.fixture
+def engine(model: Model) -> Iterator[InferenceEngine]:
+    with InferenceEngine(model) as running:
+        yield running
+
+
+@pytest.fixture
+def api(engine: InferenceEngine, tokenizer: Tokenizer, template: ChatTemplate) -> ChatCompletions:
+    return ChatCompletions(engine, tokenizer, template, ["osmosis/tiny", "tiny"])
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Tokenizer, template: ChatTemplate) -> list[tuple[int, ...]]:
+    """Forty prompts of different lengths."""
+    system = {"role": "system", "content": "You are a careful calculator. " * 3}
+    return [
+        tuple(
+            tokenizer.encode(
+                template.render([system] * (n % 2) + question(11 + n, 97 - n), [multiply_tool()])
+            )
+        )
+        for n in range(40)
+    ]
+
+
+def generation(prompt: tuple[int, ...], seed: int, **changes: Any) -> Generation:
+    settings: dict[str, Any] = {"max_tokens": 40, "stop_tokens": frozenset({END}), **changes}
+    return Generation(prompt, stream=seed, **settings)

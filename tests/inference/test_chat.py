@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from osmosis_ai.inference.batching import SampledToken
+from osmosis_ai.inference.chat import Piece, Reply, ToolCall
+from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.tokenizer import Tokenizer
+from tests.inference.conftest import END
+
+CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
+SECOND = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+
+
+def read(
+    tokenizer: Tokenizer, text: str, *, stop: tuple[str, ...] = (), tools: bool = True
+) -> tuple[Reply, list[Piece]]:
+    """Feed ``text`` and the end of the turn, token by token."""
+    reply, pieces = Reply(tokenizer, frozenset({END}), stop, tools), []
+    for token in [*tokenizer.encode(text), END]:
+        pieces += reply.feed(SampledToken(token, -0.5), "stop" if token == END else None)
+        if reply.finish_reason:
+            break
+    return reply, pieces
+
+
+def test_a_plain_answer_is_content(tokenizer: Tokenizer) -> None:
+    reply, pieces = read(tokenizer, "#### 408")
+    assert reply.message() == {"role": "assistant", "content": "#### 408", "refusal": None}
+    assert reply.finish_reason == "stop"
+    assert "".join(map(str, pieces)) == "#### 408"
+
+
+def test_a_tool_call_has_no_content_and_the_arguments_as_written(tokenizer: Tokenizer) -> None:
+    reply, pieces = read(tokenizer, CALL)
+    message = reply.message()
+    assert message["content"] is None
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "multiply", "arguments": '{"a": 12, "b": 34}'}
+    assert call["type"] == "function" and call["id"].startswith("call_")
+    assert reply.finish_reason == "tool_calls"
+    assert [type(piece) for piece in pieces] == [ToolCall]
+
+
+def test_several_calls_and_the_text_before_them(tokenizer: Tokenizer) -> None:
+    reply, _ = read(tokenizer, f"Let me see.\n{CALL}\n{SECOND}\n")
+    assert reply.message()["content"] == "Let me see.\n"
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [
+        ("multiply", {"a": 12, "b": 34}),
+        ("add", {}),
+    ]
+    assert len({call.id for call in reply.tool_calls}) == 2
+
+
+def test_text_behind_a_call_is_content_too(tokenizer: Tokenizer) -> None:
+    reply, _ = read(tokenizer, f"{CALL}\n and more")
+    assert reply.message()["content"] == "\n and more"
+    assert len(reply.tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n{not json}\n</tool_call>",
+        '<tool_call>\n{"name": "multiply"}\n</tool_call>',
+        '<tool_call>\n{"name": 7, "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"x": NaN}}\n</tool_call>',
+        "<tool_call>" + "[" * 1500 + "</tool_call>",
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 1',
+        "<tool_call>",
+        "a < b and <tool",
+        "</tool_call>",
+    ],
+)
+def test_malformed_calls_stay_in_the_content_unchanged(tokenizer: Tokenizer, text: str) -> None:
+    reply, pieces = read(tokenizer, text)
+    assert reply.message() == {"role": "assistant", "content": text, "refusal": None}
+    assert "".join(map(str, pieces)) == text
+    assert reply.finish_reason == "stop"
+
+
+def test_without_tools_markup_is_text(tokenizer: Tokenizer) -> None:
+    reply, _ = read(tokenizer, CALL, tools=False)
+    assert reply.message()["content"] == CALL
+
+
+def test_nothing_at_all_is_empty_content(tokenizer: Tokenizer) -> None:
+    assert read(tokenizer, "")[0].message()["content"] == ""
+
+
+def test_text_is_cut_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
+    reply, pieces = read(tokenizer, "one two three four", stop=("four", "thre", "two three f"))
+    assert reply.message()["content"] == "one two "
+    assert "".join(map(str, pieces)) == "one two "
+    assert reply.finish_reason == "stop"
+    assert len(reply.tokens) < len(tokenizer.encode("one two three four"))
+
+
+def test_what_only_looked_like_a_stop_string_is_not_lost(tokenizer: Tokenizer) -> None:
+    reply, pieces = read(tokenizer, "one tw", stop=("two", "w!"))
+    assert reply.message()["content"] == "".join(map(str, pieces)) == "one tw"
+
+
+def test_characters_of_several_tokens_appear_whole(tokenizer: Tokenizer) -> None:
+    text = "naïve → 東京 🙂"
+    _, pieces = read(tokenizer, text)
+    assert "".join(map(str, pieces)) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in str(piece) for piece in pieces)
+
+
+def test_a_reply_cut_inside_a_character_ends_in_a_replacement_character(tokenizer: Tokenizer) -> None:
+    reply = Reply(tokenizer, frozenset({END}))
+    tokens = tokenizer.encode("é")
+    assert len(tokens) == 2
+    reply.feed(SampledToken(tokens[0], 0.0), "length")
+    assert reply.message()["content"] == "\N{REPLACEMENT CHARACTER}"
+    assert reply.finish_reason == "length"
+
+
+def test_a_reply_cut_after_a_call_is_marked_as_cut(tokenizer: Tokenizer) -> None:
+    reply = Reply(tokenizer, frozenset({END}), parse_tool_calls=True)
+    tokens = tokenizer.encode(CALL + " and")
+    for place, token in enumerate(tokens):
+        reply.feed(SampledToken(token, 0.0), "length" if place == len(tokens) - 1 else None)
+    assert (reply.finish_reason, len(reply.tool_calls)) == ("length", 1)
+
+
+@pytest.mark.parametrize("text", ["#### 408", CALL, f"Hm.{CALL}", f"{CALL}\n{SECOND}", "é <|im_start|> ok"])
+def test_sending_a_reply_back_continues_the_sampled_tokens_exactly(
+    tokenizer: Tokenizer, template: ChatTemplate, text: str
+) -> None:
+    question = {"role": "user", "content": "What is 12 * 34?"}
+    prompt = tokenizer.encode(template.render([question]))
+    reply, _ = read(tokenizer, text)
+    sampled = [token.id for token in reply.tokens]
+    next_turn = [question, reply.message(), {"role": "tool", "content": "408"}]
+    assert tokenizer.encode(template.render(next_turn))[: len(prompt) + len(sampled)] == prompt + sampled

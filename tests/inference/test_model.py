@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.model import CHUNK_TOKENS, KeyValueCache, Model
+
+REFERENCE = Path(__file__).parent / "transformers_reference.json"
+
+
+def log_softmax(logits: Any) -> Any:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def teacher_forced(model: Model, ids: list[int]) -> Any:
+    """Log-probabilities after each of ``ids``, fed one by one."""
+    cache, row = KeyValueCache(model.config, 1), slice(0, 1)
+    places = (np.array([place]) for place in range(len(ids)))
+    logits = [model.extend(cache, row, np.array([[token]]), next(places), np.array([0])) for token in ids]
+    return log_softmax(np.concatenate(logits))
+
+
+def in_one_pass(model: Model, ids: list[int]) -> Any:
+    """The same, each position read from a pass over all of ``ids``."""
+    count = len(ids)
+    rows = np.tile(np.array(ids), (count, 1))
+    starts, wanted = np.zeros(count, np.int64), np.arange(count)
+    return log_softmax(
+        model.extend(KeyValueCache(model.config, count), slice(0, count), rows, starts, wanted)
+    )
+
+
+def test_log_probabilities_are_those_of_transformers(model: Model) -> None:
+    for case in json.loads(REFERENCE.read_text()):
+        computed = teacher_forced(model, case["ids"])
+        scored = [computed[place, token] for place, token in enumerate(case["ids"][1:])]
+        assert np.abs(np.array(scored) - case["logprobs"]).max() < 1e-5
+
+
+def test_decoding_with_the_cache_equals_one_pass_over_everything(model: Model) -> None:
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 60).tolist()
+    assert np.abs(teacher_forced(model, ids) - in_one_pass(model, ids)).max() < 1e-11
+
+
+def test_a_prompt_longer_than_a_chunk_is_read_as_a_whole(model: Model) -> None:
+    length = 2 * CHUNK_TOKENS + 17
+    ids = np.random.default_rng(1).integers(0, model.config.vocab_size, (1, length))
+    start, last = np.array([0]), np.array([length - 1])
+    at_once = model.extend(KeyValueCache(model.config, 1), slice(0, 1), ids, start, last)
+    cache = KeyValueCache(model.config, 1)
+    for place in range(length):
+        one_by_one = model.extend(cache, slice(0, 1), ids[:, place : place + 1], np.array([place]), start)
+    assert np.abs(log_softmax(at_once) - log_softmax(one_by_one)).max() < 1e-11
+
+
+def test_padding_and_neighbours_leave_no_trace(model: Model) -> None:
+    rng = np.random.default_rng(2)
+    short, long = rng.integers(0, 512, 9), rng.integers(0, 512, 50)
+    ids = np.zeros((2, 50), np.int64)
+    ids[0, :9], ids[1] = short, long
+    together = model.extend(
+        KeyValueCache(model.config, 2), slice(0, 2), ids, np.zeros(2, int), np.array([8, 49])
+    )
+    alone = model.extend(
+        KeyValueCache(model.config, 1), slice(0, 1), short[None], np.zeros(1, int), np.array([8])
+    )
+    assert np.abs(together[0] - alone[0]).max() < 1e-11
+
+
+def test_any_small_qwen3_model_computes_what_transformers_computes(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        eos_token_id=2,
+    )
+    reference = transformers.Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():  # norm weights other than 1, logits far from 0
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter == 1.0))
+    reference.save_pretrained(tmp_path)
+    ids = torch.randint(0, 97, (1, 40))
+    with torch.no_grad():
+        expected = reference(input_ids=ids).logits.double().log_softmax(-1)[0].numpy()
+    assert np.abs(teacher_forced(Model.load(tmp_path), ids[0].tolist()) - expected).max() < 1e-4
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match=r"`config\.json` is missing"):
+        Model.load(tmp_path)
+
+
+def test_another_architecture_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(OsmosisError, match="plain Qwen3 models"):
+        Model.load(tmp_path)
+
+
+def test_damaged_weights_are_an_error_that_names_the_file(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((model_dir / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(OsmosisError, match=r"model\.safetensors"):
+        Model.load(tmp_path)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.inference import InferenceServer, served_models
+from osmosis_ai.inference.process import API_KEY_ENV
+from tests.inference.conftest import body, multiply_tool, question
+
+pytestmark = pytest.mark.e2e
+
+
+def message_of(reply: dict[str, Any]) -> tuple[Any, list[Any]]:
+    message = reply["choices"][0]["message"]
+    return message["content"], [call["function"] for call in message.get("tool_calls", [])]
+
+
+async def ask(server: InferenceServer, **changes: Any) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{server.base_url}/chat/completions", json=body(**changes)) as response,
+    ):
+        assert response.status == 200, await response.text()
+        reply: dict[str, Any] = await response.json()
+        return reply
+
+
+async def test_replies_do_not_depend_on_a_restart() -> None:
+    async def replies() -> list[tuple[Any, list[Any]]]:
+        async with InferenceServer() as server:
+            return [
+                message_of(r) for r in await asyncio.gather(*(ask(server, seed=seed) for seed in range(16)))
+            ]
+
+    assert await replies() == await replies()
+
+
+async def test_the_openai_client_works_unchanged() -> None:
+    import openai
+
+    async with (
+        InferenceServer() as server,
+        openai.AsyncOpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0) as client,
+    ):
+        for seed in range(8):
+            options: dict[str, Any] = {"messages": question(), "tools": [multiply_tool()], "seed": seed}
+            whole = await client.chat.completions.create(model="osmosis/tiny", logprobs=True, **options)
+            content, calls = "", []
+            stream = await client.chat.completions.create(model="osmosis/tiny", stream=True, **options)
+            async for chunk in stream:
+                content += chunk.choices[0].delta.content or ""
+                calls += [call.function.arguments for call in chunk.choices[0].delta.tool_calls or []]
+            message = whole.choices[0].message
+            assert content == (message.content or "")
+            assert calls == [call.function.arguments for call in message.tool_calls or []]
+            assert whole.choices[0].logprobs.content[0].logprob < 0
+        with pytest.raises(openai.BadRequestError, match="can not be forced") as refused:
+            await client.chat.completions.create(model="osmosis/tiny", tool_choice="required", **options)
+        assert refused.value.param == "tool_choice"
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="gpt-9", messages=question())
+        assert [model.id async for model in client.models.list()] == ["osmosis/tiny"]
+
+
+async def test_the_key_is_neither_on_the_command_line_nor_in_the_representation() -> None:
+    async with InferenceServer() as server:
+        assert server._process is not None
+        command = Path(f"/proc/{server._process.pid}/cmdline")
+        if command.exists():
+            assert server.api_key not in command.read_text()
+        assert server.api_key not in repr(server)
+        assert server.api_key not in server.log_tail()
+
+
+async def test_the_server_ends_with_the_block_and_says_so() -> None:
+    async with InferenceServer() as server:
+        exited = asyncio.ensure_future(server.wait_exit())
+        await asyncio.sleep(0)
+        assert server.base_url.startswith("http://127.0.0.1:")
+    assert await exited == 0
+    with pytest.raises(OsmosisError, match="is not running"):
+        _ = server.base_url
+
+
+def test_the_server_dies_with_a_parent_that_is_killed() -> None:
+    program = (
+        "import asyncio, os, sys\n"
+        "from osmosis_ai.inference import InferenceServer\n"
+        "async def main():\n"
+        "    server = InferenceServer()\n"
+        "    await server.start()\n"
+        "    print(server._process.pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    watch = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    if watch is None:
+        pytest.skip("needs pidfd_open to wait for a process that is not a child")
+    import select
+
+    assert select.select([watch], [], [], 20)[0], "the server outlived its parent"
+    os.close(watch)
+
+
+async def test_a_server_that_can_not_start_shows_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = InferenceServer(max_batch=0)
+    with pytest.raises(OsmosisError, match=r"did not start \(exit status 2\)[\s\S]*--max-batch") as failed:
+        await server.start()
+    assert server.api_key not in str(failed.value)
+
+
+def test_a_model_we_do_not_have_is_refused_by_name() -> None:
+    assert served_models() == ("osmosis/tiny",)
+    with pytest.raises(NotFoundError, match=r"no built-in model `osmosis/huge`.*`osmosis/tiny`"):
+        InferenceServer("osmosis/huge")
+
+
+def test_a_port_in_use_and_an_open_address_without_a_key_are_errors() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != API_KEY_ENV}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "osmosis_ai.inference", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    exposed = run("--host", "0.0.0.0")
+    assert exposed.returncode == 2 and API_KEY_ENV in exposed.stderr
+    unknown = run("--model", "osmosis/huge")
+    assert unknown.returncode == 1 and unknown.stderr.startswith("error: there is no built-in model")
+
+
+def test_importing_the_package_loads_no_model_code() -> None:
+    program = (
+        "import osmosis_ai.inference, sys;"
+        "heavy = {'numpy', 'aiohttp', 'tokenizers', 'jinja2', 'pydantic', 'torch'} & set(sys.modules);"
+        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_announcement_is_one_line_of_json() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "osmosis_ai.inference"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        announcement = json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+    assert announcement["base_url"].endswith("/v1") and announcement["model"] == "osmosis/tiny"
+    assert (rest, process.returncode) == ("", 0)

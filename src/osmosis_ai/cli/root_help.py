@@ -7,9 +7,9 @@ from osmosis_ai.cli.registry import visible_by_panel
 SUMMARY = "Evaluate and train LLM agents, on your machine or on the Osmosis platform."
 OPTIONS = (
     ("--json", "Print one JSON document. Goes anywhere on the line."),
-    ("--plain", "Print plain lines for scripts and logs. Goes anywhere on the line."),
-    ("--env-file FILE", "Read environment variables from FILE (default: the nearest .env)."),
-    ("--platform URL", "Talk to this platform."),
+    ("--plain", "Print plain lines for scripts and logs. Goes anywhere."),
+    ("--env-file FILE", "Load variables from FILE (default: the nearest .env)."),
+    ("--platform URL", "Use the platform at URL."),
     ("-V, --version", "Print the version."),
     ("-h, --help", "Print this help; `osmosis COMMAND --help` tells more."),
 )

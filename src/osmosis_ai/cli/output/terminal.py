@@ -210,13 +210,18 @@ def _rows_table(rows: Sequence[Row]) -> RichTable:
 
 def _cell(cell: Cell) -> RichText:
     if isinstance(cell, Styled):
-        return RichText(formats.literal(cell.text), style=_STYLES[cell.tone])
+        return RichText(_cell_text(cell.text), style=_STYLES[cell.tone])
     if isinstance(cell, Status):
         tone = _STATUS_TONES.get(cell.word.lower())
         return RichText(f"[{formats.one_line(cell.word)}]", style=_STYLES[tone] if tone else "")
     if isinstance(cell, str):
-        return RichText(formats.literal(cell))
+        return RichText(_cell_text(cell))
     return RichText(cell_text(cell))
+
+
+def _cell_text(text: str) -> str:
+    # A tab stop inside a table is measured as one column and drawn as several.
+    return formats.literal(text).replace("\t", " ")
 
 
 # -- conversations -------------------------------------------------------------------------

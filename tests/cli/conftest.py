@@ -1,0 +1,45 @@
+"""The command line in this process, with a group of sample commands in its registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from osmosis_ai.cli.main import main
+from osmosis_ai.cli.registry import COMMANDS, Entry
+
+
+class Outcome(NamedTuple):
+    """What a user sees of one command."""
+
+    status: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the sample group."""
+    monkeypatch.setitem(
+        COMMANDS, "fleet", Entry("group", "tests.cli.fleet:app", "Ships and what they carry.")
+    )
+    monkeypatch.setitem(
+        COMMANDS, "fleece", Entry("command", "tests.cli.fleet:launch", "A hidden command.", hidden=True)
+    )
+
+
+@pytest.fixture
+def cli(fleet: None, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run one command line and return what it gave."""
+
+    def run(*arguments: str) -> Outcome:
+        status = main(arguments)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run

@@ -1,0 +1,183 @@
+"""A command group made of what commands can return and how they can end."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import (
+    Column,
+    Conversation,
+    DetailResult,
+    ListResult,
+    MessageResult,
+    OperationResult,
+    Section,
+    SectionedListResult,
+    Status,
+    Styled,
+    Table,
+    Text,
+    Turn,
+)
+from osmosis_ai.errors import NotFoundError
+
+app = typer.Typer(help="Ships and what they carry.")
+crew = typer.Typer(help="Who sails.")
+app.add_typer(crew, name="crew")
+
+SHIPS = [
+    {"name": "Argo [red]", "status": "running", "tons": 12.5},
+    {"name": "Tab\there", "status": "failed", "tons": None},
+]
+COLUMNS = (
+    Column("Name", "name", keep=True),
+    Column("Status", value=lambda item: Status(item["status"])),
+    Column("Tons", "tons", right=True),
+)
+
+
+@app.command("list")
+def list_ships(
+    limit: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 50,
+) -> ListResult:
+    """List the ships."""
+    return ListResult(
+        SHIPS[:limit],
+        COLUMNS,
+        total_count=7,
+        has_more=True,
+        next_offset=2,
+        extra={"git": {"identity": "a/b"}, "items": "never"},
+        hints=["See one: osmosis fleet info NAME"],
+    )
+
+
+@app.command()
+def sections() -> SectionedListResult:
+    """List ships in sections."""
+    return SectionedListResult(
+        {
+            "afloat": ListResult(SHIPS[:1], COLUMNS, title="Afloat"),
+            "ashore": ListResult([], COLUMNS, title="Ashore"),
+        },
+        extra={"harbour": "Pagasae"},
+    )
+
+
+@app.command()
+def info(name: str) -> DetailResult:
+    """Show one ship."""
+    return DetailResult(
+        data={"name": name, "path": Path("a/b")},
+        title="Ship",
+        rows=[("Name", name), ("Status", Status("finished")), ("Fast", True), ("Home", None)],
+        sections=[Section("Cargo", [("Fleece", 1)])],
+        blocks=[
+            Table(["Port", "Days"], [["Lemnos", 3]], title="Route", note="in order", in_plain=True),
+            Text("a hidden remark"),
+            Conversation(
+                [Turn("user", "Row!"), Turn("tool", "7", "count")], closing=Styled("reward 1", "good")
+            ),
+        ],
+        hints=["Sink it: osmosis fleet sink NAME"],
+    )
+
+
+@app.command()
+def launch(status: str = "success") -> OperationResult:
+    """Launch a ship."""
+    answer: Any = status
+    return OperationResult(
+        "fleet.launch",
+        status=answer,
+        message="Ship launched: Argo",
+        resource={"name": "Argo"},
+        next_steps=["Follow it: osmosis fleet info Argo"],
+        next_steps_structured=[{"action": "fleet_info", "name": "Argo"}],
+        extra={"wind": "fair", "status": "never", "message": "never"},
+    )
+
+
+@app.command()
+def bare() -> OperationResult:
+    """Return the least an operation can say."""
+    return OperationResult("fleet.noop", status="noop")
+
+
+@app.command()
+def say(text: str) -> MessageResult:
+    """Say something."""
+    return MessageResult(text, extra={"loud": False})
+
+
+@app.command()
+def silent() -> None:
+    """Return nothing."""
+
+
+@app.command()
+def wrong() -> Any:
+    """Return what is no result."""
+    return {"a": 1}
+
+
+@app.command()
+def nan() -> DetailResult:
+    """Return a number that JSON cannot say."""
+    return DetailResult({"reward": math.nan})
+
+
+@app.command()
+def missing(odd: bool = False) -> None:
+    """Fail as commands do."""
+    raise NotFoundError(
+        "No ship named 'Argo'.\nLook in the harbour.",
+        details={"name": object() if odd else "Argo"},
+        hint="list them with `osmosis fleet list`",
+    )
+
+
+@app.command()
+def crash(text: str = "boom") -> None:
+    """Fail as bugs do."""
+    raise KeyError(text)
+
+
+@app.command()
+def interrupt() -> None:
+    """End as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@app.command()
+def sink(yes: bool = typer.Option(False, "--yes", "-y")) -> MessageResult:
+    """Ask before doing."""
+    current().confirm(
+        "Sink the Argo?", yes=yes, summary={"Ship": "Argo"}, notes=["It is old."], warnings=["It is full."]
+    )
+    return MessageResult("Sunk.")
+
+
+@app.command()
+def sail() -> MessageResult:
+    """Take a while."""
+    output = current()
+    with output.status("Raising the anchor"):
+        pass
+    output.warn("Fog ahead.", code="FOG")
+    output.show(Table(["Plan"], [["north"]]))
+    with output.progress("Sailing", total=20, unit="miles") as progress:
+        for done in range(21):
+            progress.update(done, note="calm")
+    return MessageResult("Arrived.")
+
+
+@crew.command("list")
+def list_crew() -> ListResult:
+    """List the crew."""
+    return ListResult([{"name": "Jason"}], [Column("Name", "name")])

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from osmosis_ai.cli.output import formats
+
+NOON = datetime(2026, 5, 1, 12, 0, 5, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "seconds, shown",
+    [
+        (None, "–"),
+        (-1, "0 ms"),
+        (0.34, "340 ms"),
+        (0.9996, "1.0s"),
+        (1.5, "1.5s"),
+        (59.94, "59.9s"),
+        (59.96, "1m 0s"),
+        (754, "12m 34s"),
+        (3599.6, "1h 0m"),
+        (9900, "2h 45m"),
+        (90000, "1d 1h"),
+    ],
+)
+def test_durations(seconds: float | None, shown: str) -> None:
+    assert formats.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    "bytes_, shown",
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (512, "512 B"),
+        (1536, "1.5 KB"),
+        (1024**2 - 1, "1.0 MB"),
+        (5 * 1024**3, "5.0 GB"),
+        (3 * 1024**5, "3072.0 TB"),
+    ],
+)
+def test_sizes(bytes_: int | None, shown: str) -> None:
+    assert formats.size(bytes_) == shown
+
+
+@pytest.mark.parametrize(
+    "moment, seconds, shown",
+    [
+        (None, False, "–"),
+        (NOON, False, "2026-05-01 12:00 PM UTC"),
+        (NOON, True, "2026-05-01 12:00:05 PM UTC"),
+        (NOON + timedelta(hours=12), False, "2026-05-02 12:00 AM UTC"),
+        ("2026-05-01T13:05:00Z", False, "2026-05-01 1:05 PM UTC"),
+        ("2026-05-01T13:05:00.123+02:00", True, "2026-05-01 11:05:00 AM UTC"),
+        ("2026-05-01T09:05:00", False, "2026-05-01 9:05 AM UTC"),
+        ("soon", False, "soon"),
+    ],
+)
+def test_dates(moment: datetime | str | None, seconds: bool, shown: str) -> None:
+    assert formats.date(moment, seconds=seconds, zone=timezone.utc) == shown
+
+
+@pytest.mark.parametrize(
+    "minutes, shown",
+    [(0.5, "just now"), (5, "5m ago"), (200, "3h ago"), (60 * 49, "2d ago"), (60 * 24 * 22, "3w ago")],
+)
+def test_relative_times(minutes: float, shown: str) -> None:
+    assert formats.ago(NOON - timedelta(minutes=minutes), now=NOON) == shown
+
+
+def test_numbers() -> None:
+    assert formats.count(1234567) == "1,234,567"
+    assert formats.percent(0.41349) == "41.3 %"
+    assert [formats.money(usd) for usd in (0, 0.0123, 0.5, 1234.5)] == [
+        "$0.00",
+        "$0.0123",
+        "$0.50",
+        "$1,234.50",
+    ]
+    assert {formats.count(None), formats.percent(None), formats.money(None), formats.ago(None, now=NOON)} == {
+        "–"
+    }
+
+
+def test_control_characters_are_spelled_out_and_letters_are_kept() -> None:
+    assert formats.literal("a\x1b]0;t\x07\r\n\tß\u009b") == "a\\x1b]0;t\\x07\n\tß\\x9b"
+    assert formats.one_line("a\r\nb\tc\n") == "a b c "

@@ -1,0 +1,37 @@
+"""Every test runs as a fresh user: an empty home, an empty current directory, no settings of this machine's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+_OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("homes")
+
+
+@pytest.fixture(autouse=True)
+def home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own home directory; the current directory is an empty one beside it."""
+    root = _homes / str(next(_numbers))
+    home, here = root / "home", root / "here"
+    home.mkdir(parents=True)
+    here.mkdir()
+    for name in list(os.environ):
+        if _OWNED.search(name):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    # What a test asks of the keyring must never reach the developer's own.
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+    monkeypatch.chdir(here)
+    return home

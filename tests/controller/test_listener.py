@@ -226,7 +226,8 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
     url = f"{listener.chat_completions_url(ROLLOUT_ID)}/chat/completions"
     status, reply = await post(http, url, {"model": "m"}, authorization=f"Bearer {BRIDGE_TOKEN}")
     assert (status, reply) == (200, {"id": ROLLOUT_ID, "body": {"model": "m"}})
-    assert (await post(http, url, {"model": "m"}, authorization=f"Bearer {TOKEN}"))[0] == 401
+    status, reply = await post(http, url, {"model": "m"}, authorization=f"Bearer {TOKEN}")
+    assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
 
 
 async def test_it_listens_on_loopback_only(listener: CallbackListener) -> None:

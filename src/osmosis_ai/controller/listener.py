@@ -44,6 +44,7 @@ KEEP_ALIVE_S = 3600.0
 SHUTDOWN_GRACE_S = 2.0
 BACKLOG = 2048
 
+_WRONG_TOKEN = "missing or wrong bearer token"
 _COMPLETION_TERMINALS = frozenset({RolloutStatus.SUCCESS, RolloutStatus.FAILURE, RolloutStatus.CANCELLED})
 _GRADER_TERMINALS = frozenset({GraderStatus.SUCCESS, GraderStatus.FAILURE})
 
@@ -63,7 +64,8 @@ def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Applica
     Raises:
         ValueError: when the token is blank.
     """
-    guard = functools.partial(_authenticated, auth_token=_checked_token(auth_token, "auth_token"))
+    token = _checked_token(auth_token, "auth_token")
+    guard = functools.partial(_authenticated, auth_token=token, refuse=_refuse_callback)
     app = web.Application(client_max_size=MAX_BODY_BYTES)
 
     async def completion(request: web.Request) -> web.Response:
@@ -176,7 +178,9 @@ class CallbackListener:
     def _application(self) -> web.Application:
         app = create_callback_app(self._store, auth_token=self._auth_token)
         if self._bridge is not None:
-            guard = functools.partial(_authenticated, auth_token=self._bridge_token)
+            guard = functools.partial(
+                _authenticated, auth_token=self._bridge_token, refuse=_refuse_model_call
+            )
             for route in self._bridge.routes():
                 app.router.add_route(route.method, route.path, guard(route.handler), **route.kwargs)
         return app
@@ -219,7 +223,7 @@ def _checked_token(token: str, name: str) -> str:
     return token
 
 
-def _authenticated(handler: Handler, *, auth_token: str) -> Handler:
+def _authenticated(handler: Handler, *, auth_token: str, refuse: Callable[[], web.Response]) -> Handler:
     """Let only requests with the bearer token through."""
     expected = auth_token.encode()
 
@@ -227,12 +231,25 @@ def _authenticated(handler: Handler, *, auth_token: str) -> Handler:
         scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
         presented = credentials.strip().encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(presented, expected) or scheme.lower() != "bearer":
-            raise _problem(
-                web.HTTPUnauthorized, "missing or wrong bearer token", headers={"WWW-Authenticate": "Bearer"}
-            )
+            return refuse()
         return await handler(request)
 
     return guarded
+
+
+def _refuse_callback() -> web.Response:
+    return web.Response(
+        status=401,
+        headers={"WWW-Authenticate": "Bearer"},
+        body=_encode({"detail": _WRONG_TOKEN}),
+        content_type="application/json",
+    )
+
+
+def _refuse_model_call() -> web.Response:
+    from osmosis_ai.controller.bridge_errors import refusal
+
+    return refusal(401, _WRONG_TOKEN, "invalid_api_key")
 
 
 def _rollout_id(request: web.Request) -> str:
@@ -281,7 +298,5 @@ def _encode(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _problem(
-    kind: type[web.HTTPException], detail: object, *, headers: Mapping[str, str] | None = None
-) -> web.HTTPException:
-    return kind(headers=headers, text=_encode({"detail": detail}).decode(), content_type="application/json")
+def _problem(kind: type[web.HTTPException], detail: object) -> web.HTTPException:
+    return kind(text=_encode({"detail": detail}).decode(), content_type="application/json")

@@ -128,6 +128,8 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
     )
     assert world.notes == []
     assert not world.cache_dir.exists()
+    world.write_file("uv.lock", "")
+    assert world.prepare().note.endswith("asks for (its uv.lock is not used)")
 
 
 @pytest.mark.usefixtures("without_uv")
@@ -164,6 +166,9 @@ def test_an_environment_is_built_once_with_this_very_sdk(
     world.write(["osmosis-ai[server]>=9", "tinydep"])
     world.write_file("main.py", "print('hello')\n")
     before = world.fingerprint()
+    # Relative paths mean the same to uv, which runs elsewhere.
+    monkeypatch.chdir(world.rollout_dir.parent)
+    world.rollout_dir = Path("mine")
     environment = world.prepare()
     assert environment.kind == "uv"
     assert "`tinydep` is not installed" in environment.note

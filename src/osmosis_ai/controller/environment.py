@@ -62,6 +62,7 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
         OsmosisError: when ``pyproject.toml`` cannot be read, uv is needed and missing, no installed
             Python fits, or the dependencies cannot be installed (with uv's reason).
     """
+    rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
     running = f"the running Python {platform.python_version()}"
     project = read_project(rollout_dir)
     if project is None:
@@ -72,6 +73,8 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
     unmet = unmet_requirements(project)
     if not unmet:
         summary = f"{running}, which has everything `{rollout_dir.name}/pyproject.toml` asks for"
+        if (rollout_dir / "uv.lock").is_file():
+            summary += " (its uv.lock is not used)"
         return RolloutEnvironment(Path(sys.executable), "running-interpreter", summary)
     reasons = "; ".join(unmet)
     uv = Uv.find()

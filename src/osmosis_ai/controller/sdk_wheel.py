@@ -25,6 +25,8 @@ DISTRIBUTION = "osmosis-ai"
 PACKAGE = "osmosis_ai"
 # The oldest date a zip archive can hold; real ones would make equal content differ.
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+# Of a PEP 440 local version; the letter keeps an all-digit tag from being read as a number.
+_TAG = re.compile(r"[+.]c[0-9a-f]{12}$")
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: osmosis\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -71,16 +73,17 @@ def read_sdk_content() -> SdkContent:
             f"`{DISTRIBUTION}` is imported but not installed, so rollouts cannot be given the same SDK.",
             hint='install it with: pip install -e ".[eval]" (in a checkout of the Osmosis repository)',
         ) from None
-    core = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    # An installation that came from such a wheel gives the same wheel again.
+    untagged = _TAG.sub("", distribution.version)
+    core = _with_version(distribution.read_text("METADATA") or "", untagged)
     entry_points = distribution.read_text("entry_points.txt") or ""
     files = dict(_package_files())
     digest = hashlib.sha256(f"{core}\0{entry_points}".encode())
     for name, content in files.items():
         digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode())
-    version = _tagged(distribution.version, digest.hexdigest()[:12])
-    core = re.sub(r"^Version: .*$", f"Version: {version}", core, count=1, flags=re.MULTILINE)
+    version = f"{untagged}{'.' if '+' in untagged else '+'}c{digest.hexdigest()[:12]}"
     info = f"{PACKAGE}-{version}.dist-info"
-    files[f"{info}/METADATA"] = core.encode()
+    files[f"{info}/METADATA"] = _with_version(core, version).encode()
     files[f"{info}/WHEEL"] = _WHEEL
     files[f"{info}/entry_points.txt"] = entry_points.encode()
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
@@ -107,10 +110,8 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
         yield "/".join((PACKAGE, *parts)), path.read_bytes()
 
 
-def _tagged(version: str, tag: str) -> str:
-    """Append a tag to a version as (part of) its PEP 440 local version."""
-    # The letter keeps an all-digit tag from being read as a number.
-    return f"{version}{'.' if '+' in version else '+'}c{tag}"
+def _with_version(core_metadata: str, version: str) -> str:
+    return re.sub(r"^Version: .*$", f"Version: {version}", core_metadata, count=1, flags=re.MULTILINE)
 
 
 def _record(files: dict[str, bytes], own_name: str) -> bytes:

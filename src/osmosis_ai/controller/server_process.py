@@ -200,8 +200,9 @@ class RolloutServer:
                 ) from error
 
     def _environment(self, port: int) -> dict[str, str]:
-        env = {**self._spec.env}
-        env.pop("VIRTUAL_ENV", None)
+        # Both name the Python of whoever started this, not the rollout's.
+        foreign = ("VIRTUAL_ENV", "PYTHONHOME")
+        env = {name: value for name, value in self._spec.env.items() if name not in foreign}
         # Callbacks and model calls go to this machine; a proxy must not get to see them.
         for name in ("NO_PROXY", "no_proxy"):
             env[name] = ",".join(filter(None, [env.get(name, ""), *_LOOPBACK]))

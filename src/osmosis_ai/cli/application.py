@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.output.context import Declined, Mode, OutputContext, use
-from osmosis_ai.cli.output.results import RESULT_TYPES
-from osmosis_ai.cli.registry import COMMANDS
-from osmosis_ai.errors import OsmosisError
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.cli.output.context import Mode, OutputContext
 
 MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
@@ -30,37 +29,13 @@ def run(arguments: Sequence[str]) -> int:
         from osmosis_ai.cli.completion import complete
 
         return complete(completion_request, arguments)
-    if os.environ.get("_OSMOSIS_LIFELINE_FD"):
-        from osmosis_ai.supervision import watch_parent
-
-        watch_parent()
-    if not os.environ.get("OSMOSIS_DEBUG"):
-        warnings.simplefilter("ignore")
     modes, rest = split_modes(arguments)
-    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich")
-    use(output)
-    _write_any_text(output)
-    trail: list[str] = []
-    try:
-        if len(modes) > 1:
-            raise OsmosisError("--json and --plain are mutually exclusive: choose one of them.")
-        if not rest or rest[0] in ("-h", "--help"):
-            from osmosis_ai.cli.root_help import root_help
+    if len(modes) < 2 and (not rest or rest[0] in ("-h", "--help")):
+        from osmosis_ai.cli.root_help import root_help
 
-            sys.stdout.write(root_help())
-            return 0
-        return _run_command(output, rest, trail)
-    except BrokenPipeError:
-        raise
-    except Declined:
-        output.stdout.write("Cancelled.\n")
+        sys.stdout.write(root_help())
         return 0
-    except (Exception, KeyboardInterrupt) as error:
-        from osmosis_ai.cli.failures import report
-
-        return report(output, error, trail or [word for word in rest[:1] if word in COMMANDS])
-    finally:
-        use(None)
+    return _run_in_mode(modes, rest)
 
 
 def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
@@ -75,11 +50,37 @@ def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
     return list(dict.fromkeys(asked)), [*rest, *arguments[end:]]
 
 
-def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) -> int:
-    import logging
+def _run_in_mode(modes: list[Mode], rest: list[str]) -> int:
+    from osmosis_ai.cli.output.context import Declined, OutputContext, use
+    from osmosis_ai.cli.registry import COMMANDS
+    from osmosis_ai.errors import OsmosisError
 
+    _end_with_the_parent()
+    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich")
+    use(output)
+    _write_any_text(output)
+    trail: list[str] = []
+    try:
+        if len(modes) > 1:
+            raise OsmosisError("--json and --plain are mutually exclusive: choose one of them.")
+        return _run_command(output, rest, trail)
+    except BrokenPipeError:
+        raise
+    except Declined:
+        output.stdout.write("Cancelled.\n")
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        from osmosis_ai.cli.failures import report
+
+        return report(output, error, trail or [word for word in rest[:1] if word in COMMANDS])
+    finally:
+        use(None)
+
+
+def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) -> int:
     import typer
 
+    from osmosis_ai.cli.output.results import RESULT_TYPES
     from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
 
     def start(env_file: Path | None, platform: str | None) -> None:
@@ -87,9 +88,7 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
 
         prepare_environment(output, env_file=env_file, platform=platform)
 
-    if not os.environ.get("OSMOSIS_DEBUG"):
-        # With no handler at all Python writes libraries' warnings to stderr, which is not theirs.
-        logging.getLogger().addHandler(logging.NullHandler())
+    _silence_libraries()
     root = build_root(start)
     try:
         with root.make_context(PROGRAM, arguments) as context:
@@ -102,6 +101,26 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
     if result is None and output.mode == "rich":
         return 0
     raise TypeError(f"the command produced no structured output (it returned {type(result).__name__})")
+
+
+def _end_with_the_parent() -> None:
+    """End when a parent that tied this process to itself (the demo) is gone."""
+    if os.environ.get("_OSMOSIS_LIFELINE_FD"):
+        from osmosis_ai.supervision import watch_parent
+
+        watch_parent()
+
+
+def _silence_libraries() -> None:
+    """Keep the warnings and logs of libraries off stderr, which is the commands', unless debugging."""
+    if os.environ.get("OSMOSIS_DEBUG"):
+        return
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    # With no handler at all Python writes what is logged as a warning to stderr.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _write_any_text(output: OutputContext) -> None:

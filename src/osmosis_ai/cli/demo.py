@@ -36,7 +36,11 @@ def demo(
     output = current()
     scratch = prepare_scratch(keep_dir)
     output.note(f"$ cd {scratch.workspace}\n$ osmosis eval run {CONFIG}")
-    outcome = run_demo(scratch, display=output.mode)
+    try:
+        outcome = run_demo(scratch, display=output.mode)
+    except KeyboardInterrupt:
+        output.note(f"What there is so far: {scratch.workspace}")
+        raise
     removed = clean and outcome.complete
     if removed:
         shutil.rmtree(scratch.root)
@@ -59,11 +63,11 @@ def _resource(outcome: DemoOutcome, *, removed: bool) -> dict[str, object]:
         "scored": outcome.scored,
         "total": outcome.total,
         "metrics": outcome.metrics,
-        "run": outcome.run,
+        "run": outcome.run and {key: value for key, value in outcome.run.items() if key != "metrics"},
         "sample": sample
         and {
-            "source_row_index": sample.source_row,
-            "run_index": sample.attempt,
+            "row_index": sample.row_index,
+            "run_index": sample.run_index,
             "reward": sample.reward,
             "label": sample.label,
             "messages": [{"role": message.role, "text": message.text} for message in sample.messages],
@@ -75,7 +79,7 @@ def _conversation(sample: Sample) -> Conversation:
     truth = "" if sample.label is None else f", the right answer being {sample.label}"
     return Conversation(
         turns=[Turn(message.role, message.text, message.label) for message in sample.messages],
-        title=f"Row {sample.source_row}, attempt {sample.attempt + 1}",
+        title=f"One of them: row {sample.row_index}, attempt {sample.run_index + 1}",
         closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
         in_plain=True,
     )
@@ -86,17 +90,18 @@ def _further(outcome: DemoOutcome) -> list[str]:
 
     steps = [
         f"Look further:  cd {outcome.scratch.workspace}",
-        f"  the agent and its grader      {_ROLLOUT}",
+        "  the agent and its grader      rollouts/multiply/main.py",
         f"  the evaluation's config       {CONFIG}",
         f"  every number of this run      {RUN_DIRECTORY}/metrics.json",
     ]
     if outcome.sample:
         trajectory = outcome.sample.trajectory.relative_to(outcome.scratch.workspace)
         steps.append(f"  the conversation above        {trajectory}")
-    return [*steps, f"  evaluate again, ten rows      {_program()} eval run {CONFIG} --rows 0-9 --yes"]
-
-
-_ROLLOUT = "rollouts/multiply/main.py"
+    return [
+        *steps,
+        f"  again, on ten rows            {_program()} eval run {CONFIG} --rows 0-9 --yes",
+        '  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and export its key',
+    ]
 
 
 def _program() -> str:

@@ -25,6 +25,7 @@ from osmosis_ai.workspace.samples import copy_sample_workspace
 CONFIG = "configs/eval/multiply.toml"
 RUN_NAME = "demo"
 RUN_DIRECTORY = f".osmosis/evals/{RUN_NAME}"
+_SAMPLES_READ = 40
 # What a Git hook or an unusual shell exports would make Git look at another repository.
 _KEPT_GIT_VARIABLES = ("GIT_EXEC_PATH", "GIT_SSL_CAINFO")
 
@@ -84,12 +85,17 @@ class Message:
 class Sample:
     """One finished sample with its conversation."""
 
-    source_row: int
-    attempt: int
+    row_index: int
+    run_index: int
     reward: float
     label: str | None
     trajectory: Path
     messages: tuple[Message, ...]
+
+    @property
+    def used_a_tool(self) -> bool:
+        """Whether a tool answered in it."""
+        return any(message.role == "tool" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,29 +267,28 @@ def _records(run_directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _most_telling_sample(run_directory: Path, scored: list[dict[str, Any]]) -> Sample | None:
-    """Return the first of the best samples whose conversation was kept."""
-    for record in sorted(scored, key=lambda record: -float(record["reward"])):
-        name = record.get("trajectory_filename")
-        path = run_directory / "trajectories" / name if name else None
-        if path is not None and path.is_file():
-            return read_sample(path, record)
-    return None
+    """Return the best of the first samples whose conversation was kept; one that used a tool, if any did."""
+    read = [sample for record in scored[:_SAMPLES_READ] if (sample := read_sample(run_directory, record))]
+    return max(read, key=lambda sample: (sample.reward, sample.used_a_tool), default=None)
 
 
-def read_sample(path: Path, record: Mapping[str, Any]) -> Sample:
-    """Read a sample's conversation from its trajectory file.
+def read_sample(run_directory: Path, record: Mapping[str, Any]) -> Sample | None:
+    """Read a sample's conversation; None when it was not kept.
 
     Args:
-        path: an ATIF trajectory.
-        record: the sample's line of the run's index.
+        run_directory: of a finished evaluation.
+        record: the sample's line in the run's index.
     """
+    row, run = int(record["row_index"]), int(record["run_index"])
+    path = run_directory / "trajectories" / f"row_{row}_run_{run}.json"
+    if not path.is_file():
+        return None
     trajectory = json.loads(path.read_bytes())
-    about = trajectory.get("extra", {}).get("osmosis", {})
     return Sample(
-        source_row=int(record.get("source_row_index", record["row_index"])),
-        attempt=int(record["run_index"]),
+        row_index=row,
+        run_index=run,
         reward=float(record["reward"]),
-        label=about.get("label"),
+        label=trajectory.get("extra", {}).get("osmosis", {}).get("label"),
         trajectory=path,
         messages=tuple(message for step in trajectory["steps"] for message in _messages_of(step)),
     )

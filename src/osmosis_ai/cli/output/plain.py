@@ -57,7 +57,8 @@ def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
             yield f"{block.title}:"
         if isinstance(block, Table):
             headings = [c.heading if isinstance(c, Column) else c for c in block.columns]
-            yield _joined(headings)
+            if any(heading.strip() for heading in headings):
+                yield _joined(headings)
             yield from (_joined(row) for row in block.rows)
             if block.note:
                 yield formats.literal(block.note)

@@ -185,9 +185,10 @@ def _print_rule(console: Console, title: str) -> None:
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Cell]]) -> RichTable:
-    drawn = RichTable(box=box.ROUNDED, header_style="bold", border_style="dim")
-    for column in columns:
-        shown = column if isinstance(column, Column) else Column(column)
+    shown_columns = [column if isinstance(column, Column) else Column(column) for column in columns]
+    headed = any(column.heading.strip() for column in shown_columns)
+    drawn = RichTable(box=box.ROUNDED, show_header=headed, header_style="bold", border_style="dim")
+    for shown in shown_columns:
         drawn.add_column(
             RichText(shown.heading),
             justify="right" if shown.right else "left",
@@ -260,15 +261,14 @@ def spinner(console: Console, message: str) -> Iterator[None]:
 @contextmanager
 def bar(console: Console, description: str, *, total: float | None, unit: str) -> Iterator[_Bar]:
     """Draw a progress bar until the block ends; its last state stays on the screen."""
-    one_line = RichColumn(no_wrap=True, overflow="ellipsis")
     drawn = RichProgress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False, table_column=RichColumn(no_wrap=True)),
+        BarColumn(bar_width=20),
         _Amount(unit),
         TimeElapsedColumn(),
         _Remaining(),
-        TextColumn("{task.fields[note]}", markup=False, style="dim", table_column=one_line),
+        _Note(),
         console=console,
     )
     with drawn:
@@ -287,7 +287,7 @@ class _Bar:
 
 class _Amount(ProgressColumn):
     def __init__(self, unit: str) -> None:
-        super().__init__()
+        super().__init__(RichColumn(no_wrap=True))
         self._unit = unit
 
     def render(self, task: Task) -> RichText:
@@ -295,12 +295,22 @@ class _Amount(ProgressColumn):
         return RichText(amount(task.completed, task.total, self._unit))
 
 
+class _Note(ProgressColumn):
+    def render(self, task: Task) -> RichText:
+        """Return what else is worth seeing, cut where the terminal ends: the one column that gives way."""
+        return RichText(task.fields["note"], style="dim", no_wrap=True, overflow="ellipsis")
+
+
 class _Remaining(ProgressColumn):
     max_refresh = 1.0  # an estimate that changes ten times a second cannot be read
 
+    def __init__(self) -> None:
+        super().__init__(RichColumn(no_wrap=True))
+
     def render(self, task: Task) -> RichText:
-        """Return ``2m 5s left``, or nothing while there is no telling."""
+        """Return ``40s left``, or nothing while there is no telling."""
         left = task.time_remaining
         if left is None or task.finished:
             return RichText("")
-        return RichText(f"{formats.duration(max(1.0, left))} left", style="dim")
+        shown = f"{max(1.0, left):.0f}s" if left < 59.5 else formats.duration(left)
+        return RichText(f"{shown} left", style="dim")

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.services import demo as service
+from osmosis_ai.services.demo import DemoOutcome, Message, Sample, Scratch
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replace the evaluation by one that leaves ``scored`` of four samples."""
+
+    def leave(scored: int) -> None:
+        def run(scratch: Scratch, *, display: str) -> DemoOutcome:
+            sample = Sample(
+                row_index=3,
+                run_index=0,
+                reward=1.0,
+                label="6",
+                trajectory=scratch.run_directory / "trajectories" / "row_3_run_0.json",
+                messages=(
+                    Message("user", "Compute 2 * 3."),
+                    Message("assistant", "multiply(a=2, b=3)", "calls a tool"),
+                    Message("tool", "6", "multiply"),
+                    Message("assistant", "#### 6"),
+                ),
+            )
+            return DemoOutcome(
+                scratch, 0, scored, 4, {"summary": {}}, sample, {"run_name": "demo", "metrics": {}}
+            )
+
+        monkeypatch.setattr(service, "run_demo", run)
+
+    return leave
+
+
+def test_the_demo_shows_a_conversation_and_how_to_look_further(
+    cli: Cli, outcome: Any, tmp_path: Path
+) -> None:
+    outcome(4)
+    result = cli("demo", "--keep-dir", str(tmp_path / "d"))
+    assert result.status == 0
+    assert result.err == f"$ cd {tmp_path}/d/workspace\n$ osmosis eval run configs/eval/multiply.toml\n"
+    shown, _, further = result.out.partition("Look further:")
+    assert shown == (
+        "The demo scored 4 of 4 samples.\n"
+        "╭─ One of them: row 3, attempt 1 ──────────────────────────────────────────────╮\n"
+        "│ user                                                                         │\n"
+        "│   Compute 2 * 3.                                                             │\n"
+        "│ assistant  calls a tool                                                      │\n"
+        "│   multiply(a=2, b=3)                                                         │\n"
+        "│ tool  multiply                                                               │\n"
+        "│   6                                                                          │\n"
+        "│ assistant                                                                    │\n"
+        "│   #### 6                                                                     │\n"
+        "│ reward 1, the right answer being 6                                           │\n"
+        "╰──────────────────────────────────────────────────────────────────────────────╯\n"
+    )
+    assert further.startswith(f"  cd {tmp_path}/d/workspace\n")
+    assert ".osmosis/evals/demo/trajectories/row_3_run_0.json" in further
+    for line in further.splitlines()[1:4]:
+        named = tmp_path / "d" / "workspace" / line.split()[-1]
+        assert named.is_file() or "metrics.json" in line
+
+
+def test_the_demo_falls_short_when_a_sample_is_not_scored(cli: Cli, outcome: Any, tmp_path: Path) -> None:
+    outcome(3)
+    result = cli("demo", "--keep-dir", str(tmp_path / "d"), "--clean", "--json")
+    document = json.loads(result.out)
+    assert (result.status, document["status"], document["message"]) == (
+        1,
+        "partial",
+        "The demo scored 3 of 4 samples.",
+    )
+    assert Path(document["resource"]["workspace_directory"]).is_dir()  # kept, to see what went wrong
+
+
+def test_a_clean_demo_leaves_nothing(cli: Cli, outcome: Any, tmp_path: Path) -> None:
+    outcome(4)
+    result = cli("demo", "--keep-dir", str(tmp_path / "d"), "--clean", "--json")
+    assert result.status == 0
+    assert list(tmp_path.iterdir()) == []
+    resource = json.loads(result.out)["resource"]
+    assert resource["directory"] is None
+    assert resource["run"] == {"run_name": "demo"}
+    assert resource["sample"] == {
+        "row_index": 3,
+        "run_index": 0,
+        "reward": 1.0,
+        "label": "6",
+        "messages": [
+            {"role": "user", "text": "Compute 2 * 3."},
+            {"role": "assistant", "text": "multiply(a=2, b=3)"},
+            {"role": "tool", "text": "6"},
+            {"role": "assistant", "text": "#### 6"},
+        ],
+    }
+
+
+def start_demo(directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "osmosis_ai", "demo", "--plain", "--keep-dir", str(directory)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.e2e
+def test_the_demo_runs_with_nothing_but_this_machine_and_leaves_the_user_alone(
+    home: Path, tmp_path: Path
+) -> None:
+    (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
+    (home / ".config" / "osmosis").mkdir(parents=True)
+    (home / ".config" / "osmosis" / "credentials.json").write_text("{}")
+    before = sorted(home.rglob("*"))
+    demo = start_demo(tmp_path / "d")
+    out, err = demo.communicate(timeout=300)
+    assert demo.returncode == 0, err
+    assert "The demo scored 400 of 400 samples." in out
+    assert "tool: " in out
+    assert "Evaluating: 400/400" in err
+    assert sorted(home.rglob("*")) == before
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_demo_that_is_ended_leaves_no_process_behind(
+    tmp_path: Path, how: signal.Signals, status: int
+) -> None:
+    demo = start_demo(tmp_path / "d")
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if line.startswith("running"):
+            break
+    else:
+        pytest.fail("the evaluation never started")
+    assert processes_with(str(tmp_path))
+    demo.send_signal(how)
+    demo.stderr.read()
+    assert demo.wait(timeout=60) == status
+    deadline = time.monotonic() + 30
+    while left := processes_with(str(tmp_path)):
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.05)
+    assert demo.stdout is not None
+    demo.stdout.close()
+    demo.stderr.close()
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the processes, but this one, in whose environment or arguments ``text`` occurs."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        try:
+            seen = (directory / "environ").read_bytes() + (directory / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in seen:
+            found.append(int(directory.name))
+    return found

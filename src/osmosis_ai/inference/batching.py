@@ -1,8 +1,8 @@
 """Continuous batching: sequences join and leave a running batch between two steps.
 
-The sequences that generate occupy slots 0 to n - 1 of the key-value cache, without gaps, so that
-a step works on slices. Whoever leaves has its slot taken by the last one. Nothing a sequence
-computes depends on its slot or on its neighbours.
+The sequences that generate occupy the first n slots, without gaps, so that a step works on
+slices. Whoever leaves has its slot taken by the last one. Nothing a sequence computes depends on
+its slot, on its neighbours, or on whether its prompt was known already.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from osmosis_ai.inference.model import Floats, KeyValueCache, Model
+from osmosis_ai.inference.model import Floats, Model
 from osmosis_ai.inference.sampling import choose, log_probabilities
+from osmosis_ai.inference.slots import SequenceSlots
 
 FinishReason = Literal["stop", "length"]
 
@@ -72,16 +73,16 @@ class ContinuousBatch:
     Args:
         model: the network; the batch allocates the cache for it.
         capacity: how many sequences run at once.
+        kept: how many ended sequences are remembered, to share what prompts have in common.
     """
 
-    def __init__(self, model: Model, capacity: int) -> None:
+    def __init__(self, model: Model, capacity: int, *, kept: int = 32) -> None:
         self.capacity = capacity
         self._model = model
-        self._cache = KeyValueCache(model.config, capacity)
+        self._slots = SequenceSlots(model.config, running=capacity, kept=kept)
         self._running: list[Generation] = []
         self._generated = np.zeros(capacity, np.int64)
         self._last_tokens = np.zeros(capacity, np.int64)
-        self._lengths = np.zeros(capacity, np.int64)
         self._streams = np.zeros(capacity, np.uint64)
         self._temperatures = np.zeros(capacity)
         self._top_ps = np.zeros(capacity)
@@ -95,26 +96,21 @@ class ContinuousBatch:
         return self.capacity - len(self._running)
 
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
-        """Read the prompts of ``newcomers`` together and draw the first token of each.
-
-        Sequences with the same prompt share the work of reading it.
-        """
+        """Read the prompts of ``newcomers`` together and draw the first token of each."""
         if len(newcomers) > self.free:
             raise ValueError(f"{len(newcomers)} sequences do not fit in {self.free} free slots")
         first = len(self._running)
-        distinct = {
-            prompt: first + index for index, prompt in enumerate(dict.fromkeys(g.prompt for g in newcomers))
-        }
-        # Each distinct prompt is read in the slot of the newcomer that will own it.
-        owners = [next(g for g in newcomers if g.prompt == prompt) for prompt in distinct]
-        others = [g for g in newcomers if g not in owners]
-        logits = self._read_prompts(list(distinct), first)
-        sources = np.array([distinct[g.prompt] for g in (*owners, *others)]) - first
-        for generation in (*owners, *others):
-            slot = len(self._running)
-            if distinct[generation.prompt] != slot:
-                self._cache.copy(distinct[generation.prompt], slot, len(generation.prompt))
-            self._occupy(slot, generation)
+        # Equal prompts are read once: in the first slots, then copied to the others.
+        ordered = sorted(newcomers, key=lambda generation: generation.prompt)
+        distinct = list(dict.fromkeys(generation.prompt for generation in ordered))
+        logits = self._read_prompts(distinct, first)
+        sources = [distinct.index(generation.prompt) for generation in ordered]
+        # From the last slot down, a copy never overwrites a prompt that is still to be copied:
+        # prompts are in order, so none lies behind the slots that need it.
+        for offset in reversed(range(len(ordered))):
+            self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
+        for generation in ordered:
+            self._occupy(generation)
         return self._draw(first, logits[sources])
 
     def step(self) -> list[Emission]:
@@ -123,10 +119,12 @@ class ContinuousBatch:
         if not count:
             return []
         rows = slice(0, count)
-        lasts = self._last_tokens[rows, None]
-        starts = self._lengths[rows].copy()
-        logits = self._model.extend(self._cache, rows, lasts, starts, np.zeros(count, np.int64))
-        self._lengths[rows] += 1
+        lasts = self._last_tokens[rows]
+        starts = self._slots.lengths[rows]
+        logits = self._model.extend(
+            self._slots.cache, rows, lasts[:, None], starts, np.zeros(count, np.int64)
+        )
+        self._slots.append(rows, lasts)
         return self._draw(0, logits)
 
     def discard(self, unwanted: Callable[[Generation], bool]) -> None:
@@ -134,18 +132,27 @@ class ContinuousBatch:
         self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
 
     def _read_prompts(self, prompts: list[tuple[int, ...]], first: int) -> Floats:
-        width = max(map(len, prompts))
-        ids = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = prompt
+        """Compute the prompts in the slots from ``first`` on; logits of the token after each."""
         starts = np.zeros(len(prompts), np.int64)
-        wanted = np.array([len(prompt) - 1 for prompt in prompts])
-        return self._model.extend(self._cache, slice(first, first + len(prompts)), ids, starts, wanted)
+        for row, prompt in enumerate(prompts):
+            source, known = self._slots.longest_prefix(prompt)
+            self._slots.copy(source, first + row, known)
+            starts[row] = known
+        rest = [prompt[known:] for prompt, known in zip(prompts, starts.tolist(), strict=True)]
+        ids = np.zeros((len(prompts), max(map(len, rest))), np.int64)
+        for row, tokens in enumerate(rest):
+            ids[row, : len(tokens)] = tokens
+        wanted = np.array([len(tokens) - 1 for tokens in rest])
+        rows = slice(first, first + len(prompts))
+        logits = self._model.extend(self._slots.cache, rows, ids, starts, wanted)
+        for row, tokens in enumerate(rest):
+            self._slots.fill(first + row, tokens, int(starts[row]))
+        return logits
 
-    def _occupy(self, slot: int, generation: Generation) -> None:
+    def _occupy(self, generation: Generation) -> None:
+        slot = len(self._running)
         self._running.append(generation)
         self._generated[slot] = 0
-        self._lengths[slot] = len(generation.prompt)
         self._streams[slot] = generation.stream
         self._temperatures[slot] = generation.temperature
         self._top_ps[slot] = generation.top_p
@@ -155,7 +162,9 @@ class ContinuousBatch:
         rows = slice(first, len(self._running))
         temperatures = self._temperatures[rows]
         log_probs = log_probabilities(logits, temperatures)
-        tokens = choose(log_probs, temperatures, self._top_ps[rows], self._streams[rows], self._lengths[rows])
+        tokens = choose(
+            log_probs, temperatures, self._top_ps[rows], self._streams[rows], self._slots.lengths[rows]
+        )
         self._last_tokens[rows] = tokens
         self._generated[rows] += 1
         chosen = log_probs[np.arange(len(tokens)), tokens].tolist()
@@ -176,9 +185,10 @@ class ContinuousBatch:
     def _vacate(self, slots: Iterable[int]) -> None:
         """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
         for slot in sorted(slots, reverse=True):
+            self._slots.keep(slot)
             last = len(self._running) - 1
             if slot != last:
-                self._cache.copy(last, slot, int(self._lengths[last]))
+                self._slots.copy(last, slot, int(self._slots.lengths[last]))
                 self._running[slot] = self._running[last]
                 for column in self._columns():
                     column[slot] = column[last]
@@ -188,7 +198,6 @@ class ContinuousBatch:
         return (
             self._generated,
             self._last_tokens,
-            self._lengths,
             self._streams,
             self._temperatures,
             self._top_ps,

@@ -187,7 +187,11 @@ class Model:
         return logits
 
     def _blocks(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints) -> Floats:
-        """Run the transformer's blocks over a chunk; R x S x hidden."""
+        """Run the transformer's blocks over a chunk; R x S x hidden.
+
+        All tokens of the chunk are the rows of one matrix: a product of three dimensions would be
+        computed as one small product for each sequence.
+        """
         config, (batch, count) = self.config, ids.shape
         positions = starts[:, None] + np.arange(count)
         # Padding may point past the last position; nobody reads what it computes there.
@@ -197,29 +201,28 @@ class Model:
         visible = np.where(np.arange(seen) <= positions[:, :, None], 0.0, -np.inf)
         mask = np.tile(visible[:, None], (1, 1, config.num_heads // config.num_kv_heads, 1))
         slots = np.arange(rows.start, rows.stop)[:, None]
-        residual = self._embedding[ids]
+        residual = self._embedding[ids.ravel()]
         with np.errstate(over="ignore"):  # exp(-gate) may reach infinity, where silu is rightly 0
             for index, layer in enumerate(self._layers):
-                queries, keys, values = self._project(layer, residual, rotations)
+                heads = (self._normalise(residual) @ layer.qkv).reshape(batch, count, -1, config.head_dim)
+                queries, keys, values = self._rotate(layer, heads, rotations)
                 cache.keys[index, slots, :, positions] = keys
                 cache.values[index, slots, :, positions] = values
                 attended = self._attend(
                     queries, cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen], mask
                 )
-                residual = residual + attended.reshape(batch, count, -1) @ layer.output
+                residual += attended.reshape(batch * count, -1) @ layer.output
                 gate, up = np.split(self._normalise(residual) @ layer.gate_up, 2, axis=-1)
                 residual += (gate / (1.0 + np.exp(-gate)) * up) @ layer.down
-        return residual
+        return residual.reshape(batch, count, -1)
 
-    def _project(self, layer: _Layer, residual: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
-        """Queries, keys (normalised and rotated) and values of each head; R x S x heads x head_dim."""
-        config = self.config
-        batch, count, _ = residual.shape
-        heads = (self._normalise(residual) @ layer.qkv).reshape(batch, count, -1, config.head_dim)
-        split = config.num_heads + config.num_kv_heads
-        queries_keys = self._normalise(heads[:, :, :split]) * layer.qk_norm
-        rotated = (queries_keys.view(np.complex128) * rotations).view(np.float64)
-        return rotated[:, :, : config.num_heads], rotated[:, :, config.num_heads :], heads[:, :, split:]
+    def _rotate(self, layer: _Layer, heads: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
+        """Split heads into queries, keys (both normalised and rotated) and values; R x S x heads x head_dim."""
+        queries = self.config.num_heads
+        split = queries + self.config.num_kv_heads
+        normalised = self._normalise(heads[:, :, :split]) * layer.qk_norm
+        rotated: Floats = (normalised.view(np.complex128) * rotations).view(np.float64)
+        return rotated[:, :, :queries], rotated[:, :, queries:], heads[:, :, split:]
 
     def _attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
         """Causal attention; query heads that share a key-value head are rows of one product."""

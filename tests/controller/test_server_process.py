@@ -96,6 +96,7 @@ async def test_the_environment_is_the_one_given_and_what_the_protocol_defines(
         "PATH": os.environ["PATH"],
         "MY_SETTING": "1",
         "VIRTUAL_ENV": "/elsewhere",
+        "OSMOSIS_TOKEN": "osm_the_users_own",
         "NO_PROXY": "example.org",
     }
     async with RolloutServer(make_spec(plain_server(seen), env=given)) as server:
@@ -103,6 +104,8 @@ async def test_the_environment_is_the_one_given_and_what_the_protocol_defines(
         port = server.base_url.rsplit(":", 1)[1]
     env = reply["env"]
     assert env["MY_SETTING"] == "1"
+    assert "OSMOSIS_TOKEN" not in env
+    assert env["_OSMOSIS_ROLLOUT_HOST"] == "127.0.0.1"
     assert "VIRTUAL_ENV" not in env and "_OSMOSIS_LIFELINE_FD" not in env and "HOME" not in env
     assert env["_OSMOSIS_ROLLOUT_PORT"] == env["ROLLOUT_PORT"] == port
     assert env["_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"] == str(tmp_path / "trials")

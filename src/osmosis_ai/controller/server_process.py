@@ -36,6 +36,9 @@ PORT_ATTEMPTS = 2
 LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 16 * 1024
 _LOOPBACK = ("127.0.0.1", "localhost")
+# The first two name the Python of whoever started this, not the rollout's; the token is the user's
+# own key to the platform, and no business of an agent.
+_NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "OSMOSIS_TOKEN")
 _LAST_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)\b.*$")
 _FRAME = re.compile(r'^ +File "(?P<path>[^"]+)", line (?P<line>\d+)')
 
@@ -200,9 +203,7 @@ class RolloutServer:
                 ) from error
 
     def _environment(self, port: int) -> dict[str, str]:
-        # Both name the Python of whoever started this, not the rollout's.
-        foreign = ("VIRTUAL_ENV", "PYTHONHOME")
-        env = {name: value for name, value in self._spec.env.items() if name not in foreign}
+        env = {name: value for name, value in self._spec.env.items() if name not in _NOT_INHERITED}
         # Callbacks and model calls go to this machine; a proxy must not get to see them.
         for name in ("NO_PROXY", "no_proxy"):
             env[name] = ",".join(filter(None, [env.get(name, ""), *_LOOPBACK]))
@@ -210,6 +211,7 @@ class RolloutServer:
             {
                 "PYTHONUNBUFFERED": "1",
                 INSTANCE_ENV: self._instance_id,
+                "_OSMOSIS_ROLLOUT_HOST": _LOOPBACK[0],
                 "_OSMOSIS_ROLLOUT_PORT": str(port),
                 "ROLLOUT_PORT": str(port),
                 "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": str(self._spec.artifact_root.resolve()),

@@ -1,0 +1,115 @@
+"""Where everything lives: every path of the REST API, built in one place.
+
+A variable segment is percent-encoded with nothing left safe, so a name with a slash stays one segment; a
+segment of dots alone is encoded too, because clients and proxies would otherwise fold it away.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from osmosis_ai.errors import OsmosisError
+
+PREFIX = "/api/cli"
+
+VERIFY = f"{PREFIX}/verify"
+DEVICE_AUTHORIZE = f"{PREFIX}/device/authorize"
+DEVICE_TOKEN = f"{PREFIX}/device/token"
+WORKSPACES = f"{PREFIX}/workspaces"
+DATASETS = f"{PREFIX}/datasets"
+ENVIRONMENT_SECRETS = f"{PREFIX}/environment-secrets"
+ROLLOUTS = f"{PREFIX}/rollouts"
+BASE_MODELS = f"{PREFIX}/models/base"
+LORA_MODELS = f"{PREFIX}/models/lora"
+EVAL_RUNS = f"{PREFIX}/eval-runs"
+
+
+def segment(value: str) -> str:
+    """Return ``value`` as exactly one path segment.
+
+    Raises:
+        OsmosisError: when it is empty or no text that UTF-8 can carry.
+    """
+    if not value:
+        raise OsmosisError("a name or id must not be empty.")
+    if set(value) == {"."}:
+        return value.replace(".", "%2E")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError:
+        raise OsmosisError("a name or id must be valid Unicode text.") from None
+
+
+def token(token_id: str) -> str:
+    """One token, to be revoked."""
+    return f"{PREFIX}/tokens/{segment(token_id)}"
+
+
+def dataset(name_or_id: str) -> str:
+    """One dataset."""
+    return f"{DATASETS}/{segment(name_or_id)}"
+
+
+def dataset_complete(dataset_id: str) -> str:
+    """The end of an upload."""
+    return f"{dataset(dataset_id)}/complete"
+
+
+def dataset_abort(dataset_id: str) -> str:
+    """The giving up of an upload."""
+    return f"{dataset(dataset_id)}/abort"
+
+
+def dataset_download(name_or_id: str) -> str:
+    """Where a dataset's bytes can be had."""
+    return f"{dataset(name_or_id)}/download"
+
+
+def dataset_logs(name_or_id: str) -> str:
+    """What was said while a dataset was checked."""
+    return f"{dataset(name_or_id)}/logs"
+
+
+def model(name: str) -> str:
+    """One LoRA model."""
+    return f"{PREFIX}/models/{segment(name)}"
+
+
+def model_deploy(name: str) -> str:
+    """The start of serving a LoRA model."""
+    return f"{model(name)}/deploy"
+
+
+def model_undeploy(name: str) -> str:
+    """The end of serving a LoRA model."""
+    return f"{model(name)}/undeploy"
+
+
+def eval_run(name_or_id: str) -> str:
+    """One evaluation run."""
+    return f"{EVAL_RUNS}/{segment(name_or_id)}"
+
+
+def eval_run_metrics(name_or_id: str) -> str:
+    """A run's numbers."""
+    return f"{eval_run(name_or_id)}/metrics"
+
+
+def eval_run_logs(name_or_id: str) -> str:
+    """A run's log."""
+    return f"{eval_run(name_or_id)}/logs"
+
+
+def eval_run_stop(name_or_id: str) -> str:
+    """The order to stop a run."""
+    return f"{eval_run(name_or_id)}/stop"
+
+
+def eval_run_manifest(name_or_id: str) -> str:
+    """The list of a run's files."""
+    return f"{eval_run(name_or_id)}/samples/manifest"
+
+
+def eval_run_download_urls(name_or_id: str) -> str:
+    """Where a run's files can be had."""
+    return f"{eval_run(name_or_id)}/samples/download-urls"

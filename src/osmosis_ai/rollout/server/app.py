@@ -48,12 +48,15 @@ def create_rollout_server(
         configure_logging: show INFO lines when the process has configured no logging, and keep
             uvicorn from writing a line for every request of the controller.
     """
-    if configure_logging:
-        _configure_logging()
+    if configure_logging and not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     host = RolloutHost(backend, Courier())
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
+        if configure_logging:
+            # Not earlier: uvicorn sets its own levels when it starts.
+            logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         async with AsyncExitStack() as stack:
             state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
             stack.push_async_callback(host.close)
@@ -116,9 +119,3 @@ def _read(model: type[Any], body: bytes) -> Any:
 
 def _reply(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(content), status, headers, "application/json")
-
-
-def _configure_logging() -> None:
-    root = logging.getLogger()
-    if not root.handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -126,7 +126,7 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
             timestamp=_timestamp(message),
             source=source or "user",  # type: ignore[arg-type]
             message=_text(message.get("content")),
-            extra=None if source else {"original_role": json_safe(role)},
+            extra=None if source or role is None else {"original_role": json_safe(role)},
         )
     return Step(
         step_id=step_id,

@@ -1,0 +1,169 @@
+"""Callbacks when the controller is away, slow or unwilling. Time is the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from osmosis_ai.rollout import LocalBackend
+from osmosis_ai.rollout.server import app
+from osmosis_ai.rollout.server.courier import ATTEMPTS, PATIENCE_S, Courier, DeliveryError
+
+from .world import Controller, ExactMatch, SayOk, serving
+
+
+class Time:
+    """A clock that only moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+async def courier(time: Time) -> AsyncIterator[Courier]:
+    made = Courier(sleep=time.sleep, clock=time.clock)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def patient(time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Servers built in this test wait in the test's own time."""
+    monkeypatch.setattr(app, "Courier", lambda: Courier(sleep=time.sleep, clock=time.clock))
+    return time
+
+
+BUSY: list[tuple[int, dict[str, Any]]] = [(503, {"detail": "busy"})]
+
+
+async def run_one(controller: Controller) -> None:
+    async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
+        await client.post("/rollout", json=controller.init_body())
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
+    controller: Controller, courier: Courier, time: Time, status: int
+) -> None:
+    controller.answers["completion"] = [(status, {})] * 5
+    url = controller.init_body()["completion_callback_url"]
+
+    answer = await courier.deliver(url, b"{}", None)
+
+    assert answer == b'{"ok": true}'
+    assert [round(pause / wanted) for pause, wanted in zip(time.pauses, [0.5, 1, 2, 4, 8], strict=True)] == [
+        1
+    ] * 5
+    assert all(
+        0.75 <= pause / wanted <= 1.25 for pause, wanted in zip(time.pauses, [0.5, 1, 2, 4, 8], strict=True)
+    )
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 302])
+async def test_a_refusal_is_final(controller: Controller, courier: Courier, time: Time, status: int) -> None:
+    controller.answers["completion"] = [(status, {"detail": "no"})]
+    url = controller.init_body()["completion_callback_url"]
+
+    with pytest.raises(DeliveryError, match=f"HTTP {status}") as caught:
+        await courier.deliver(url, b"{}", None)
+
+    assert caught.value.refused
+    assert time.pauses == []
+
+
+@pytest.mark.parametrize("url", ["", "no-scheme", "ftp://host/path", "http://"])
+async def test_a_url_that_is_none_is_refused_at_once(courier: Courier, time: Time, url: str) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        await courier.deliver(url, b"{}", None)
+
+    assert caught.value.refused
+    assert time.pauses == []
+
+
+async def test_attempts_and_patience_are_limits(controller: Controller, courier: Courier, time: Time) -> None:
+    controller.answers["completion"] = BUSY * 1000
+    url = controller.init_body()["completion_callback_url"]
+
+    with pytest.raises(DeliveryError, match="in 5 tries") as caught:
+        await courier.deliver(url, b"{}", None, attempts=ATTEMPTS)
+    assert not caught.value.refused
+    assert len(time.pauses) == 4
+
+    started = time.now
+    with pytest.raises(DeliveryError):
+        await courier.deliver(url, b"{}", None, patience_s=PATIENCE_S)
+    assert PATIENCE_S - 30 <= time.now - started <= PATIENCE_S
+
+
+async def test_a_controller_that_is_down_is_waited_for(courier: Courier, time: Time) -> None:
+    async with Controller().serving() as gone:
+        url = gone.init_body()["completion_callback_url"]
+
+    with pytest.raises(DeliveryError, match="in 3 tries"):
+        await courier.deliver(url, b"{}", None, attempts=3)
+
+
+async def test_an_outage_longer_than_the_first_tries_costs_no_reward(
+    controller: Controller, patient: Time
+) -> None:
+    controller.answers["grader"] = BUSY * 20
+
+    await run_one(controller)
+
+    assert patient.now > 60
+    bodies = controller.bodies("grader")
+    assert len(bodies) == 21
+    assert all(body == bodies[0] for body in bodies)
+    assert (bodies[0]["status"], bodies[0]["sample"]["reward"]) == ("success", 1.0)
+
+
+async def test_a_completion_nobody_took_is_graded_anyway_and_delivered_before_the_grade(
+    controller: Controller, patient: Time
+) -> None:
+    controller.answers["completion"] = BUSY * (ATTEMPTS + 2)
+
+    await run_one(controller)
+
+    channels = [callback.channel for callback in controller.callbacks]
+    assert channels == ["completion"] * (ATTEMPTS + 3) + ["grader"]
+    assert {body["status"] for body in controller.bodies("completion")} == {"success"}
+    assert controller.bodies("grader")[0]["sample"]["reward"] == 1.0
+
+
+async def test_a_refused_completion_is_not_repeated_and_the_grade_still_offered(
+    controller: Controller, patient: Time
+) -> None:
+    controller.answers["completion"] = [(422, {})]
+
+    await run_one(controller)
+
+    assert [callback.channel for callback in controller.callbacks] == ["completion", "grader"]
+
+
+async def test_an_outcome_refused_for_good_is_logged_and_nothing_is_invented(
+    controller: Controller, patient: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller.answers["grader"] = [(404, {"detail": "unknown rollout"})]
+
+    await run_one(controller)
+
+    assert [body["status"] for body in controller.bodies("grader")] == ["success"]
+    assert "its outcome is lost" in caplog.text
+    assert "unknown rollout" in caplog.text

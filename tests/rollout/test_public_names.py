@@ -1,0 +1,140 @@
+"""Every name and path that code written for the hosted SDK imports."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+NAMES = {
+    "AgentWorkflow",
+    "AgentWorkflowConfig",
+    "AgentWorkflowContext",
+    "AgentWorkflowOutput",
+    "BaseConfig",
+    "ConcurrencyConfig",
+    "ExecutionBackend",
+    "ExecutionRequest",
+    "ExecutionResult",
+    "Grader",
+    "GraderCompleteRequest",
+    "GraderConfig",
+    "GraderContext",
+    "GraderInitRequest",
+    "GraderInitResponse",
+    "GraderStatus",
+    "LocalBackend",
+    "MessageDict",
+    "RolloutCompleteRequest",
+    "RolloutContext",
+    "RolloutErrorCategory",
+    "RolloutInitRequest",
+    "RolloutInitResponse",
+    "RolloutSample",
+    "RolloutStatus",
+    "SampleSource",
+    "get_rollout_context",
+}
+
+PATHS = {
+    "osmosis_ai.rollout.agent_workflow": "AgentWorkflow",
+    "osmosis_ai.rollout.grader": "Grader",
+    "osmosis_ai.rollout.context": "AgentWorkflowContext GraderContext RolloutContext SampleSource get_rollout_context "
+    "rollout_contextvar CHAT_COMPLETIONS_URL_ENV API_KEY_ENV ROLLOUT_ID_ENV",
+    "osmosis_ai.rollout.types": "AgentWorkflowConfig AgentWorkflowOutput BaseConfig CancelRolloutsRequest "
+    "CancelRolloutsResponse ConcurrencyConfig ExecutionRequest ExecutionResult GraderCompleteRequest GraderConfig "
+    "GraderInitRequest GraderInitResponse GraderStatus MessageDict Messages RolloutCompleteRequest "
+    "RolloutErrorCategory RolloutInitRequest RolloutInitResponse RolloutSample RolloutStatus RolloutStatusResponse",
+    "osmosis_ai.rollout.types.config": "AgentWorkflowConfig BaseConfig ConcurrencyConfig GraderConfig",
+    "osmosis_ai.rollout.types.output": "AgentWorkflowOutput coerce_output",
+    "osmosis_ai.rollout.types.protocol": "RolloutInitRequest RolloutCompleteRequest GraderCompleteRequest",
+    "osmosis_ai.rollout.types.sample": "RolloutSample MessageDict",
+    "osmosis_ai.rollout.backend": "ExecutionBackend LocalBackend ResultCallback",
+    "osmosis_ai.rollout.backend.local": "LocalBackend",
+    "osmosis_ai.rollout.backend.local.backend": "LocalBackend",
+    "osmosis_ai.rollout.server": "create_rollout_server ControllerAuth",
+    "osmosis_ai.rollout.trajectory": "TrajectoryReport convert_sample_to_trajectory report_from_response "
+    "save_trajectory",
+}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_package_offers_exactly_the_documented_names() -> None:
+    rollout = importlib.import_module("osmosis_ai.rollout")
+
+    assert len(rollout.__all__) == len(NAMES) == 27
+    assert set(rollout.__all__) == NAMES
+    assert all(getattr(rollout, name) is not None for name in NAMES)
+    assert set(dir(rollout)) >= NAMES
+
+
+@pytest.mark.parametrize(
+    "name", ["ControllerAuth", "create_rollout_server", "OsmosisRolloutModel", "nonsense"]
+)
+def test_the_package_does_not_offer_what_needs_an_extra(name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        getattr(importlib.import_module("osmosis_ai.rollout"), name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_documented_path_has_its_names(path: str) -> None:
+    module = importlib.import_module(path)
+
+    assert [name for name in PATHS[path].split() if not hasattr(module, name)] == []
+
+
+def test_importing_the_package_and_its_names_loads_no_web_framework_and_no_model_client() -> None:
+    loaded = run_python(
+        """
+        import sys
+        import osmosis_ai.rollout as rollout
+        assert "pydantic" not in sys.modules, "the bare import must load nothing"
+        for name in rollout.__all__:
+            getattr(rollout, name)
+        print([name for name in ("agents", "aiohttp", "fastapi", "harbor", "litellm", "strands", "uvicorn")
+               if name in sys.modules])
+        """
+    )
+
+    assert loaded == "[]"
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it() -> None:
+    told = run_python(
+        """
+        import sys
+        sys.modules["fastapi"] = None
+        try:
+            from osmosis_ai.rollout.server import create_rollout_server
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+
+    assert "`server` extra" in told
+    assert "pip install" in told and "[server]" in told
+
+
+def test_an_import_error_that_is_not_about_the_extra_passes_through() -> None:
+    told = run_python(
+        """
+        import sys
+        sys.modules["orjson"] = None
+        try:
+            from osmosis_ai.rollout.server import create_rollout_server
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+
+    assert "orjson" in told and "extra" not in told

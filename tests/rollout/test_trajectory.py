@@ -1,0 +1,466 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from osmosis_ai._version import __version__
+from osmosis_ai.rollout import ExecutionResult, RolloutSample, RolloutStatus
+from osmosis_ai.rollout.trajectory import (
+    TrajectoryReport,
+    convert_sample_to_trajectory,
+    report_from_response,
+    save_trajectory,
+)
+from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+from osmosis_ai.rollout.trajectory.atif import (
+    Agent,
+    ContentPart,
+    FinalMetrics,
+    ImageSource,
+    Metrics,
+    Observation,
+    ObservationResult,
+    Step,
+    SubagentTrajectoryRef,
+    ToolCall,
+    Trajectory,
+)
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 6, "b": 7}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "You multiply."},
+    {"role": "user", "content": "6 times 7?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    {"role": "assistant", "content": "42"},
+]
+
+
+def convert(
+    messages: list[dict[str, Any]], *, sample: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the file a conversation becomes."""
+    made = RolloutSample(messages=messages, **(sample or {}))
+    trajectory = convert_sample_to_trajectory(made, rollout_id="r1", **options)
+    return dict(json.loads(encode_trajectory(trajectory)))
+
+
+def only_step(message: dict[str, Any]) -> dict[str, Any]:
+    (step,) = convert([message])["steps"]
+    return dict(step)
+
+
+def report(*calls: dict[str, Any], **fields: Any) -> TrajectoryReport:
+    return TrajectoryReport.model_validate({"samples": {"any": {"llm_call_metrics": list(calls), **fields}}})
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("model", "fields"),
+        [
+            (Agent, "name version model_name tool_definitions extra"),
+            (ImageSource, "media_type path"),
+            (ContentPart, "type text source"),
+            (
+                Metrics,
+                "prompt_tokens completion_tokens cached_tokens cost_usd prompt_token_ids completion_token_ids "
+                "logprobs extra",
+            ),
+            (
+                FinalMetrics,
+                "total_prompt_tokens total_completion_tokens total_cached_tokens total_cost_usd total_steps extra",
+            ),
+            (ToolCall, "tool_call_id function_name arguments extra"),
+            (SubagentTrajectoryRef, "trajectory_id session_id trajectory_path extra"),
+            (ObservationResult, "source_call_id content subagent_trajectory_ref extra"),
+            (Observation, "results"),
+            (
+                Step,
+                "step_id timestamp source model_name reasoning_effort message reasoning_content tool_calls "
+                "observation metrics is_copied_context llm_call_count extra",
+            ),
+            (
+                Trajectory,
+                "schema_version session_id trajectory_id agent steps notes final_metrics continued_trajectory_ref "
+                "extra subagent_trajectories",
+            ),
+        ],
+    )
+    def test_fields_come_in_the_formats_order(self, model: Any, fields: str) -> None:
+        assert list(model.model_fields) == fields.split()
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"source": "user", "metrics": {"prompt_tokens": 1}},
+            {"source": "user", "model_name": "m"},
+            {"source": "system", "tool_calls": []},
+            {"source": "system", "reasoning_content": "hm"},
+            {"source": "agent", "llm_call_count": 0, "metrics": {}},
+            {"source": "agent", "llm_call_count": 0, "reasoning_content": "hm"},
+            {"source": "agent", "timestamp": "yesterday"},
+            {"source": "agent", "observation": {"results": [{"source_call_id": "nobody"}]}},
+            {"source": "agent", "metrics": {"cost_usd": math.inf}},
+            {"source": "agent", "metrics": {"logprobs": [math.nan]}},
+            {"source": "agent", "surprise": 1},
+            {"source": "tool"},
+            {
+                "source": "user",
+                "message": [{"type": "image", "source": {"media_type": "image/bmp", "path": "x"}}],
+            },
+        ],
+    )
+    def test_an_inconsistent_step_is_refused(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError):
+            Step.model_validate({"step_id": 1, "message": "", **fields})
+
+    def test_a_subagent_reference_points_somewhere(self) -> None:
+        with pytest.raises(ValidationError):
+            SubagentTrajectoryRef(session_id="s")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"steps": []},
+            {"steps": [{"step_id": 2, "source": "user", "message": ""}]},
+            {"schema_version": "ATIF-v2.0"},
+            {"subagent_trajectories": [{"agent": {"name": "a", "version": "1"}}]},
+        ],
+    )
+    def test_an_inconsistent_trajectory_is_refused(self, change: dict[str, Any]) -> None:
+        step = {"step_id": 1, "source": "user", "message": ""}
+        whole = {"agent": {"name": "a", "version": "1"}, "steps": [step]}
+        child = {**whole, "trajectory_id": "t"}
+        Trajectory.model_validate({**whole, "schema_version": "ATIF-v1.0", "subagent_trajectories": [child]})
+        if "subagent_trajectories" in change:
+            change = {"subagent_trajectories": [child, child]}
+
+        with pytest.raises(ValidationError):
+            Trajectory.model_validate({**whole, **change})
+
+
+class TestConversion:
+    def test_a_conversation_with_a_tool_call(self) -> None:
+        assert convert(CONVERSATION, sample={"label": "42", "reward": 1.0}) == {
+            "schema_version": "ATIF-v1.7",
+            "session_id": "r1",
+            "trajectory_id": "r1",
+            "agent": {"name": "osmosis-rollout-sdk", "version": __version__},
+            "steps": [
+                {"step_id": 1, "source": "system", "message": "You multiply."},
+                {"step_id": 2, "source": "user", "message": "6 times 7?"},
+                {
+                    "step_id": 3,
+                    "source": "agent",
+                    "message": "",
+                    "tool_calls": [
+                        {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 6, "b": 7}}
+                    ],
+                    "observation": {"results": [{"source_call_id": "c1", "content": "42"}]},
+                },
+                {"step_id": 4, "source": "agent", "message": "42"},
+            ],
+            "final_metrics": {"total_steps": 4},
+            "extra": {"osmosis": {"rollout_id": "r1", "label": "42", "reward": 1.0}},
+        }
+
+    @pytest.mark.parametrize(
+        ("role", "source", "extra"),
+        [
+            ("developer", "system", None),
+            ("critic", "user", {"original_role": "critic"}),
+            (None, "user", None),
+            ("tool", "system", {"original_role": "tool", "tool_call_id": "c9"}),
+        ],
+    )
+    def test_roles_find_their_place(self, role: Any, source: str, extra: Any) -> None:
+        step = only_step({"role": role, "content": "x", "tool_call_id": "c9"})
+
+        assert step["source"] == source
+        assert step.get("extra") == extra
+
+    def test_an_answer_to_an_unknown_call_keeps_its_id(self) -> None:
+        step = convert([CONVERSATION[4], {"role": "tool", "tool_call_id": "c9", "content": "?"}])["steps"][0]
+
+        assert step["observation"] == {"results": [{"content": "?", "extra": {"tool_call_id": "c9"}}]}
+
+    @pytest.mark.parametrize(
+        ("content", "text"),
+        [
+            ("plain", "plain"),
+            (None, ""),
+            ([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "one\ntwo"),
+            ([], "[]"),
+            ([{"type": "image_url", "image_url": "x"}], '[{"type":"image_url","image_url":"x"}]'),
+            ({"a": 1}, '{"a":1}'),
+        ],
+    )
+    def test_content_becomes_text(self, content: Any, text: str) -> None:
+        assert only_step({"role": "user", "content": content})["message"] == text
+
+    @pytest.mark.parametrize(
+        ("arguments", "parsed"),
+        [
+            ('{"a": 1}', {"a": 1}),
+            ({"a": 1}, {"a": 1}),
+            ("{broken", {"_raw": "{broken"}),
+            ("[1]", {"_raw": "[1]"}),
+            ('{"a": NaN}', {"_raw": '{"a": NaN}'}),
+            ("", {}),
+            (None, {}),
+        ],
+    )
+    def test_tool_arguments_are_an_object_whatever_the_model_wrote(self, arguments: Any, parsed: Any) -> None:
+        message = {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
+        }
+
+        assert only_step(message)["tool_calls"][0]["arguments"] == parsed
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            (
+                {"usage": {"prompt_tokens": 5, "completion_tokens": 0}},
+                {"prompt_tokens": 5, "completion_tokens": 0},
+            ),
+            (
+                {"usage": {"input_tokens": 5, "output_tokens": 2}},
+                {"prompt_tokens": 5, "completion_tokens": 2},
+            ),
+            ({"extra": {"response": {"usage": {"prompt_tokens": 3}}}}, {"prompt_tokens": 3}),
+            (
+                {"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}},
+                {"prompt_tokens": 5, "cached_tokens": 4},
+            ),
+            ({"usage": {}}, None),
+            ({"usage": "many"}, None),
+        ],
+    )
+    def test_usage_written_into_a_message_becomes_metrics(
+        self, fields: dict[str, Any], expected: Any
+    ) -> None:
+        converted = convert([{"role": "assistant", "content": "x", **fields}])
+
+        assert converted["steps"][0].get("metrics") == expected
+        total = None if expected is None else expected["prompt_tokens"]
+        assert converted["final_metrics"].get("total_prompt_tokens") == total
+
+    @pytest.mark.parametrize(
+        "fields", [{"model": "m"}, {"model_name": "m"}, {"extra": {"response": {"model": "m"}}}]
+    )
+    def test_the_model_is_found_where_frameworks_put_it(self, fields: dict[str, Any]) -> None:
+        assert only_step({"role": "assistant", "content": "x", **fields})["model_name"] == "m"
+
+    @pytest.mark.parametrize(
+        ("fields", "time"),
+        [
+            ({"created_at": "2026-01-02T03:04:05Z"}, "2026-01-02T03:04:05Z"),
+            ({"timestamp": 0}, "1970-01-01T00:00:00+00:00"),
+            (
+                {"created_at": "soon", "completed_at": "2026-01-02T03:04:05+00:00"},
+                "2026-01-02T03:04:05+00:00",
+            ),
+            ({"extra": {"timestamp": "2026-01-02"}}, "2026-01-02"),
+            ({"timestamp": 1e300}, None),
+        ],
+    )
+    def test_the_time_is_found_where_frameworks_put_it(self, fields: dict[str, Any], time: Any) -> None:
+        assert only_step({"role": "user", "content": "x", **fields}).get("timestamp") == time
+
+    @pytest.mark.parametrize(("reasoning", "text"), [("hm", "hm"), ({"steps": [1]}, '{"steps":[1]}')])
+    def test_reasoning_is_kept(self, reasoning: Any, text: str) -> None:
+        assert (
+            only_step({"role": "assistant", "content": "x", "reasoning_content": reasoning})[
+                "reasoning_content"
+            ]
+            == text
+        )
+
+    def test_what_came_with_the_request_and_the_sample_is_kept(self) -> None:
+        converted = convert(
+            CONVERSATION,
+            sample={"metrics": {"turns": 2, "nan": math.nan}, "extra_fields": {"note": "x"}},
+            request_label="42",
+            request_metadata={"id": 7},
+            request_extra_fields={"row_index": 0},
+        )
+
+        assert converted["extra"]["osmosis"] == {
+            "rollout_id": "r1",
+            "label": "42",
+            "sample_metrics": {"turns": 2},
+            "sample_extra_fields": {"note": "x"},
+            "request_metadata": {"id": 7},
+            "request_extra_fields": {"row_index": 0},
+        }
+
+    def test_lone_surrogates_survive(self) -> None:
+        assert only_step({"role": "user", "content": "half \ud83d"})["message"] == "half \ud83d"
+
+    def test_no_messages_are_no_trajectory(self) -> None:
+        with pytest.raises(ValueError):
+            convert([])
+
+
+class TestReport:
+    def test_calls_map_onto_agent_steps_over_what_messages_say(self) -> None:
+        messages = [
+            *CONVERSATION[:4],
+            {**CONVERSATION[4], "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
+        ]
+
+        converted = convert(
+            messages,
+            report=report(
+                {
+                    "prompt_tokens": 10,
+                    "completion_token_ids": [1, 2],
+                    "logprobs": [-0.5, -1.0],
+                    "model_name": "m1",
+                },
+                {"prompt_tokens": 20, "cost_usd": 0.5, "unknown": "ignored"},
+                model_name="policy",
+            ),
+        )
+
+        first, second = [step for step in converted["steps"] if step["source"] == "agent"]
+        assert first["metrics"] == {
+            "prompt_tokens": 10,
+            "completion_token_ids": [1, 2],
+            "logprobs": [-0.5, -1.0],
+        }
+        assert first["model_name"] == "m1"
+        assert second["metrics"] == {"prompt_tokens": 20, "completion_tokens": 2, "cost_usd": 0.5}
+        assert converted["agent"]["model_name"] == "policy"
+        assert converted["final_metrics"] == {
+            "total_prompt_tokens": 30,
+            "total_completion_tokens": 2,
+            "total_cost_usd": 0.5,
+            "total_steps": 4,
+        }
+
+    def test_calls_that_do_not_match_the_steps_are_kept_apart_and_summed(self) -> None:
+        converted = convert(CONVERSATION, report=report({"prompt_tokens": 7}))
+
+        assert converted["extra"]["osmosis"]["unmatched_llm_call_metrics"] == [{"prompt_tokens": 7}]
+        assert converted["final_metrics"]["total_prompt_tokens"] == 7
+        assert all("metrics" not in step for step in converted["steps"])
+
+    def test_explicit_totals_win_except_the_number_of_steps(self) -> None:
+        told = report(
+            {"prompt_tokens": 7}, final_metrics={"total_prompt_tokens": 9, "total_steps": 99, "odd": 1}
+        )
+
+        assert convert(CONVERSATION, report=told)["final_metrics"] == {
+            "total_prompt_tokens": 9,
+            "total_steps": 4,
+        }
+
+    def test_several_samples_are_kept_apart(self) -> None:
+        told = TrajectoryReport.model_validate(
+            {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
+        )
+
+        converted = convert(CONVERSATION, report=told)
+
+        assert set(converted["extra"]["osmosis"]["unmatched_sample_reports"]) == {"a", "b"}
+        assert converted["agent"]["model_name"] == "m"
+
+    @pytest.mark.parametrize(
+        "body",
+        [b'{"trajectory": {"samples": {}}}', '{"trajectory": {}}', {"trajectory": {"future": 1}}],
+    )
+    def test_a_report_is_read_from_any_form_of_an_acknowledgement(self, body: Any) -> None:
+        assert report_from_response(body) == TrajectoryReport()
+
+    def test_a_report_is_read_from_a_response_object(self) -> None:
+        class Response:
+            def json(self) -> Any:
+                return {"trajectory": {"model_name": "m"}}
+
+        assert report_from_response(Response()) == TrajectoryReport(model_name="m")
+
+    @pytest.mark.parametrize("body", [None, b"", b'{"ok": true}', {"ok": True}, [], "no json"])
+    def test_an_acknowledgement_without_one_is_quiet(
+        self, body: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert report_from_response(body if body != [] else b"[]") is None
+        assert caplog.records == []
+
+    @pytest.mark.parametrize(
+        "body",
+        [b'{"trajectory": ', {"trajectory": []}, {"trajectory": {"samples": {"a": {"llm_call_metrics": 3}}}}],
+    )
+    def test_a_malformed_one_is_ignored_with_a_warning(
+        self, body: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert report_from_response(body) is None
+        assert "malformed trajectory report" in caplog.text
+
+
+def ended(sample: RolloutSample | None = None, **fields: Any) -> ExecutionResult:
+    return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample, **fields)
+
+
+class TestArchive:
+    async def test_the_file_is_readable_ascii_with_number_arrays_on_one_line(
+        self, artifact_root: Path
+    ) -> None:
+        sample = RolloutSample(messages=[{"role": "assistant", "content": "grüß"}], reward=0.5)
+
+        await save_trajectory(
+            rollout_id="r1",
+            result=ended(sample),
+            report=report({"prompt_token_ids": [1, 2, 3], "logprobs": []}),
+        )
+
+        text = (artifact_root / "r1" / "trajectory.json").read_text(encoding="ascii")
+        assert '      "message": "gr\\u00fc\\u00df",\n' in text
+        assert '"prompt_token_ids": [1, 2, 3]' in text
+        assert text.startswith('{\n  "schema_version": "ATIF-v1.7",\n') and text.endswith("}")
+        assert "null" not in text and "NaN" not in text
+        assert [path.name for path in (artifact_root / "r1").iterdir()] == ["trajectory.json"]
+
+    async def test_the_root_can_be_given(self, tmp_path: Path) -> None:
+        sample = RolloutSample(messages=CONVERSATION)
+
+        await save_trajectory(rollout_id="r1", result=ended(sample), artifact_root=tmp_path / "other")
+
+        assert (tmp_path / "other" / "r1" / "trajectory.json").exists()
+
+    @pytest.mark.parametrize(
+        "sample", [None, RolloutSample(messages=CONVERSATION, trajectory_messages=None), RolloutSample()]
+    )
+    async def test_without_messages_there_is_no_file(
+        self, artifact_root: Path, sample: RolloutSample | None
+    ) -> None:
+        await save_trajectory(rollout_id="r1", result=ended(sample))
+
+        assert not artifact_root.exists()
+
+    async def test_diagnostics_are_sorted_and_keep_their_letters(self, artifact_root: Path) -> None:
+        await save_trajectory(rollout_id="r1", result=ended(extra_fields={"z": "grüß", "a": 1}))
+        await save_trajectory(rollout_id="r2", result=None, diagnostics={"b": Path("x")})
+
+        assert (artifact_root / "r1" / "diagnostics.json").read_text() == '{\n  "a": 1,\n  "z": "grüß"\n}'
+        assert "x" in (artifact_root / "r2" / "diagnostics.json").read_text()
+
+    async def test_a_disk_that_refuses_is_logged_and_nothing_is_raised(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").write_text("")
+
+        await save_trajectory(
+            rollout_id="r1",
+            result=ended(RolloutSample(messages=CONVERSATION)),
+            artifact_root=tmp_path / "file",
+        )
+
+        assert "cannot archive rollout r1" in caplog.text

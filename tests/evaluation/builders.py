@@ -1,0 +1,42 @@
+"""Small pieces of a run, made for a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.evaluation.manifest import run_inputs
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+
+
+def record(row: int = 0, run: int = 0, **changes: Any) -> TerminalRecord:
+    known: dict[str, Any] = {
+        "row_index": row,
+        "run_index": run,
+        "rollout_id": f"{row:016x}{run:016x}",
+        "status": "success",
+        "duration_ms": 12,
+        "source_row_index": row,
+        "reward": 1.0,
+        "tokens": 7,
+    }
+    return TerminalRecord(**{**known, **changes})
+
+
+def spec(**changes: Any) -> EvalRunSpec:
+    known: dict[str, Any] = {
+        "rollout_name": "multiply",
+        "entrypoint": "main.py",
+        "model_path": "openai/stand-in",
+        "dataset_name": "multiply",
+    }
+    return EvalRunSpec(**{**known, **changes})
+
+
+def dataset(path: Path = Path("multiply.jsonl"), sha256: str = "d1") -> DatasetInput:
+    return DatasetInput(path, "multiply", sha256, "workspace")
+
+
+def inputs(*, rows: str = "0-9", source: str = "s1", seed: int = 0, **changes: Any) -> dict[str, Any]:
+    return run_inputs(spec(**changes), dataset(), rows, source, seed)

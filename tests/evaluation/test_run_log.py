@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from osmosis_ai.evaluation.run_log import Redactor, RunLog, redact_file
+
+
+def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor())
+    log.write("server", "two\nlines", level="WARNING", port=80, nothing=None)
+    log.close()
+    line = (tmp_path / "logs.txt").read_text()
+    match = re.fullmatch(r"(\S+Z) WARNING \[server\] two lines (\{.*\})\n", line)
+    assert match
+    assert json.loads(match[2]) == {"port": 80}
+    assert (tmp_path / "logs.txt").stat().st_mode & 0o077 == 0
+
+
+def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) -> None:
+    seen: list[str] = []
+    redact = Redactor(["token", "token-and-more"])
+    log = RunLog(tmp_path / "logs.txt", redact, echo=seen.append)
+    log.write("run", "token-and-more and token", key="x-token-and-more")
+    redact.learn(["learned later"])
+    log.write("run", "learned later")
+    text = (tmp_path / "logs.txt").read_text()
+    assert "[REDACTED] and [REDACTED]" in text
+    for secret in ("token", "more", "learned"):
+        assert secret not in text + "".join(seen)
+
+
+def test_the_parts_of_a_secret_of_several_lines_are_hidden_too() -> None:
+    redact = Redactor(["-----BEGIN\nsecretpart\n-----END"])
+    assert redact("x secretpart y") == "x [REDACTED] y"
+
+
+def test_nobody_sees_secrets_in_a_redactors_own_representation() -> None:
+    assert "hunter22" not in repr(Redactor(["hunter22"]))
+
+
+def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"key=hunter22\n\xff\xfe kept\n")
+    redact_file(path, Redactor(["hunter22"]))
+    assert path.read_bytes() == b"key=[REDACTED]\n\xff\xfe kept\n"
+    redact_file(tmp_path / "missing.log", Redactor(["hunter22"]))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["server.log"]

@@ -9,6 +9,7 @@ acknowledged and dropped, because the item runs again under a fresh id.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.http_driver import RolloutProtocolError
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.classify import Verdict, classify, rejected
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.pending import WorkItem
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 MAX_LOSSES = 3
 _MAX_ERROR_CHARS = 2000
+_RECOUNT_S = 0.25
 
 
 class LostTooOftenError(OsmosisError):
@@ -88,6 +91,7 @@ class AttemptRunner:
         self._on_fault = on_fault
         self._flights: dict[str, _Flight] = {}
         self.host: RolloutHost | None = None
+        self._counted, self._counted_at = NOTHING, -math.inf
         self.dispatched = 0
         self.cancelled: list[str] = []
 
@@ -136,6 +140,15 @@ class AttemptRunner:
         expects_trajectory = terminal.grader is not None and terminal.grader.sample is not None
         verdict = classify(terminal, usage.last_error)
         return await self._record(flight, verdict, usage, expects_trajectory=expects_trajectory)
+
+    def spent_in_flight(self) -> Spent:
+        """Return what the attempts under way have used, at most a moment ago."""
+        now = time.monotonic()
+        if now - self._counted_at >= _RECOUNT_S:
+            usages = [self._bridge.usage(rollout_id) for rollout_id in self._flights]
+            self._counted = Spent(sum(u.total_tokens for u in usages), sum(u.cost_usd or 0.0 for u in usages))
+            self._counted_at = now
+        return self._counted
 
     async def settle(self) -> None:
         """Wait until no record is on its way to the disk."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from osmosis_ai.errors import OsmosisError
 
@@ -40,6 +41,16 @@ class Budget:
 
     def __bool__(self) -> bool:
         return (self.max_cost_usd, self.max_tokens, self.max_time_s) != (None, None, None)
+
+
+class Spent(NamedTuple):
+    """What some attempts have used."""
+
+    tokens: int
+    cost_usd: float
+
+
+NOTHING = Spent(0, 0.0)
 
 
 class Spending:
@@ -83,15 +94,21 @@ class Spending:
         """Wall-clock seconds of the run, earlier sessions included."""
         return self._earlier_s + self._clock() - self._started
 
-    def exhausted(self) -> str | None:
-        """Return why no further attempt may start, naming the option to raise; None while one may."""
+    def exhausted(self, in_flight: Callable[[], Spent] = lambda: NOTHING) -> str | None:
+        """Return why no further attempt may start, naming the option to raise; None while one may.
+
+        Args:
+            in_flight: what attempts under way have used so far; asked only under a limit on cost or tokens.
+        """
         limits = self._budget
-        if limits.max_cost_usd is not None and self.cost_usd >= limits.max_cost_usd:
-            return f"${self.cost_usd:.4f} spent of `--max-cost {limits.max_cost_usd:g}`"
-        if limits.max_tokens is not None and self.tokens >= limits.max_tokens:
-            return f"{self.tokens:,} tokens used of `--max-tokens {limits.max_tokens}`"
         if limits.max_time_s is not None and self.elapsed_s >= limits.max_time_s:
             return f"{self.elapsed_s:.0f} s passed of `--max-time {limits.max_time_s:g}`"
-        if self._unmeasured and (limits.max_cost_usd is not None or limits.max_tokens is not None):
-            return f"{self._unmeasured}, so the budget cannot be kept"
-        return None
+        if limits.max_cost_usd is None and limits.max_tokens is None:
+            return None
+        under_way = in_flight()
+        cost_usd, tokens = self.cost_usd + under_way.cost_usd, self.tokens + under_way.tokens
+        if limits.max_cost_usd is not None and cost_usd >= limits.max_cost_usd:
+            return f"${cost_usd:.4f} spent of `--max-cost {limits.max_cost_usd:g}`"
+        if limits.max_tokens is not None and tokens >= limits.max_tokens:
+            return f"{tokens:,} tokens used of `--max-tokens {limits.max_tokens}`"
+        return f"{self._unmeasured}, so the budget cannot be kept" if self._unmeasured else None

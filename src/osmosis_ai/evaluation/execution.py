@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.attempts import AttemptRunner
 from osmosis_ai.evaluation.concurrency import choose_limit
@@ -139,7 +139,10 @@ class Execution:
             self._log("server", "the rollout's server is healthy", capacity=host.capacity)
             assert self.attempts is not None
             self.attempts.host = host
-            return await self._dispatch(host, self.attempts)
+            stop = await self._dispatch(host, self.attempts)
+            if "seed" in client.snapshot().refused_parameters:
+                self._note("the model's endpoint takes no seed: running this again will give other samples.")
+            return stop
 
     async def _open_policy(self, stack: AsyncExitStack) -> ModelClient:
         """Open the model and make sure that it answers.
@@ -168,6 +171,7 @@ class Execution:
         environment = await asyncio.to_thread(
             prepare_environment, self._job.rollout_dir, cache_dir=self._job.cache_dir, note=self._hooks.note
         )
+        self._hooks.note(f"environment: {environment.note}")
         self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
         return environment.python
 
@@ -240,7 +244,7 @@ class Execution:
         )
         self.limit = min(wished, state.ledger.open_count)
         if (job.options.max_in_flight or 0) > wished:
-            self._note(
+            self._hooks.note(
                 f"the rollout's server takes {wished} rollouts at once; `--max-in-flight` cannot raise that."
             )
         self._log("schedule", "dispatching", pending=state.ledger.open_count, in_flight=self.limit)
@@ -249,7 +253,7 @@ class Execution:
             pending_items(job.dataset.path, job.selection, state.ledger),
             attempts.attempt,
             limit=self.limit,
-            gate=state.spending.exhausted,
+            gate=lambda: state.spending.exhausted(attempts.spent_in_flight),
         )
         if self._interrupted:
             return INTERRUPTED
@@ -278,8 +282,8 @@ class Execution:
             self._dispatcher.halt(Stop("fault", str(error), error))
 
     def _note(self, message: str) -> None:
-        self._log("rollout-server", message, level_warning=True)
+        self._state.log.write("run", message, level="WARNING")
         self._hooks.note(message)
 
-    def _log(self, step: str, message: str, *, level_warning: bool = False, **details: object) -> None:
-        self._state.log.write(step, message, level="WARNING" if level_warning else "INFO", **details)
+    def _log(self, step: str, message: str, **details: Any) -> None:
+        self._state.log.write(step, message, **details)

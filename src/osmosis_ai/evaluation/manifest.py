@@ -90,6 +90,13 @@ class Manifest:
             )
         return manifest
 
+    @property
+    def sampled_rows(self) -> int:
+        """How many rows the run uses."""
+        described = self.inputs["dataset"]["selected_source_rows"]
+        bounds = [part.partition("-") for part in described.split(",") if part]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in bounds)
+
     def write(self, path: Path) -> None:
         """Write the manifest durably."""
         write_json(

@@ -72,7 +72,7 @@ def _open_named(
     directory = RunDirectory(output_root / name)
     put_aside = directory.put_aside() if fresh else None
     if not directory.manifest.exists():
-        if directory.path.is_dir() and any(directory.path.iterdir()):
+        if directory.is_foreign():
             raise OsmosisError(
                 f"`{directory.path}` is there already, and it is not a run; choose another `--name`."
             )

@@ -42,10 +42,18 @@ class RunDirectory:
         self.trajectories = path / "trajectories"
         self.artifacts = path / "artifacts"
 
+    def is_foreign(self) -> bool:
+        """Tell whether the directory holds something that no run put there."""
+        if self.manifest.exists() or not self.path.exists():
+            return False
+        return any(not entry.name.startswith(f".{self.manifest.name}.") for entry in self.path.iterdir())
+
     def create(self) -> None:
-        """Make the directories that are not there yet."""
-        for directory in (self.path, self.trials, self.trajectories, self.artifacts):
+        """Make what is not there yet, and clear away what a killed process was writing."""
+        for directory in (self.trials, self.trajectories, self.artifacts):
             directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.path.glob(".*.tmp"):
+            unfinished.unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
     def put_aside(self) -> Path | None:
@@ -83,10 +91,6 @@ class RunDirectory:
     def read_metrics(self) -> dict[str, Any] | None:
         """Return the last written metrics, or None when there are none to be read."""
         return _read_object(self.metrics)
-
-    def read_progress(self) -> dict[str, Any] | None:
-        """Return the size of the run, or None when it is not known yet."""
-        return _read_object(self.progress)
 
     def write_index(
         self, ledger: Ledger, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]

@@ -16,6 +16,8 @@ from osmosis_ai.evaluation.manifest import utc_now
 
 Level = Literal["INFO", "WARNING", "ERROR"]
 REDACTED = "[REDACTED]"
+# Shorter values occur in every text; hiding them would hide the log, not them.
+_SHORTEST_SECRET = 4
 
 
 class Redactor:
@@ -32,7 +34,8 @@ class Redactor:
         """Also hide ``secrets`` from now on; values that span lines are hidden line by line, too."""
         known = {*self._secrets}
         for secret in secrets:
-            known.update(part for part in (secret, *secret.splitlines()) if part.strip())
+            parts = (secret, *secret.splitlines())
+            known.update(part for part in parts if len(part.strip()) >= _SHORTEST_SECRET)
         self._secrets = sorted(known, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -164,12 +164,12 @@ class LocalEvalRunner:
         )
 
     def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
-        """Return the run's manifest, writing it for a new run."""
+        """Return the run's manifest, writing it, before anything else, for a new run."""
+        manifest = opened.manifest
+        if manifest is None:
+            manifest = Manifest.new(opened.name, inputs, self._provenance)
+            manifest.write(opened.directory.manifest)
         opened.directory.create()
-        if opened.manifest is not None:
-            return opened.manifest
-        manifest = Manifest.new(opened.name, inputs, self._provenance)
-        manifest.write(opened.directory.manifest)
         return manifest
 
     def _job(self, directory: RunDirectory) -> Job:
@@ -309,6 +309,7 @@ class _Session:
 
     async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
         state, directory = self._state, self._job.directory
+        await asyncio.to_thread(state.projector.stop, patience_s=0.0)
         await asyncio.to_thread(state.projector.copy_missing)
         with contextlib.suppress(OSError):
             redact_file(directory.server_log, self._redact)

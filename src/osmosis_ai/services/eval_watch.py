@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.manifest import Manifest
@@ -76,11 +76,7 @@ class RunWatcher:
 
         self._directory: RunDirectory = RunDirectory(run_dir)
         self._manifest: Manifest = Manifest.load(self._directory.manifest)
-        size = self._directory.read_progress() or {}
-        rows, n = size.get("sampled_rows"), self._manifest.inputs.get("n")
-        if not isinstance(rows, int) or not isinstance(n, int):
-            raise OsmosisError(f"`{run_dir}` does not say how large its run is yet; try again in a moment.")
-        self._ledger = Ledger(rows, n)
+        self._ledger = Ledger(self._manifest.sampled_rows, self._manifest.inputs["n"])
         self._threshold = self._pass_threshold()
         self._read = 0
         self._rewards: dict[str, float] = {"sum": 0.0, "scored": 0, "passed": 0}

@@ -96,6 +96,9 @@ def run(
         result = asyncio.run(run_eval(prepared, live))
     if result is None:
         raise Declined("nothing was started")
+    stop = result.summary.stop
+    if stop is not None and stop.kind == "fault":
+        current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     return _operation(result)
 
 

@@ -47,7 +47,7 @@ def message(summary: RunSummary) -> str:
     where = shown_path(summary.run_dir)
     if summary.complete:
         return f"Evaluation run finished: {where}"
-    reason = summary.stop.reason if summary.stop is not None else ""
+    reason = summary.stop.reason.splitlines()[0] if summary.stop is not None else ""
     why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
     left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
     return f"Evaluation run interrupted: {where}{why}. {left}."

@@ -20,8 +20,8 @@ def iter_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             message names the file and the line or row.
     """
     reader = open_reader(path, report=raise_for(path))
-    for index, (_, record) in enumerate(reader):
-        yield index, record
+    for index, (number, record) in enumerate(reader):
+        yield index, reader.exactly(number, record)
 
 
 def count_records(path: Path) -> int:
@@ -66,7 +66,6 @@ def open_reader(
     report: Report,
     progress: Progress | None = None,
     only: Collection[str] | None = None,
-    exact: bool = True,
 ) -> RecordReader:
     """Return the reader for ``path`` by its extension; the arguments are those of the reader.
 
@@ -80,7 +79,7 @@ def open_reader(
     if problem is not None:
         raise OsmosisError(f"{path}: {problem}.")
     reader = _reader_class(extension_of(path))
-    return reader(path, report=report, progress=progress, only=only, exact=exact)
+    return reader(path, report=report, progress=progress, only=only)
 
 
 def raise_for(path: Path) -> Callable[[str], NoReturn]:

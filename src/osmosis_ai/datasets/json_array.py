@@ -1,25 +1,30 @@
 """JSON: one array of objects, decoded element by element as the file streams in.
 
-The standard decoder finds where an element ends; an element cut off by the end of the window is
-tried again once the window has grown, up to the size limit of one record.
+Only the standard decoder tells where a value ends, so it does the decoding here. An element cut
+off by the end of the window is tried again once the window has grown, up to the size limit of one
+record.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import orjson
 
 from osmosis_ai.datasets.reader import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
     Record,
     RecordReader,
-    decode_json,
 )
 
 _BLANK = re.compile(r"[ \t\n\r]*")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonArrayReader(RecordReader):
@@ -28,12 +33,7 @@ class JsonArrayReader(RecordReader):
     unit = "row"
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
-        for number, text in self._elements():
-            try:
-                value = decode_json(text)
-            except ValueError as error:
-                self.report(f"row {number}: not valid JSON: {getattr(error, 'msg', error)}")
-                continue
+        for number, value in self._elements():
             record = self.admit(number, value)
             if record is not None:
                 yield number, record
@@ -42,8 +42,8 @@ class JsonArrayReader(RecordReader):
         """Return how many elements the array has."""
         return sum(1 for _ in self._elements())
 
-    def _elements(self) -> Iterator[tuple[int, str]]:
-        """Yield (number from 1, source text) of each element of the array."""
+    def _elements(self) -> Iterator[tuple[int, Any]]:
+        """Yield (number from 1, value) of each element of the array."""
         with _Window(self) as window:
             first = window.next_character()
             if first != "[":
@@ -77,6 +77,17 @@ class JsonArrayReader(RecordReader):
         return f"{where}: expected an array of objects, found {repr(first) if first else 'nothing'}"
 
 
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return number
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
+
+
 class _Window:
     """The part of the file being looked at, as text, and where it stands in the file."""
 
@@ -84,7 +95,7 @@ class _Window:
         self._reader = reader
         self._handle = reader.open()
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._scan = json.JSONDecoder().raw_decode
+        self._scan = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).raw_decode
         self._text = ""
         self._position = 0
         self._ended = False
@@ -111,20 +122,20 @@ class _Window:
                 return ""
             self._grow(BLOCK_BYTES)
 
-    def take_element(self, number: int) -> str:
-        """Return the source text of the element that starts here and step behind it."""
+    def take_element(self, number: int) -> Any:
+        """Decode the element that starts here and step behind it."""
         while True:
             try:
-                _, end = self._scan(self._text, self._position)
-            except (json.JSONDecodeError, RecursionError) as error:
+                value, end = self._scan(self._text, self._position)
+            except (ValueError, RecursionError) as error:
                 if self._ended or self._held() > MAX_RECORD_BYTES:
                     self._fail(number, error)
             else:
                 # A bare number may go on in what has not been read; nothing else can.
                 if end < len(self._text) or self._ended:
-                    element = self._text[self._position : end]
+                    self._refuse_surrogates(number, end)
                     self._position = end
-                    return element
+                    return value
             self._grow(max(BLOCK_BYTES, self._held()))
 
     def where(self, position: int | None = None) -> str:
@@ -138,13 +149,27 @@ class _Window:
     def _held(self) -> int:
         return len(self._text) - self._position
 
+    def _refuse_surrogates(self, number: int, end: int) -> None:
+        """Refuse half a character, which could never be written as UTF-8 again."""
+        escape = self._text.find("\\u", self._position, end)
+        if escape < 0 or not _SURROGATE.search(self._text, escape, end):
+            return
+        try:
+            orjson.loads(self._text[self._position : end])
+        except ValueError as error:
+            self._reader.fail(
+                f"{self.where()}: not valid JSON: {getattr(error, 'msg', error)} (in row {number})"
+            )
+
     def _fail(self, number: int, error: Exception) -> None:
         if isinstance(error, json.JSONDecodeError):
             cut_off = error.pos >= len(self._text) - 1 or error.msg.startswith("Unterminated")
             if cut_off and not self._ended:
                 self._reader.fail_too_long(number)
             self._reader.fail(f"{self.where(error.pos)}: not valid JSON: {error.msg} (in row {number})")
-        self._reader.fail(f"{self.where()}: row {number} is nested too deeply")
+        if isinstance(error, RecursionError):
+            self._reader.fail(f"{self.where()}: row {number} is nested too deeply")
+        self._reader.fail(f"{self.where()}: not valid JSON: {error} (in row {number})")
 
     def _grow(self, count: int) -> None:
         """Drop what has been passed and read ``count`` more bytes."""

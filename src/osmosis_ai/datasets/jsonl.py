@@ -9,6 +9,7 @@ line is wrong, and why.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 
@@ -20,7 +21,6 @@ from osmosis_ai.datasets.reader import (
     Record,
     RecordReader,
     count_line_ends,
-    decode_json,
     may_have_lost_digits,
 )
 
@@ -33,19 +33,31 @@ _SEAM = b",%d," % _NUMBER
 class JsonLinesReader(RecordReader):
     """Yields (line number, object)."""
 
+    _block = b""  # the lines that the records now yielded come from
+    _block_starts_at = 1
+
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         number = 1
         for block in self._blocks():
             records = self._decode_block(block)
             if records is not None:
+                self._block, self._block_starts_at = block, number
                 yield from enumerate(records, number)
                 number += len(records)
                 continue
             for raw in block.split(b"\n"):
                 record = self._decode_line(number, raw)
                 if record is not None:
+                    self._block, self._block_starts_at = raw, number
                     yield number, record
                 number += 1
+
+    def exactly(self, number: int, record: Record) -> Record:
+        """Return the record just yielded with every digit of its integers."""
+        if not may_have_lost_digits(record):
+            return record
+        exact: Record = json.loads(self._block.split(b"\n")[number - self._block_starts_at])
+        return exact
 
     def count(self) -> int:
         """Return how many lines are not blank; they are not decoded."""
@@ -66,10 +78,7 @@ class JsonLinesReader(RecordReader):
             return None
         if set(map(type, records)) != {dict}:
             return None
-        columns = set(self.columns)
-        if any(set(names) != columns for names in set(map(tuple, records))):
-            return None
-        if self.exact and any(map(may_have_lost_digits, records)):
+        if any(self._column_set != set(names) for names in set(map(tuple, records))):
             return None
         return records
 
@@ -77,7 +86,7 @@ class JsonLinesReader(RecordReader):
         if not raw or raw.isspace():
             return None
         try:
-            value = decode_json(raw)
+            value = orjson.loads(raw)
         except ValueError as error:
             self._report_line(number, raw, error)
             return None

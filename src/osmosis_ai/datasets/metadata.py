@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from osmosis_ai.datasets.reader import name_of_type
+from osmosis_ai.datasets.reader import may_have_lost_digits, name_of_type
 from osmosis_ai.datasets.rows import METADATA_COLUMN, as_object
 
 MOST_PATHS = 100_000
@@ -19,6 +19,7 @@ MOST_LEVELS = 100
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _ELEMENT = "[]"
+_SETTLED: dict[str, type] = {"a string": str, "a boolean": bool}
 
 
 class MetadataChecker:
@@ -29,11 +30,13 @@ class MetadataChecker:
 
     Attributes:
         overflowed: more than ``MOST_PATHS`` distinct paths were met; later ones were not compared.
+        doubtful: the value just checked holds a float that may stand for a longer integer.
     """
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.overflowed = False
+        self.doubtful = False
         self._root = _Path(None, METADATA_COLUMN)
         self._paths = 1
         self._found: list[str] = []
@@ -41,6 +44,7 @@ class MetadataChecker:
     def check(self, number: int, value: object) -> list[str]:
         """Return what is wrong with the metadata of line or row ``number``, a sentence each."""
         self._found = []
+        self.doubtful = False
         try:
             metadata = as_object(value)
         except ValueError as error:
@@ -52,70 +56,76 @@ class MetadataChecker:
         return self._found
 
     def _check(self, number: int, path: _Path, value: Any, level: int) -> None:
-        kind = "a string" if value.__class__ is str else name_of_type(value)
-        if kind == "null":
+        if value is None:
             return
-        problem = self._compare(number, path, kind) or _describe_problem(value, level)
+        problem = self._compare(number, path, name_of_type(value)) or self._describe_problem(value, level)
         if problem is not None:
             self._found.append(f"'{path}' {problem}")
         elif isinstance(value, dict):
             for key, item in value.items():
-                self._check(number, self._child(path, key), item, level + 1)
-        elif isinstance(value, list) and value:
-            child = self._child(path, _ELEMENT)
+                child = path.children.get(key) or self._child(path, key)
+                if item.__class__ is not child.settled:
+                    self._check(number, child, item, level + 1)
+        elif isinstance(value, list):
+            child = path.children.get(_ELEMENT) or self._child(path, _ELEMENT)
             for item in value:
-                self._check(number, child, item, level + 1)
+                if item.__class__ is not child.settled:
+                    self._check(number, child, item, level + 1)
 
     def _child(self, path: _Path, key: str) -> _Path:
-        child = path.children.get(key)
-        if child is None:
-            child = _Path(path, key)
-            if self._paths < MOST_PATHS:
-                path.children[key] = child
-                self._paths += 1
-            else:
-                self.overflowed = True
+        child = _Path(path, key)
+        if self._paths < MOST_PATHS:
+            path.children[key] = child
+            self._paths += 1
+        else:
+            self.overflowed = True
         return child
 
     def _compare(self, number: int, path: _Path, kind: str) -> str | None:
         if path.kind is None:
             path.kind, path.number = kind, number
+            path.settled = _SETTLED.get(kind)
         if path.kind == kind:
             return None
         return f"is {kind}, but {path.kind} on {self.unit} {path.number}"
 
+    def _describe_problem(self, value: Any, level: int) -> str | None:
+        """Say what is wrong with a value of itself, whatever the other rows hold."""
+        if isinstance(value, (str, bool)):
+            return None
+        if isinstance(value, (dict, list)):
+            if level > MOST_LEVELS:
+                return f"is nested deeper than {MOST_LEVELS} levels"
+            return "is an empty object" if value == {} else None
+        if isinstance(value, int):
+            fits = _INT64_MIN <= value <= _INT64_MAX
+            return None if fits else f"is {_shorten(value)}, beyond 64-bit integers"
+        if isinstance(value, float):
+            self.doubtful = self.doubtful or may_have_lost_digits(value)
+            return None if math.isfinite(value) else f"is {value}, which JSON cannot hold"
+        return f"is {name_of_type(value)}, which JSON cannot hold"
+
 
 class _Path:
-    """A key path, with the type it has in this file and the line or row that set it."""
+    """A key path, with the type it has in this file and the line or row that set it.
 
-    __slots__ = ("children", "key", "kind", "number", "parent")
+    A value of the class ``settled`` is of that type and has nothing else to be checked for.
+    """
+
+    __slots__ = ("children", "key", "kind", "number", "parent", "settled")
 
     def __init__(self, parent: _Path | None, key: str) -> None:
         self.parent = parent
         self.key = key
         self.kind: str | None = None
         self.number = 0
+        self.settled: type | None = None
         self.children: dict[str, _Path] = {}
 
     def __str__(self) -> str:
         if self.parent is None:
             return self.key
         return f"{self.parent}{self.key}" if self.key == _ELEMENT else f"{self.parent}.{self.key}"
-
-
-def _describe_problem(value: Any, level: int) -> str | None:
-    """Say what is wrong with a value of itself, whatever the other rows hold."""
-    if isinstance(value, (str, bool)):
-        return None
-    if isinstance(value, (dict, list)):
-        if level > MOST_LEVELS:
-            return f"is nested deeper than {MOST_LEVELS} levels"
-        return "is an empty object" if value == {} else None
-    if isinstance(value, int):
-        return None if _INT64_MIN <= value <= _INT64_MAX else f"is {_shorten(value)}, beyond 64-bit integers"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"is {value}, which JSON cannot hold"
-    return f"is {name_of_type(value)}, which JSON cannot hold"
 
 
 def _shorten(value: int) -> str:

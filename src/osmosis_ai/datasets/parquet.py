@@ -10,7 +10,7 @@ from osmosis_ai.datasets.reader import Record, RecordReader, quote_names
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 1 << 20
 _MOST_BATCH_ROWS = 4096
 
 
@@ -28,7 +28,8 @@ class ParquetReader(RecordReader):
             wanted = [name for name in self.columns if self.only is None or name in self.only]
             size = self.path.stat().st_size
             try:
-                batches = file.iter_batches(batch_size=_batch_rows(file), columns=wanted)
+                # One thread: each one more would keep memory of its own.
+                batches = file.iter_batches(_batch_rows(file), columns=wanted, use_threads=False)
                 for batch in batches:
                     records = batch.to_pylist() if wanted else [{}] * batch.num_rows
                     yield from enumerate(records, number + 1)

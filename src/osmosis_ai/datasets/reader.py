@@ -25,6 +25,15 @@ BLOCK_BYTES = 1 << 20
 # One record: a line, a CSV field, an element of a JSON array. It bounds the memory of a reader
 # that meets a file without line ends, and is far above any prompt a model can take.
 MAX_RECORD_BYTES = 16 << 20
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    dict: "an object",
+    list: "an array",
+}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -40,8 +49,6 @@ class RecordReader(ABC):
         report: takes one sentence per problem; it may raise to end the reading.
         progress: takes the number of bytes read so far.
         only: the columns the caller will look at; a columnar format reads nothing else.
-        exact: keep every digit of integers beyond 64 bits; a caller that looks at no numbers
-            reads JSON Lines a fifth faster without.
 
     Attributes:
         unit: what the yielded numbers count, "line" or "row".
@@ -57,19 +64,26 @@ class RecordReader(ABC):
         report: Report,
         progress: Progress | None = None,
         only: Collection[str] | None = None,
-        exact: bool = True,
     ) -> None:
         self.path = path
         self.report = report
         self.progress = progress
         self.only = only
-        self.exact = exact
         self.columns: tuple[str, ...] = ()
+        self._column_set: frozenset[str] = frozenset()
         self._first_number = 0
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         """Yield (line or row number from 1, record)."""
+
+    def exactly(self, number: int, record: Record) -> Record:
+        """Return the record just yielded with every digit of its integers.
+
+        A fast decoder gives integers beyond 64 bits as floats, losing half of an answer of thirty
+        digits. A caller that finds :func:`may_have_lost_digits` asks here.
+        """
+        return record
 
     def count(self) -> int:
         """Return how many records the file holds."""
@@ -92,8 +106,8 @@ class RecordReader(ABC):
             if not record:
                 self.report(f"{self.unit} {number}: the object is empty; it names no columns")
                 return None
-            self.columns, self._first_number = tuple(record), number
-        elif record.keys() != set(self.columns):
+            self.columns, self._column_set, self._first_number = tuple(record), frozenset(record), number
+        elif record.keys() != self._column_set:
             difference = describe_difference(self.columns, record.keys())
             first = f"{self.unit} {self._first_number}"
             self.report(f"{self.unit} {number}: columns differ from {first}: {difference}")
@@ -145,10 +159,7 @@ def decode_json(raw: bytes | str) -> Any:
 
 
 def may_have_lost_digits(value: Any) -> bool:
-    """Say whether ``value`` holds a float so large that it may have been written as an integer.
-
-    orjson turns integers beyond 64 bits into floats: an answer of 30 digits would lose half of them.
-    """
+    """Say whether ``value`` holds a float so large that it may have been written as an integer."""
     if isinstance(value, float):
         return abs(value) >= 2**63
     if isinstance(value, dict):
@@ -216,15 +227,4 @@ def quote_names(names: Collection[str], *, most: int = 8) -> str:
 
 def name_of_type(value: object) -> str:
     """Name a JSON value's type in a sentence."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    names: dict[type, str] = {
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        dict: "an object",
-        list: "an array",
-    }
-    return names.get(type(value), f"a {type(value).__name__}")
+    return _TYPE_NAMES.get(type(value)) or f"a {type(value).__name__}"

@@ -51,7 +51,7 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
     reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
         try:
-            yield normalise(index, record)
+            yield normalise(index, reader.exactly(number, record))
         except ValueError as error:
             report(f"{reader.unit} {number}: {error}")
 

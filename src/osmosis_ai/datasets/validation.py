@@ -116,14 +116,7 @@ class _Validation:
     def run(self) -> None:
         columns = self._peek_columns()
         has_metadata = METADATA_COLUMN in columns
-        # Prompts and answers are only looked at for being there: their digits do not matter.
-        reader = open_reader(
-            self.path,
-            report=self._add_error,
-            progress=self.progress,
-            only=KNOWN_COLUMNS,
-            exact=has_metadata,
-        )
+        reader = open_reader(self.path, report=self._add_error, progress=self.progress, only=KNOWN_COLUMNS)
         with suppress(StopReading):
             self._check_columns(columns, reader)
             if has_metadata:
@@ -178,7 +171,10 @@ class _Validation:
         checker = MetadataChecker(reader.unit)
         for number, record in reader:
             self.report.row_count += 1
-            for problem in checker.check(number, record[METADATA_COLUMN]):
+            problems = checker.check(number, record[METADATA_COLUMN])
+            if checker.doubtful:
+                problems = checker.check(number, reader.exactly(number, record)[METADATA_COLUMN])
+            for problem in problems:
                 self._add_error(f"{reader.unit} {number}: {problem}")
         if checker.overflowed:
             self.report.warnings.append(

@@ -1,12 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import subprocess
 import sys
-import time
 
 import pytest
 import typer
@@ -77,44 +72,3 @@ def test_ctrl_c_at_the_question_means_no(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(typer, "getchar", interrupt)
     assert ask_yes_no(sys.stderr, "Sure?", default=True) is False
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("key, said", [(b"\x1b", "Cancelled."), (b"y", "Sunk.")])
-def test_on_a_terminal_the_question_is_asked(key: bytes, said: str) -> None:
-    program = (
-        "import sys; from osmosis_ai.cli.registry import COMMANDS, Entry;"
-        "COMMANDS['fleet'] = Entry('group', 'tests.cli.fleet:app', '');"
-        "from osmosis_ai.cli.main import main; sys.exit(main(['fleet', 'sink']))"
-    )
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,
-    )
-    os.close(child)
-    shown = _read_until(parent, "[y/N] ")
-    shown += _read_until(parent, said, typing=key)
-    assert process.wait(timeout=30) == 0
-    os.close(parent)
-    assert "Sink the Argo? [y/N] " in shown
-
-
-def _read_until(descriptor: int, expected: str, *, typing: bytes = b"") -> str:
-    """Read the terminal until ``expected`` shows; ``typing`` is typed again while nothing happens.
-
-    What is typed before the program switches the terminal to single keys is thrown away by design.
-    """
-    shown, deadline = "", time.monotonic() + 30
-    while expected not in shown:
-        assert time.monotonic() < deadline, f"never saw {expected!r} in {shown!r}"
-        if typing:
-            os.write(descriptor, typing)
-        ready, _, _ = select.select([descriptor], [], [], 0.5)
-        if ready:
-            shown += os.read(descriptor, 4096).decode()
-    return shown

@@ -89,6 +89,9 @@ def test_an_unknown_option_gets_a_suggestion(cli: Cli) -> None:
         "message": "No such option: --limt. Did you mean --limit?",
         "details": {"suggestions": ["--limit"]},
     }
+    assert cli("fleet", "list", "--jsno").err.startswith(
+        "Error: No such option: --jsno. Did you mean --json?\n"
+    )
     assert (
         json.loads(cli("fleet", "list", "--xyz", "--json").err)["error"]["message"] == "No such option: --xyz"
     )

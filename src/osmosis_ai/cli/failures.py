@@ -82,7 +82,7 @@ def _usage_failure(error: Any) -> Failure:
     message = str(error)
     shown = error.format_message()
     if hasattr(error, "possibilities"):
-        near = list(error.possibilities or ())
+        near = list(error.possibilities or _near_modes(str(option)))
         message = shown = f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
         if near:
             details["suggestions"] = near
@@ -92,6 +92,15 @@ def _usage_failure(error: Any) -> Failure:
     if param is not None:
         details["parameter"] = max(param.opts, key=len) if param.param_type_name == "option" else param.name
     return Failure(USAGE_STATUS, "VALIDATION", message, details, hint, shown)
+
+
+def _near_modes(option: str) -> list[str]:
+    # The parser never sees these two: they are taken out of the line before it.
+    from difflib import get_close_matches
+
+    from osmosis_ai.cli.application import MODES
+
+    return get_close_matches(option, MODES, n=1)
 
 
 def _internal_failure(error: BaseException) -> Failure:

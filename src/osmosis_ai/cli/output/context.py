@@ -201,9 +201,9 @@ class OutputContext:
         if style and self.mode == "rich" and has_colour(self.stderr):
             text = f"\x1b[{style}m{text}\x1b[0m"
         if self._console is not None:
-            from rich.text import Text
+            from osmosis_ai.cli.output import terminal
 
-            self._console.print(Text.from_ansi(text), soft_wrap=True)
+            terminal.print_line(self._console, text)
         else:
             self.stderr.write(text + "\n")
             self.stderr.flush()

@@ -132,6 +132,7 @@ class ListResult(_Result):
         title: names the section inside a :class:`SectionedListResult`.
         total_count: of the whole collection; the number of items when not given.
         has_more: whether another page follows; ``next_offset`` is where it starts.
+        more: tells people how to see the rest.
         extra: further top-level JSON keys; reserved ones win.
         hints: closing lines for people ("view all with: …").
         blocks: what people see besides.
@@ -143,6 +144,7 @@ class ListResult(_Result):
     total_count: int | None = None
     has_more: bool = False
     next_offset: int | None = None
+    more: str = "Use --all to see every one."
     extra: Mapping[str, Any] = field(default_factory=dict)
     hints: Sequence[str] = ()
     blocks: Sequence[Block] = ()

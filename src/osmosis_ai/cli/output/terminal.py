@@ -84,6 +84,11 @@ def open_console(stream: TextIO) -> Console:
     return console
 
 
+def print_line(console: Console, text: str) -> None:
+    """Print ``text``, with the ANSI styles it may carry, above what ``console`` animates."""
+    console.print(RichText.from_ansi(text), soft_wrap=True)
+
+
 # -- results -------------------------------------------------------------------------------
 
 
@@ -144,7 +149,7 @@ def _print_list(console: Console, result: ListResult) -> None:
     if result.has_more:
         shown, total = len(result.items), result.total_count
         of_total = f" of {total}" if total is not None else ""
-        _print_text(console, f"Showing {shown}{of_total}. Use --all to see every one.", style="dim")
+        _print_text(console, f"Showing {shown}{of_total}. {result.more}".rstrip(), style="dim")
 
 
 def _print_detail(console: Console, result: DetailResult) -> None:

@@ -1,0 +1,95 @@
+"""What only a real terminal shows: questions, spinners and bars."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = """
+import sys
+from osmosis_ai.cli.main import main
+from osmosis_ai.cli.registry import COMMANDS, Entry
+COMMANDS["fleet"] = Entry("group", "tests.cli.fleet:app", "")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Terminal:
+    """A terminal with one program on it, and what it has shown so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._descriptor = descriptor
+
+    def wait_for(self, expected: str, *, typing: bytes = b"") -> None:
+        """Read until ``expected`` shows; ``typing`` is typed again until it does.
+
+        What is typed before the program switches the terminal to single keys is thrown away by design.
+        """
+        deadline = time.monotonic() + 30
+        while expected not in self.shown:
+            assert time.monotonic() < deadline, f"never saw {expected!r} in {self.shown!r}"
+            if typing:
+                os.write(self._descriptor, typing)
+            ready, _, _ = select.select([self._descriptor], [], [], 0.5)
+            if ready:
+                self.shown += os.read(self._descriptor, 4096).decode()
+
+    def end(self) -> int:
+        """Return the program's exit status."""
+        return self.process.wait(timeout=30)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    os.close(child)
+    try:
+        yield Terminal(process, parent)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+@pytest.mark.parametrize("key, said", [(b"\x1b", "Cancelled."), (b"\x03", "Cancelled."), (b"y", "Sunk.")])
+def test_the_question_is_asked_and_answered_by_one_key(key: bytes, said: str) -> None:
+    with terminal("fleet", "sink") as screen:
+        screen.wait_for("Sink the Argo? [y/N] ")
+        screen.wait_for(said, typing=key)
+        assert screen.end() == 0
+
+
+@pytest.mark.parametrize("mode", ["--json", "--plain"])
+def test_json_and_plain_never_ask(mode: str) -> None:
+    with terminal("fleet", "sink", mode) as screen:
+        screen.wait_for("Use --yes to confirm in non-interactive mode.")
+        assert screen.end() == 1
+
+
+def test_progress_is_a_bar_with_warnings_above_and_the_result_below() -> None:
+    with terminal("fleet", "sail") as screen:
+        screen.wait_for("Arrived.")
+        assert screen.end() == 0
+    assert "Raising the anchor" in screen.shown
+    assert "20/20 miles" in screen.shown
+    assert screen.shown.index("Fog ahead.") < screen.shown.index("20/20 miles")

@@ -1,0 +1,396 @@
+"""A run as a whole: a real rollout server, a stand-in for the model, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.datasets import count_records, file_digest, select_rows
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation import journal as journal_module
+from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.manifest import ResumeRefusedError
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.runner import LocalEvalRunner
+from osmosis_ai.evaluation.seeds import call_seed
+from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
+from osmosis_ai.evaluation.summary import RunSummary
+from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.providers import ModelEndpoint
+from tests.evaluation.builders import spec
+from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.standin_model import Reply, StandInModel, error_reply
+
+pytestmark = pytest.mark.e2e
+
+
+class RecordingHooks(RunHooks):
+    """Remembers what it was told; declines when asked to."""
+
+    def __init__(self, *, agrees: bool = True, secret_values: Mapping[str, str] | None = None) -> None:
+        self.plans: list[RunPlan] = []
+        self.notes: list[str] = []
+        self.snapshots: list[ProgressSnapshot] = []
+        self.asked: list[int] = []
+        self.on_progress: Callable[[ProgressSnapshot], None] = lambda _: None
+        self.interrupt: Callable[[], None] = lambda: None
+        self._agrees = agrees
+        self._secret_values = dict(secret_values or {})
+
+    def plan(self, plan: RunPlan) -> None:
+        self.plans.append(plan)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        self.snapshots.append(snapshot)
+        self.on_progress(snapshot)
+
+    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
+        self.asked.append(pending)
+        return self._agrees
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self._secret_values[name] for name in names}
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        self.interrupt = interrupt
+
+
+class World:
+    """A rollout, a dataset and a stand-in model; every call of :meth:`run` is a new session."""
+
+    def __init__(self, root: Path, model: StandInModel) -> None:
+        self.root = root
+        self.model = model
+        self.rollout_dir = write_rollout(root / "rollouts" / "test")
+        self.rows = write_rows(root / "rows.jsonl", ["one", "two", "three"])
+        self.hooks = RecordingHooks()
+
+    def runner(
+        self, *, options: Mapping[str, Any] | None = None, rows: str | None = None, **changed: Any
+    ) -> LocalEvalRunner:
+        @asynccontextmanager
+        async def open_model(env: Mapping[str, str], lost: Any) -> AsyncIterator[ModelEndpoint]:
+            yield ModelEndpoint(
+                "openai/stand-in", "openai", "stand-in", "openai", self.model.base_url, "sk-model-key"
+            )
+
+        return LocalEvalRunner(
+            spec=spec(
+                **{"rollout_name": "test", "agent_timeout_sec": 20.0, "grader_timeout_sec": 5.0, **changed}
+            ),
+            options=LocalEvalOptions(**{"name": "run", **(options or {})}),
+            dataset=DatasetInput(self.rows, "rows", file_digest(self.rows), "explicit"),
+            selection=select_rows(count_records(self.rows), limit=None, rows=rows),
+            rollout_dir=self.rollout_dir,
+            output_root=self.root / "evals",
+            hooks=self.hooks,
+            open_model=open_model,
+            cache_dir=self.root / "cache",
+        )
+
+    async def run(self, **changed: Any) -> RunSummary:
+        summary = await asyncio.wait_for(self.runner(**changed).run(), 100)
+        assert summary is not None
+        return summary
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "evals" / "run"
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+
+    def metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "metrics.json").read_text())
+        return found
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with StandInModel() as model:
+        yield World(tmp_path, model)
+
+
+async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(world: World) -> None:
+    write_rows(world.rows, ["write a note", "two", "three"])
+    summary = await world.run(n=2, rows="0,2")
+
+    assert (summary.total_work_items, summary.dispatched, summary.succeeded) == (4, 4, 4)
+    assert summary.complete
+    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
+    assert [(entry["row_index"], entry["run_index"]) for entry in index] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert (world.directory / "summary.jsonl").read_bytes() == (world.directory / "index.jsonl").read_bytes()
+    assert set(index[0]) == {
+        *(
+            "row_index",
+            "run_index",
+            "rollout_id",
+            "trajectory_filename",
+            "status",
+            "reward",
+            "tokens",
+            "duration_ms",
+        )
+    }
+    for entry in index:
+        name = f"row_{entry['row_index']}_run_{entry['run_index']}"
+        copy = world.directory / "trajectories" / f"{name}.json"
+        raw = world.directory / "rollout_trials" / entry["rollout_id"] / entry["trajectory_filename"]
+        assert copy.read_bytes() == raw.read_bytes()
+        about = json.loads(copy.read_text())["extra"]["osmosis"]
+        assert about["request_extra_fields"] == {
+            "row_index": entry["row_index"],
+            "run_index": entry["run_index"],
+        }
+    assert (world.directory / "artifacts" / "row_0_run_0" / "note.txt").read_text() == "write a note"
+    assert json.loads((world.directory / "progress.json").read_text()) == {
+        "total_runs": 4,
+        "sampled_rows": 2,
+        "total_dataset_rows": 3,
+    }
+    metrics = world.metrics()
+    assert metrics["eval_run"]["status"] == "finished"
+    assert (
+        metrics["eval_run"]["id"]
+        == json.loads((world.directory / "manifest.json").read_text())["local_run_id"]
+    )
+    assert metrics["summary"]["pass_rate"] == 1.0
+    assert metrics["estimates"]["counts"]["scored"] == 4
+    assert {record["source_row_index"] for record in world.records()} == {0, 2}
+
+
+async def test_every_model_call_carries_its_seed_and_the_agents_words(world: World) -> None:
+    await world.run(options={"seed": 5}, n=2, rows="1")
+    bodies = [
+        request.body for request in world.model.requests if request.body["messages"][0]["content"] == "two"
+    ]
+    assert sorted(body["seed"] for body in bodies) == sorted(
+        call_seed(5, 1, attempt, 0) for attempt in range(2)
+    )
+    assert {body["model"] for body in bodies} == {"stand-in"}
+
+
+async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world: World) -> None:
+    said = ["raise", "number", "hang", "no reward", "nan", "slow grader", "remove", "right"]
+    write_rows(world.rows, said)
+    summary = await world.run(agent_timeout_sec=2.0, grader_timeout_sec=1.0)
+
+    by_prompt = {said[record["row_index"]]: record for record in world.records()}
+    found = {
+        prompt: (record["status"], record.get("error_type"), record.get("boundary"))
+        for prompt, record in by_prompt.items()
+    }
+    assert found == {
+        "raise": ("failed", "agent_error", "agent"),
+        "number": ("failed", "validation_error", "agent"),
+        "hang": ("failed", "timeout", "agent"),
+        "no reward": ("failed", "validation_error", "grader"),
+        "nan": ("failed", "validation_error", "grader"),
+        "slow grader": ("failed", "timeout", "grader"),
+        "remove": ("skipped", None, None),
+        "right": ("success", None, None),
+    }
+    assert "the agent broke" in by_prompt["raise"]["error"]
+    assert summary.complete
+    assert [failure.record.row_index for failure in summary.failures] == [0, 1, 2, 3, 4, 5]
+    assert world.metrics()["estimates"]["counts"]["scored"] == 1
+
+
+async def test_a_row_that_failed_on_its_model_is_the_providers_failure(world: World) -> None:
+    world.model.respond = lambda body: (
+        error_reply(400, "This model refuses to talk about two.")
+        if body["messages"][0]["content"] == "two"
+        else Reply()
+    )
+    await world.run()
+    failed = [record for record in world.records() if record["status"] == "failed"]
+    assert [(record["row_index"], record["boundary"]) for record in failed] == [(1, "provider")]
+    assert "refuses to talk about two" in failed[0]["error"]
+    assert world.metrics()["estimates"]["counts"]["infrastructure_failures"] == 1
+
+
+async def test_a_key_that_is_refused_ends_the_run_before_the_first_row_in_the_providers_words(
+    world: World,
+) -> None:
+    world.model.respond = lambda _: error_reply(401, "Incorrect API key provided.", code="invalid_api_key")
+    with pytest.raises(ModelCallError, match="Incorrect API key provided"):
+        await world.run()
+    assert world.records() == []
+    assert world.metrics()["eval_run"]["status"] == "incomplete"
+
+    world.model.respond = lambda _: Reply()
+    assert (await world.run()).complete
+
+
+async def test_running_it_again_asks_nothing_and_starts_nothing(world: World) -> None:
+    first = await world.run()
+    calls = world.model.calls
+    records = world.records()
+    world.hooks = RecordingHooks()
+    again = await world.run()
+    assert (again.dispatched, again.resumed, again.local_run_id) == (0, 3, first.local_run_id)
+    assert world.model.calls == calls
+    assert world.records() == records
+    assert world.hooks.asked == []
+    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
+    assert all(entry["resumed"] is True for entry in index)
+    assert again.metrics.wire == first.metrics.wire
+
+
+async def test_declining_writes_nothing(world: World) -> None:
+    world.hooks = RecordingHooks(agrees=False)
+    assert await world.runner().run() is None
+    assert world.hooks.asked == [3]
+    assert not world.directory.exists()
+
+
+async def test_resume_refuses_when_the_rollouts_code_changed(world: World) -> None:
+    await world.run()
+    (world.rollout_dir / "extra.py").write_text("x = 1\n")
+    with pytest.raises(ResumeRefusedError, match="Changed: rollout"):
+        await world.run()
+
+
+async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(world: World) -> None:
+    write_rows(world.rows, [f"row {row}" for row in range(12)])
+    limited = {"budget": Budget(max_tokens=10), "max_in_flight": 2}
+    first = await world.run(options=limited)
+    assert first.stop is not None
+    assert first.stop.kind == "budget"
+    assert "--max-tokens 10" in first.stop.reason
+    assert 0 < first.succeeded < 12
+    assert first.succeeded + first.pending == 12
+    assert world.metrics()["eval_run"]["status"] == "incomplete"
+
+    stuck = await world.run(options=limited)  # what was spent before counts
+    assert (stuck.dispatched, stuck.succeeded) == (0, first.succeeded)
+
+    rest = await world.run()
+    assert rest.complete
+    assert rest.dispatched == 12 - first.succeeded
+
+
+async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world: World) -> None:
+    write_rows(world.rows, ["one", "remove", "three"])
+    refusing = True
+    world.model.respond = lambda body: (
+        error_reply(400, "no") if refusing and body["messages"][0]["content"] == "three" else Reply()
+    )
+    assert (await world.run()).failed == 1
+    refusing = False
+    summary = await world.run(options={"retry_failed": True})
+    assert (summary.dispatched, summary.resumed, summary.failed, summary.skipped) == (2, 1, 0, 1)
+    assert [record["row_index"] for record in world.records()[-2:]] in ([1, 2], [2, 1])
+    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
+    assert [entry.get("resumed", False) for entry in index] == [True, False, False]
+    trajectory = json.loads((world.directory / "trajectories" / "row_2_run_0.json").read_text())
+    assert trajectory["session_id"] == index[2]["rollout_id"]
+
+
+async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(world: World) -> None:
+    write_rows(world.rows, [f"row {row}" for row in range(6)] + [f"die once {world.root / 'died'}", "last"])
+    summary = await world.run(options={"max_in_flight": 3})
+    assert summary.complete
+    assert summary.succeeded == 8
+    assert summary.dispatched > 8
+    assert len(world.records()) == 8
+    assert len({record["rollout_id"] for record in world.records()}) == 8
+    assert any("Starting it again" in note for note in world.hooks.notes)
+
+
+async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers_last_words(
+    world: World,
+) -> None:
+    write_rows(world.rows, ["one", "die"])
+    summary = await world.run(options={"max_in_flight": 1})
+    assert summary.stop is not None
+    assert summary.stop.kind == "fault"
+    assert "about to die" in summary.stop.reason or "was lost 4 times" in summary.stop.reason
+    assert (summary.succeeded, summary.pending, summary.failed) == (1, 1, 0)
+    assert [record["row_index"] for record in world.records()] == [0]
+
+
+async def test_a_rollout_that_cannot_be_imported_fails_with_its_own_words(world: World) -> None:
+    write_rollout(world.rollout_dir, "import no_such_module\n")
+    with pytest.raises(OsmosisError, match="No module named 'no_such_module'"):
+        await world.run()
+    assert world.records() == []
+
+
+async def test_an_interruption_leaves_the_rest_pending_and_the_same_command_goes_on(world: World) -> None:
+    write_rows(world.rows, [f"row {row}" for row in range(30)])
+    world.model.respond = lambda body: (
+        Reply(latency_s=0.0 if int(body["messages"][0]["content"][4:] or 0) < 10 else 60.0)
+        if body["messages"][0]["content"].startswith("row")
+        else Reply()
+    )
+    world.hooks.on_progress = lambda snapshot: world.hooks.interrupt() if snapshot.completed >= 10 else None
+    summary = await world.run(options={"max_in_flight": 5})
+    assert summary.stop is not None
+    assert summary.stop.kind == "interrupted"
+    assert (summary.succeeded, summary.pending) == (10, 20)
+
+    world.model.respond = lambda _: Reply()
+    world.hooks = RecordingHooks()
+    rest = await world.run()
+    assert (rest.dispatched, rest.resumed, rest.succeeded) == (20, 10, 30)
+
+
+async def test_a_disk_that_fills_up_halts_the_run_and_loses_nothing_that_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(world.rows, [f"row {row}" for row in range(20)])
+    flush = journal_module._flush_to_disk
+    flushed = 0
+
+    def fill_up(descriptor: int) -> None:
+        nonlocal flushed
+        flushed += 1
+        if flushed > 3:
+            raise OSError(28, "No space left on device")
+        flush(descriptor)
+
+    monkeypatch.setattr(journal_module, "_flush_to_disk", fill_up)
+    summary = await world.run(options={"max_in_flight": 1})
+    assert summary.stop is not None
+    assert "the disk is full" in summary.stop.reason
+    assert (summary.succeeded, summary.pending) == (3, 17)
+    assert [record["row_index"] for record in world.records()] == [0, 1, 2]
+
+    monkeypatch.undo()
+    rest = await world.run()
+    assert (rest.dispatched, rest.succeeded) == (17, 20)
+
+
+async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
+    world.hooks = RecordingHooks(secret_values={"AGENT_KEY": "hunter2-hunter2"})
+    write_rows(world.rows, ["raise", "two"])
+    summary = await world.run(secret_names=("AGENT_KEY",))
+    assert summary.failures[0].record.error is not None
+    assert "key=[REDACTED]" in summary.failures[0].record.error
+    for path in world.directory.rglob("*"):
+        if path.is_file():
+            assert b"hunter2" not in path.read_bytes(), path
+            assert b"sk-model-key" not in path.read_bytes(), path
+
+
+async def test_the_last_progress_shows_the_numbers_of_the_results(world: World) -> None:
+    world.model.respond = lambda body: Reply("wrong" if body["messages"][0]["content"] == "two" else "ok")
+    summary = await world.run()
+    assert world.hooks.snapshots
+    estimates = summary.metrics.estimates
+    assert estimates.pass_rate is not None
+    assert estimates.pass_rate.value == pytest.approx(2 / 3)
+    last = world.hooks.snapshots[-1]
+    assert last.total == 3
+    assert last.completed <= 3

@@ -56,7 +56,11 @@ class JsonLinesReader(RecordReader):
         """Return the record just yielded with every digit of its integers."""
         if not may_have_lost_digits(record):
             return record
-        exact: Record = json.loads(self._block.split(b"\n")[number - self._block_starts_at])
+        raw = self._block.split(b"\n")[number - self._block_starts_at]
+        try:
+            exact: Record = json.loads(raw)
+        except RecursionError:
+            self.fail(f"line {number}: nested too deeply")
         return exact
 
     def count(self) -> int:

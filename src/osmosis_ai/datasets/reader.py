@@ -160,12 +160,16 @@ def decode_json(raw: bytes | str) -> Any:
 
 def may_have_lost_digits(value: Any) -> bool:
     """Say whether ``value`` holds a float so large that it may have been written as an integer."""
-    if isinstance(value, float):
-        return abs(value) >= 2**63
-    if isinstance(value, dict):
-        return any(may_have_lost_digits(item) for item in value.values() if item.__class__ is not str)
-    if isinstance(value, list):
-        return any(may_have_lost_digits(item) for item in value if item.__class__ is not str)
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, float):
+            if abs(item) >= 2**63:
+                return True
+        elif isinstance(item, dict):
+            pending.extend(inner for inner in item.values() if inner.__class__ is not str)
+        elif isinstance(item, list):
+            pending.extend(item)
     return False
 
 

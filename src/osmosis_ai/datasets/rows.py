@@ -54,6 +54,8 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
             yield normalise(index, reader.exactly(number, record))
         except ValueError as error:
             report(f"{reader.unit} {number}: {error}")
+        except RecursionError:
+            report(f"{reader.unit} {number}: nested too deeply")
 
 
 def normalise(source_row_index: int, record: Record) -> DatasetRow:

@@ -7,9 +7,10 @@ that fits on a screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from osmosis_ai.datasets.formats import (
 )
 from osmosis_ai.datasets.metadata import MOST_PATHS, MetadataChecker
 from osmosis_ai.datasets.reader import (
+    Record,
     RecordReader,
     StopReading,
     quote_names,
@@ -40,6 +42,7 @@ MIN_ROWS = 4
 MOST_ERRORS = 5
 
 Mode = Literal["prompt", "metadata"]
+Numbered = tuple[int, Record]
 
 
 @dataclass
@@ -114,15 +117,13 @@ class _Validation:
         self.first_unusable = ""
 
     def run(self) -> None:
-        columns = self._peek_columns()
-        has_metadata = METADATA_COLUMN in columns
         reader = open_reader(self.path, report=self._add_error, progress=self.progress, only=KNOWN_COLUMNS)
+        records = iter(reader)
         with suppress(StopReading):
-            self._check_columns(columns, reader)
-            if has_metadata:
-                self._check_metadata(reader)
-            else:
-                self._check_prompts(columns, reader)
+            # The header, or the first good record, tells the columns.
+            first = next(records, None)
+            self._check_columns(reader)
+            self._check_records(reader, chain(() if first is None else (first,), records))
             if self.report.row_count < MIN_ROWS and not self.report.errors:
                 self._add_error(
                     f"found {_rows(self.report.row_count)}; the platform takes at least {MIN_ROWS} "
@@ -130,18 +131,8 @@ class _Validation:
                 )
         self._add_warnings()
 
-    def _peek_columns(self) -> tuple[str, ...]:
-        """Return the file's columns, known from its header or first good record."""
-
-        def ignore(_: str) -> None:
-            return None
-
-        reader = open_reader(self.path, report=ignore, only=KNOWN_COLUMNS)
-        with suppress(StopReading):
-            next(iter(reader), None)
-        return reader.columns
-
-    def _check_columns(self, columns: tuple[str, ...], reader: RecordReader) -> None:
+    def _check_columns(self, reader: RecordReader) -> None:
+        columns = reader.columns
         if METADATA_COLUMN in columns:
             self.report.mode = "metadata"
             kind = reader.metadata_type()
@@ -156,20 +147,25 @@ class _Validation:
                     f"missing column{plural} {quote_names(missing)} (found {quote_names(columns)})"
                 )
 
-    def _check_prompts(self, columns: tuple[str, ...], reader: RecordReader) -> None:
-        answer = next((name for name in ANSWER_COLUMNS if name in columns), None)
-        if PROMPT_COLUMN not in columns or answer is None:
-            self.report.row_count = sum(1 for _ in reader)
-            return
-        for number, record in reader:
+    def _check_records(self, reader: RecordReader, records: Iterable[Numbered]) -> None:
+        answer = next((name for name in ANSWER_COLUMNS if name in reader.columns), None)
+        if self.report.mode == "metadata":
+            self._check_metadata(reader, records)
+        elif PROMPT_COLUMN in reader.columns and answer is not None:
+            self._check_prompts(reader, records, answer)
+        else:
+            self.report.row_count = sum(1 for _ in records)
+
+    def _check_prompts(self, reader: RecordReader, records: Iterable[Numbered], answer: str) -> None:
+        for number, record in records:
             self.report.row_count += 1
             # Most rows have both: only the others are looked at closely.
             if not (record[PROMPT_COLUMN] and record[answer]):
                 self._note_missing(reader, number, missing_values(record))
 
-    def _check_metadata(self, reader: RecordReader) -> None:
+    def _check_metadata(self, reader: RecordReader, records: Iterable[Numbered]) -> None:
         checker = MetadataChecker(reader.unit)
-        for number, record in reader:
+        for number, record in records:
             self.report.row_count += 1
             problems = checker.check(number, record[METADATA_COLUMN])
             if checker.doubtful:

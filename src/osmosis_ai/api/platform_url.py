@@ -66,6 +66,21 @@ def is_secure(url: str) -> bool:
     return parts.scheme == "https" or is_loopback(parts.hostname)
 
 
+def ensure_secure(url: str, env: Mapping[str, str] | None = None) -> None:
+    """Refuse to send credentials to the normalised ``url`` in the clear, unless the user allows it.
+
+    Raises:
+        OsmosisError: when it is neither HTTPS nor this machine, and
+            ``OSMOSIS_ALLOW_INSECURE_PLATFORM_URL`` is not ``1``.
+    """
+    if not is_secure(url) and (os.environ if env is None else env).get(ALLOW_INSECURE_ENV) != "1":
+        raise OsmosisError(
+            f"refusing to use the insecure platform URL {url}.",
+            details={"platform_url": url},
+            hint=f"use https://, or set {ALLOW_INSECURE_ENV}=1 on a network you trust",
+        )
+
+
 def platform_url(env: Mapping[str, str] | None = None) -> str:
     """Return the platform this process talks to: ``OSMOSIS_PLATFORM_URL``, else the hosted one.
 

@@ -1,0 +1,365 @@
+"""The one HTTP client of the REST API, whichever platform answers.
+
+What it promises: the token travels to the platform it was made for and nowhere else; no call outlives its
+time limit; every failure is an error with a code and a next step; no secret is in any of them; and nothing
+is sent twice that could then happen twice.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.connections import connection_hint, open_http, reason
+from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
+from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.api.rejections import Asker, PlatformError, Reply, TokenOrigin, missing_git_scope, rejection
+from osmosis_ai.api.resources.auth import Auth
+from osmosis_ai.api.resources.datasets import Datasets
+from osmosis_ai.api.resources.eval_runs import EvalRuns
+from osmosis_ai.api.resources.models import Models
+from osmosis_ai.api.resources.rollouts import Rollouts
+from osmosis_ai.api.resources.secrets import Secrets
+from osmosis_ai.api.resources.workspaces import Workspaces
+from osmosis_ai.api.retrying import NEVER, READING, Retry, Sleep, Transient, retry_after_s
+from osmosis_ai.api.wire.auth import Verification
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.credentials import Credentials
+
+M = TypeVar("M", bound=WireModel)
+GitScope = Literal["required", "optional", "never"]
+Query = Mapping[str, str | int | None]
+
+DEFAULT_TIMEOUT_S = 30.0
+_LARGEST_REPLY_BYTES = 64 * 1024 * 1024
+_MOST_REDIRECTS = 5
+_VERSION_WARNINGS: Mapping[str, Literal["UPGRADE_AVAILABLE", "DEPRECATED"]] = {
+    "upgrade_available": "UPGRADE_AVAILABLE",
+    "deprecated": "DEPRECATED",
+}
+_announced: set[str] = set()
+_announcing = threading.Lock()
+
+
+class ClientWarning(NamedTuple):
+    """What the platform wants users to know of their version."""
+
+    code: Literal["UPGRADE_AVAILABLE", "DEPRECATED"]
+    message: str
+
+
+class PlatformClient:
+    """Talks to one platform as one user about one repository; safe to share between threads.
+
+    Args:
+        platform_url: the platform.
+        token: the bearer token; None for what needs no login.
+        git_identity: the repository, ``owner/repo``.
+        timeout_s: the longest a call may take, in seconds.
+        token_origin: where the token came from; decides what a 401 says.
+        secrets: values that must be in no error, beside the token.
+        on_warning: called with each warning as it comes; all are in ``warnings`` too.
+        sleep: waits between attempts.
+        transport: stands in for the network.
+
+    Raises:
+        OsmosisError: when the URL is invalid or insecure, or the token no token.
+    """
+
+    def __init__(
+        self,
+        platform_url: str,
+        token: str | None = None,
+        git_identity: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        token_origin: TokenOrigin = "given",
+        secrets: Iterable[str] = (),
+        on_warning: Callable[[ClientWarning], None] | None = None,
+        sleep: Sleep = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.platform_url = normalize_platform_url(platform_url)
+        ensure_secure(self.platform_url)
+        if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+            raise OsmosisError(
+                "the token contains characters that no token has.", hint="copy it again, whole"
+            )
+        self.git_identity = git_identity
+        self.timeout_s = timeout_s
+        self.warnings: list[ClientWarning] = []
+        self._token = token
+        self._asker = Asker(self.platform_url, token_origin if token else None, git_identity)
+        self._redactor = Redactor([*secrets, *([token] if token else [])])
+        self._on_warning = on_warning
+        self._sleep = sleep
+        self._http = open_http(
+            self.platform_url,
+            headers={
+                "Content-Type": "application/json",
+                "User-Agent": f"osmosis-cli/{__version__}",
+                "X-Osmosis-CLI-Version": __version__,
+            },
+            timeout_s=timeout_s,
+            transport=transport,
+        )
+        self.auth = Auth(self)
+        self.workspaces = Workspaces(self)
+        self.datasets = Datasets(self)
+        self.secrets = Secrets(self)
+        self.rollouts = Rollouts(self)
+        self.models = Models(self)
+        self.eval_runs = EvalRuns(self)
+
+    @classmethod
+    def from_credentials(
+        cls,
+        credentials: Credentials,
+        *,
+        git_identity: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        on_warning: Callable[[ClientWarning], None] | None = None,
+    ) -> PlatformClient:
+        """Return a client for the platform and user of ``credentials``."""
+        return cls(
+            credentials.platform_url,
+            credentials.token,
+            git_identity,
+            timeout_s,
+            token_origin="environment" if credentials.source == "environment" else "saved",
+            on_warning=on_warning,
+        )
+
+    def __enter__(self) -> PlatformClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"PlatformClient({self.platform_url!r}, git_identity={self.git_identity!r})"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Keep ``values`` out of every error from now on."""
+        self._redactor.add(values)
+
+    def verify(self) -> Verification:
+        """Return whose token this is, and the workspace of the repository if there is one."""
+        return self.auth.verify()
+
+    def get(self, path: str, *, model: type[M], params: Query | None = None, git: GitScope = "required") -> M:
+        """Read ``path``; tried again when the platform is away for a moment.
+
+        Raises:
+            PlatformError: as every call of this client: refused, not understood, or not reached.
+        """
+        return self.request("GET", path, model=model, params=params, git=git, retry=READING)
+
+    def post(
+        self,
+        path: str,
+        body: WireModel | Mapping[str, Any] | None,
+        *,
+        model: type[M],
+        timeout_s: float | None = None,
+        retry: Retry = NEVER,
+        git: GitScope = "required",
+    ) -> M:
+        """Send ``body`` (None sends ``{}``) to ``path``; once, unless ``retry`` says otherwise."""
+        return self.request(
+            "POST", path, model=model, body=body or {}, timeout_s=timeout_s, retry=retry, git=git
+        )
+
+    def delete(
+        self,
+        path: str,
+        body: WireModel | Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        git: GitScope = "required",
+    ) -> None:
+        """Delete what ``path`` and ``body`` name; no body is sent without one."""
+        self.request("DELETE", path, model=WireModel, body=body, timeout_s=timeout_s, git=git)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        model: type[M],
+        params: Query | None = None,
+        body: WireModel | Mapping[str, Any] | None = None,
+        git: GitScope = "required",
+        anonymous: bool = False,
+        timeout_s: float | None = None,
+        retry: Retry = NEVER,
+    ) -> M:
+        """Send one request and return the reply as a ``model``.
+
+        Args:
+            method: the HTTP method.
+            path: from :mod:`osmosis_ai.api.routes`.
+            model: what a success reply is.
+            params: the query; None values are left out.
+            body: the JSON object to send.
+            git: whether the repository is named, and must be.
+            anonymous: leaves the token out.
+            timeout_s: the longest one attempt may take (default: the client's).
+            retry: when to try again.
+
+        Raises:
+            PlatformError: the platform refused, could not be understood or reached.
+            OsmosisError: the body cannot be sent as JSON.
+        """
+        if git == "required" and self.git_identity is None:
+            raise missing_git_scope(self._asker)
+        headers = {}
+        if self._token is not None and not anonymous:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if git != "never" and self.git_identity is not None:
+            headers["X-Osmosis-Git"] = self.git_identity
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        request = self._http.build_request(
+            method,
+            f"{self.platform_url}{path}",
+            params={key: value for key, value in (params or {}).items() if value is not None} or None,
+            content=None if body is None else _encode(body),
+            headers=headers,
+            timeout=httpx.Timeout(limit_s),
+        )
+        return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry), sleep=self._sleep)
+
+    def _attempt(self, request: httpx.Request, model: type[M], limit_s: float, retry: Retry) -> M:
+        try:
+            reply = self._exchange(request, limit_s)
+        except httpx.HTTPError as error:
+            failure = self._unreachable(error)
+            if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
+                raise failure from None
+            raise Transient(failure) from None
+        if not 200 <= reply.status < 300:
+            refused = rejection(reply, self._asker, self._redactor)
+            if reply.status in retry.statuses:
+                raise Transient(refused, retry_after_s=retry_after_s(reply.headers))
+            raise refused
+        self._note_version(reply.headers)
+        try:
+            return _decode(reply.content, model, f"{request.method} {request.url.path}")
+        except PlatformError as error:
+            if retry.after_nonsense:
+                raise Transient(error) from None
+            raise
+
+    def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
+        """Send and read the whole reply; only a GET follows redirects, and only on its own origin."""
+        deadline = time.monotonic() + limit_s
+        for _ in range(_MOST_REDIRECTS):
+            response = self._http.send(request, stream=True)
+            try:
+                content = self._read(response, deadline)
+            finally:
+                response.close()
+            following = response.next_request
+            if following is None:
+                return Reply(response.status_code, response.headers, content)
+            if request.method != "GET" or _origin(following.url) != _origin(request.url):
+                raise self._redirected(response.status_code, following.url)
+            request = following
+        raise PlatformError(f"{self.platform_url} redirects without end.", hint="check the platform's URL")
+
+    def _read(self, response: httpx.Response, deadline: float) -> bytes:
+        content = bytearray()
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > _LARGEST_REPLY_BYTES:
+                raise PlatformError(f"the reply of {self.platform_url} is too large to be one.")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout("the reply did not end in time", request=response.request)
+        return bytes(content)
+
+    def _redirected(self, status: int, target: httpx.URL) -> PlatformError:
+        elsewhere = _origin(target)
+        if elsewhere == _origin(httpx.URL(self.platform_url)):
+            return PlatformError(
+                f"{self.platform_url} answers with a redirect (HTTP {status}), which is not followed.",
+                details={"status_code": status},
+                hint="check the platform's URL (OSMOSIS_PLATFORM_URL) and the proxy in front of it",
+            )
+        return PlatformError(
+            f"{self.platform_url} redirects to {elsewhere}; your token is not sent there.",
+            details={"status_code": status},
+            hint=f"if that is your platform, set OSMOSIS_PLATFORM_URL={elsewhere}",
+        )
+
+    def _unreachable(self, error: Exception) -> PlatformError:
+        return PlatformError(
+            self._redactor.text(f"Connection error: {reason(error)} ({self.platform_url})"),
+            details={"platform_url": self.platform_url},
+            hint=connection_hint(self.platform_url, error),
+        )
+
+    def _note_version(self, headers: Mapping[str, str]) -> None:
+        code = _VERSION_WARNINGS.get(headers.get("x-osmosis-version-status", ""))
+        message = headers.get("x-osmosis-version-message", "").strip()
+        if code is None or not message:
+            return
+        with _announcing:
+            if code in _announced:
+                return
+            _announced.add(code)
+        warning = ClientWarning(code, self._redactor.text(message))
+        self.warnings.append(warning)
+        if self._on_warning is not None:
+            self._on_warning(warning)
+
+
+def _origin(url: httpx.URL) -> str:
+    parts = urlsplit(str(url))
+    return normalize_platform_url(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+
+
+def _encode(body: WireModel | Mapping[str, Any]) -> bytes:
+    value = body.to_wire() if isinstance(body, WireModel) else body
+    try:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+    except ValueError:
+        raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
+
+
+def _decode(content: bytes, model: type[M], call: str) -> M:
+    try:
+        value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise PlatformError(
+            "Invalid JSON response from platform", hint="is OSMOSIS_PLATFORM_URL a platform's URL?"
+        )
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = [
+            f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
+            for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
+        ]
+        raise PlatformError(
+            f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
+        ) from None

@@ -1,0 +1,87 @@
+"""How connections are opened: with time limits, without following redirects, with nobody else's credentials.
+
+This machine is reached directly, whatever proxy the environment names: a proxy could not find it, and it has
+no business seeing the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from osmosis_ai.api.platform_url import is_loopback
+from osmosis_ai.errors import NetworkError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_TIMEOUT_S = 30.0
+
+
+def open_http(
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    transport: httpx.BaseTransport | None = None,
+) -> httpx.Client:
+    """Open an HTTP client for the host of ``url``; close it when done.
+
+    Args:
+        url: any URL on that host; plain http is never verified, https always.
+        headers: sent with every request, and no others but ``Host`` and ``Connection``.
+        timeout_s: the longest silence in the middle of an exchange, in seconds.
+        transport: stands in for the network.
+
+    Raises:
+        NetworkError: when the environment's proxy or certificate settings cannot be used.
+    """
+    import httpx
+
+    parts = urlsplit(url)
+    try:
+        client = httpx.Client(
+            # Loading the certificates takes longer than a request to this machine.
+            verify=parts.scheme == "https",
+            trust_env=not is_loopback(parts.hostname),
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+            follow_redirects=False,
+            transport=transport,
+        )
+    except (ValueError, ImportError):
+        raise NetworkError(
+            "the proxy settings of the environment cannot be used.",
+            hint="check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY: only http and https proxies are supported",
+        ) from None
+    except OSError as error:
+        raise NetworkError(
+            f"the trusted certificates cannot be loaded: {error.strerror or error}.",
+            hint="check SSL_CERT_FILE and SSL_CERT_DIR",
+        ) from None
+    client.headers = httpx.Headers({"Connection": "keep-alive", "Accept-Encoding": "identity", **headers})
+    return client
+
+
+def reason(error: Exception) -> str:
+    """Return why a connection failed, in a few words that quote no URL."""
+    import re
+
+    import httpx
+
+    if isinstance(error, httpx.TimeoutException):
+        return "timed out"
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return "invalid URL"
+    text = re.sub(r"^\[(Errno )?[^\]]*\]:? *", "", str(error)).strip().rstrip(".")
+    text = re.sub(r"https?://\S+", "<redacted URL>", text)
+    return text or type(error).__name__
+
+
+def connection_hint(url: str, error: Exception) -> str:
+    """Return what to do when the host of ``url`` could not be reached."""
+    if "certificate" in str(error).lower():
+        return "if its certificate comes from a private authority, name that in SSL_CERT_FILE"
+    if is_loopback(urlsplit(url).hostname):
+        return "is the platform running? start it with `osmosis platform start`"
+    return "check the network, the proxy settings and the platform's URL (OSMOSIS_PLATFORM_URL)"

@@ -1,0 +1,97 @@
+"""The operating system's keyring, which may be missing, locked or silently deaf.
+
+Whatever goes wrong in a backend is one of two things here: :class:`KeyringUnavailable`, or "no such entry".
+Backends raise what their libraries do (D-Bus, Keychain, Windows), so every exception of theirs is caught.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+
+SERVICE = "osmosis-cli"
+_DIGITS = 24
+
+
+class KeyringUnavailable(Exception):
+    """The keyring cannot do what was asked; the text is the backend's reason."""
+
+
+def account_for(platform_url: str, token_id: str | None) -> str:
+    """Return the name under which a new token is kept."""
+    suffix = _digest(token_id) if token_id else secrets.token_hex(_DIGITS // 2)
+    return f"{_platform_account(platform_url)}:{suffix}"
+
+
+def accounts_to_try(platform_url: str, recorded: str | None, email: str | None) -> list[str]:
+    """Return where a saved token may be, the likeliest first; later names are those of older versions."""
+    on_default = platform_url == DEFAULT_PLATFORM_URL
+    names = [
+        recorded,
+        email if on_default else None,
+        _platform_account(platform_url),
+        "default" if on_default else None,
+    ]
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def read(account: str) -> str | None:
+    """Return the token kept under ``account``, or None.
+
+    Raises:
+        KeyringUnavailable: there is no keyring, or it does not answer.
+    """
+    import keyring
+
+    try:
+        return keyring.get_password(SERVICE, account)
+    except Exception as error:
+        raise KeyringUnavailable(_reason(error)) from None
+
+
+def write(account: str, token: str) -> None:
+    """Keep ``token`` under ``account``, and check that it can be had back.
+
+    Raises:
+        KeyringUnavailable: there is no keyring, or it lost the token.
+    """
+    import keyring
+
+    try:
+        keyring.set_password(SERVICE, account, token)
+    except Exception as error:
+        raise KeyringUnavailable(_reason(error)) from None
+    # A backend that does nothing takes every password and returns none.
+    if read(account) != token:
+        raise KeyringUnavailable("it does not keep what it is given")
+
+
+def erase(account: str) -> None:
+    """Remove what is kept under ``account``; nothing there is fine.
+
+    Raises:
+        KeyringUnavailable: there is no keyring, or it does not let go.
+    """
+    if read(account) is None:
+        return
+    import keyring
+
+    try:
+        keyring.delete_password(SERVICE, account)
+    except Exception as error:
+        raise KeyringUnavailable(_reason(error)) from None
+
+
+def _platform_account(platform_url: str) -> str:
+    return f"platform:{_digest(platform_url)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _reason(error: Exception) -> str:
+    # Backends put no secrets into these, but some add a page of advice.
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__

@@ -1,0 +1,104 @@
+"""Whose token a request carries: the environment's before the saved one, and never to another platform.
+
+A token in the environment is bound to the platform it was made for; a shell that points somewhere else by
+mistake gets an error, and that platform gets nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from osmosis_ai.api.credentials.login import Credentials
+from osmosis_ai.api.credentials.store import CredentialStore
+from osmosis_ai.api.platform_url import (
+    DEFAULT_PLATFORM_URL,
+    PLATFORM_URL_ENV,
+    normalize_platform_url,
+    platform_url,
+)
+from osmosis_ai.errors import OsmosisError
+
+TOKEN_ENV = "OSMOSIS_TOKEN"
+TOKEN_PLATFORM_ENV = "OSMOSIS_TOKEN_PLATFORM_URL"
+
+
+def active_platform_url(env: Mapping[str, str] | None = None) -> str:
+    """Return the platform this process talks to, normalised.
+
+    Raises:
+        OsmosisError: when ``OSMOSIS_PLATFORM_URL`` holds no valid URL.
+    """
+    return platform_url(env)
+
+
+def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials | None:
+    """Return the token of the environment for the active platform, or None when it has none.
+
+    Raises:
+        OsmosisError: ``ENV_TOKEN_PLATFORM_REQUIRED`` or ``ENV_TOKEN_PLATFORM_MISMATCH`` when the token is
+            not bound to the active platform.
+    """
+    variables = os.environ if env is None else env
+    token = variables.get(TOKEN_ENV, "").strip()
+    if not token:
+        return None
+    url = active_platform_url(variables)
+    bound = variables.get(TOKEN_PLATFORM_ENV, "").strip()
+    if not bound:
+        if url != DEFAULT_PLATFORM_URL:
+            raise OsmosisError(
+                f"{TOKEN_ENV} is set, but not which platform it is for; the active one is {url}.",
+                code="ENV_TOKEN_PLATFORM_REQUIRED",
+                details={"platform_url": url},
+                hint=f"export {TOKEN_PLATFORM_ENV}={url}",
+            )
+    elif normalize_platform_url(bound) != url:
+        raise OsmosisError(
+            f"{TOKEN_ENV} is for {normalize_platform_url(bound)}, and the active platform is {url}.",
+            code="ENV_TOKEN_PLATFORM_MISMATCH",
+            details={"platform_url": url, "token_platform_url": normalize_platform_url(bound)},
+            hint=f"set {PLATFORM_URL_ENV} and {TOKEN_PLATFORM_ENV} to the same platform, or unset {TOKEN_ENV}",
+        )
+    return Credentials(token=token, platform_url=url, source="environment")
+
+
+def require_credentials(
+    store: CredentialStore | None = None, *, env: Mapping[str, str] | None = None
+) -> Credentials:
+    """Return the token to use with the active platform.
+
+    Raises:
+        OsmosisError: ``AUTH_REQUIRED`` when nobody is logged in there or the login has expired; otherwise
+            as :func:`environment_credentials` and :meth:`CredentialStore.load`.
+    """
+    from_environment = environment_credentials(env)
+    if from_environment is not None:
+        return from_environment
+    store = store or CredentialStore(env=env)
+    url = active_platform_url(env)
+    saved = store.load(url)
+    if saved is None:
+        raise _not_logged_in(store, url)
+    if saved.is_expired():
+        raise OsmosisError(
+            f"Your session on {url} has expired.",
+            code="AUTH_REQUIRED",
+            hint="log in again with `osmosis login`",
+        )
+    return saved
+
+
+def _not_logged_in(store: CredentialStore, url: str) -> OsmosisError:
+    notes = [] if url == DEFAULT_PLATFORM_URL else [f"the active platform is {url}"]
+    elsewhere = [login.platform_url for login in store.all()]
+    if elsewhere:
+        notes.append(
+            f"logins are saved for {', '.join(elsewhere)} (choose one with `osmosis --platform URL`)"
+        )
+    return OsmosisError(
+        "Not logged in. Run 'osmosis auth login' first.",
+        code="AUTH_REQUIRED",
+        details={"platform_url": url},
+        hint="; ".join(notes) or None,
+    )

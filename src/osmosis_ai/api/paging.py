@@ -1,0 +1,71 @@
+"""All of a list, page by page, from a server that may grow it meanwhile or never end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.resources.resource import LARGEST_LOG_PAGE, LARGEST_PAGE
+from osmosis_ai.api.wire.base import LogPage, Page
+
+P = TypeVar("P", bound=Page)
+MOST_ITEMS = 1_000_000
+
+
+def iterate_pages(
+    fetch: Callable[[int, int], P], count: Callable[[P], Sequence[object]], *, start: int = 0
+) -> Iterator[P]:
+    """Yield pages until the last one.
+
+    Args:
+        fetch: called with the page size and the offset.
+        count: returns a page's items; a page without any is the last.
+        start: the first offset.
+
+    Raises:
+        PlatformError: the server goes in circles or on without end.
+    """
+    offset, seen = start, 0
+    while True:
+        page = fetch(LARGEST_PAGE, offset)
+        items = len(count(page))
+        if items:
+            yield page
+        seen += items
+        if page.next_offset is None or not items:
+            return
+        if page.next_offset <= offset or seen >= MOST_ITEMS:
+            raise PlatformError(
+                f"the platform's list does not end: after offset {offset} it goes on at {page.next_offset}.",
+                hint="ask for single pages with `--limit`",
+            )
+        offset = page.next_offset
+
+
+def iterate_log_pages(
+    fetch: Callable[[int, str | None], LogPage],
+    *,
+    cursor: str | None = None,
+    page_size: int = LARGEST_LOG_PAGE,
+) -> Iterator[LogPage]:
+    """Yield log pages in the direction that ``fetch`` asks for, until there are no more.
+
+    Args:
+        fetch: called with the page size and the cursor.
+        cursor: where to begin.
+        page_size: lines a page, at most 200.
+
+    Raises:
+        PlatformError: the server repeats a cursor.
+    """
+    used: set[str] = set() if cursor is None else {cursor}
+    while True:
+        page = fetch(page_size, cursor)
+        yield page
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+        if cursor in used:
+            raise PlatformError("the platform's log goes in circles: it gave the same cursor twice.")
+        used.add(cursor)

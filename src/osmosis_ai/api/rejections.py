@@ -1,0 +1,254 @@
+"""What a platform's refusal means: one place from HTTP to a sentence, a code and the next step.
+
+The order of the checks is the wire's: 401, 426, the codes of the Git scope, billing, then the status alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.api.retrying import retry_after_s
+from osmosis_ai.errors import ErrorCode, OsmosisError
+
+TokenOrigin = Literal["environment", "saved", "given"]
+_EXCERPT = 200
+_CODES: Mapping[int, ErrorCode] = {
+    400: "VALIDATION",
+    401: "AUTH_REQUIRED",
+    404: "NOT_FOUND",
+    409: "CONFLICT",
+    426: "UPGRADE_REQUIRED",
+    429: "RATE_LIMITED",
+}
+_VERSION_STATUSES = ("current", "upgrade_available", "deprecated", "unsupported")
+
+
+class PlatformError(OsmosisError):
+    """A platform refused, or could not be understood or reached.
+
+    Args:
+        status: the HTTP status; None when there was no usable reply.
+        platform_code: the platform's own ``code``.
+        body: the JSON object it sent, without secrets.
+    """
+
+    default_code = "PLATFORM_ERROR"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        platform_code: str | None = None,
+        body: Mapping[str, Any] | None = None,
+        code: ErrorCode | None = None,
+        details: Mapping[str, Any] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, details=details, hint=hint)
+        self.status = status
+        self.platform_code = platform_code
+        self.body: dict[str, Any] = dict(body or {})
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asked: what the texts need to know of the request."""
+
+    platform_url: str
+    token_origin: TokenOrigin | None = None
+    git_identity: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back: status, headers by lower-case name, the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+def rejection(reply: Reply, asker: Asker, redactor: Redactor) -> PlatformError:
+    """Return the error for a reply that is no success.
+
+    Args:
+        reply: the reply.
+        asker: whose request it answers.
+        redactor: takes secrets out of everything the platform may have echoed.
+    """
+    status, body = reply.status, _object(reply.content, redactor)
+    platform_code = body.get("code") if isinstance(body.get("code"), str) else None
+    hint: str | None
+    if status == 401:
+        message, hint = _unauthorized(platform_code, asker)
+    elif status == 426:
+        message, hint = _outdated(body, asker)
+    elif platform_code in _GIT_SCOPE:
+        words = {"identity": asker.git_identity or "this repository", "platform": asker.platform_url}
+        message, hint = (text.format(**words) for text in _GIT_SCOPE[platform_code])
+    else:
+        said = _sentence(body)
+        message = (
+            _excerpt(reply, redactor) if said is None else "\n".join([said, *_bullets(body.get("issues"))])
+        )
+        hint = _next_step(reply, asker)
+    return PlatformError(
+        message,
+        status=status,
+        platform_code=platform_code,
+        body=body,
+        code=_code(status, platform_code, body),
+        details={} if status == 401 else _details(status, platform_code, body),
+        hint=hint,
+    )
+
+
+def _code(status: int, platform_code: str | None, body: Mapping[str, Any]) -> ErrorCode:
+    if status == 403:
+        if platform_code == "BILLING_REQUIRED":
+            return "BILLING_REQUIRED"
+        text = body.get("error")
+        if platform_code == "SUBSCRIPTION_REQUIRED" or (
+            isinstance(text, str) and "subscription" in text.lower() and platform_code not in _GIT_SCOPE
+        ):
+            return "SUBSCRIPTION_REQUIRED"
+    return _CODES.get(status, "PLATFORM_ERROR")
+
+
+def _details(status: int, platform_code: str | None, body: Mapping[str, Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {} if platform_code is None else {"platform_code": platform_code}
+    return {**known, **body, "status_code": status}
+
+
+def _excerpt(reply: Reply, redactor: Redactor) -> str:
+    text = redactor.text(_printable(reply.content.decode("utf-8", "replace"))).strip()[:_EXCERPT]
+    return f"API error: HTTP {reply.status}." + (f" Response: {text}" if text else "")
+
+
+def _unauthorized(platform_code: str | None, asker: Asker) -> tuple[str, str]:
+    what = {"environment": "OSMOSIS_TOKEN", "given": "This token"}.get(
+        asker.token_origin or "saved", "Your session"
+    )
+    mend = {
+        "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
+        "given": "check that it was copied whole and made for this platform",
+    }.get(asker.token_origin or "saved", "log in again with `osmosis login`")
+    if platform_code == "TOKEN_REVOKED":
+        return f"{what} has been revoked.", mend
+    if platform_code == "TOKEN_EXPIRED":
+        return f"{what} has expired.", mend
+    if platform_code in ("AUTH_HEADER_MISSING", "TOKEN_MISSING"):
+        if asker.token_origin is None:
+            return "Not logged in. Run 'osmosis auth login' first.", "log in with `osmosis login`"
+        return (
+            f"The token did not reach {asker.platform_url}.",
+            "a proxy in between may remove the Authorization header",
+        )
+    if asker.token_origin in ("environment", "given"):
+        return f"{what} is not valid on {asker.platform_url}.", mend
+    return "Your session has expired or is no longer valid.", mend
+
+
+def _outdated(body: Mapping[str, Any], asker: Asker) -> tuple[str, str]:
+    message = body.get("message")
+    if body.get("status") not in _VERSION_STATUSES or not isinstance(message, str) or not message.strip():
+        message = f"{asker.platform_url} no longer supports this version of Osmosis ({__version__})."
+    return _printable(message).strip(), "upgrade Osmosis and run the command again"
+
+
+_CONNECT_HINT = (
+    "connect it on the workspace's Git page, or with `osmosis platform connect` where you host the platform; "
+    "if the repository was renamed: `git remote set-url origin NEW-URL`"
+)
+_NO_SCOPE = (
+    "The platform does not know which repository this command is about.",
+    "run it inside a workspace directory whose `origin` is connected to {platform}",
+)
+_NO_VALID_SCOPE = (
+    "{platform} does not accept '{identity}' as the name of a repository.",
+    "check the origin with `git remote get-url origin`",
+)
+_GIT_SCOPE: Mapping[str | None, tuple[str, str]] = {
+    "GIT_SCOPE_REQUIRED": _NO_SCOPE,
+    "GIT_SCOPE_HEADER_REQUIRED": _NO_SCOPE,
+    "GIT_SCOPE_INVALID": _NO_VALID_SCOPE,
+    "GIT_SCOPE_HEADER_INVALID": _NO_VALID_SCOPE,
+    "GIT_REPOSITORY_NOT_CONNECTED": (
+        "The repository {identity} is not connected to a workspace on {platform}.",
+        _CONNECT_HINT,
+    ),
+    "GIT_REPOSITORY_ACCESS_DENIED": (
+        "You are not a member of the workspace that {identity} is connected to on {platform}.",
+        "ask one of its owners to add you; `osmosis whoami` shows who you are",
+    ),
+    "GIT_SCOPE_HEADER_ACCESS_DENIED": (
+        "{identity} is connected to no workspace on {platform} that you are a member of.",
+        _CONNECT_HINT,
+    ),
+}
+
+
+def missing_git_scope(asker: Asker) -> PlatformError:
+    """Return the error for a request that needs a repository and has none."""
+    message, hint = _NO_SCOPE
+    code = "GIT_SCOPE_HEADER_REQUIRED"
+    return PlatformError(
+        message,
+        platform_code=code,
+        code="VALIDATION",
+        details={"platform_code": code},
+        hint=hint.format(platform=asker.platform_url),
+    )
+
+
+def _next_step(reply: Reply, asker: Asker) -> str | None:
+    if reply.status == 429:
+        wait = retry_after_s(reply.headers)
+        return f"wait {wait:.0f} s and try again" if wait else "wait a little and try again"
+    if reply.status >= 500:
+        return f"{asker.platform_url} failed; try again, and if it goes on failing see the platform's log"
+    return None
+
+
+def _sentence(body: Mapping[str, Any]) -> str | None:
+    for key in ("error", "message"):
+        text = body.get(key)
+        if isinstance(text, str) and text.strip():
+            return _printable(text).strip()
+    return None
+
+
+def _bullets(issues: Any) -> list[str]:
+    if not isinstance(issues, list):
+        return []
+    return [f"  - {line}" for line in map(_issue, issues) if line]
+
+
+def _issue(issue: Any) -> str:
+    if isinstance(issue, str):
+        return _printable(issue)
+    if not isinstance(issue, dict):
+        return ""
+    named = {key: _printable(text) for key, text in issue.items() if isinstance(text, str)}
+    line = ": ".join(text for text in (named.get("key"), named.get("message")) if text)
+    correction = named.get("key_correction")
+    return f"{line} (did you mean '{correction}'?)" if correction and line else line
+
+
+def _object(content: bytes, redactor: Redactor) -> dict[str, Any]:
+    try:
+        body = json.loads(content, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return {}
+    return dict(redactor.tree(body)) if isinstance(body, dict) else {}
+
+
+def _printable(text: str) -> str:
+    # A reply must not move the cursor or recolour the terminal it is shown on.
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")

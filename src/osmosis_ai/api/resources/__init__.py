@@ -1,0 +1,1 @@
+"""The client's typed calls, one module per resource: which route, which message, which retry."""

@@ -1,0 +1,94 @@
+"""Evaluation runs: submit, follow, stop, fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from osmosis_ai.api import routes
+from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.retrying import SIGNING
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.wire.eval_runs import (
+    DownloadItem,
+    DownloadUrls,
+    DownloadUrlsRequest,
+    EvalMetrics,
+    EvalRunDetail,
+    EvalRunList,
+    SampleManifest,
+)
+from osmosis_ai.api.wire.runs import EvalRunSubmit, StopReply, SubmittedRun
+
+LARGEST_URL_BATCH = 500
+
+
+class EvalRuns(Resource):
+    """The evaluation runs of the repository's workspace."""
+
+    def submit(self, run: EvalRunSubmit) -> SubmittedRun:
+        """Submit a run, exactly once; secret values in it stay out of every error."""
+        if run.secrets is not None:
+            self._client.hide(run.secrets.provided.values())
+        return self._client.post(routes.EVAL_RUNS, run, model=SubmittedRun)
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> EvalRunList:
+        """Return one page, the newest first."""
+        return self._client.get(
+            routes.EVAL_RUNS, model=EvalRunList, params={"limit": limit, "offset": offset}
+        )
+
+    def get(self, name_or_id: str) -> EvalRunDetail:
+        """Return one run."""
+        return self._client.get(routes.eval_run(name_or_id), model=EvalRunDetail)
+
+    def metrics(self, name_or_id: str) -> EvalMetrics:
+        """Return a run's numbers so far."""
+        return self._client.get(routes.eval_run_metrics(name_or_id), model=EvalMetrics)
+
+    def logs(
+        self,
+        name_or_id: str,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        direction: Literal["older", "newer"] = "older",
+    ) -> LogPage:
+        """Return one page of a run's log."""
+        return self._client.get(
+            routes.eval_run_logs(name_or_id),
+            model=LogPage,
+            params={"limit": limit, "direction": direction, "cursor": cursor},
+        )
+
+    def stop(self, name_or_id: str) -> StopReply:
+        """Ask for a run to stop."""
+        return self._client.post(routes.eval_run_stop(name_or_id), None, model=StopReply)
+
+    def manifest(self, name_or_id: str, *, types: Sequence[str], rows: str | None = None) -> SampleManifest:
+        """Return the list of a run's files.
+
+        Args:
+            name_or_id: the run.
+            types: out of ``metrics``, ``trajectories``, ``artifacts``, ``logs``.
+            rows: dataset rows such as ``3,7,10-20``; None for all.
+        """
+        return self._client.get(
+            routes.eval_run_manifest(name_or_id),
+            model=SampleManifest,
+            params={"types": ",".join(types), "rows": rows},
+        )
+
+    def download_urls(self, name_or_id: str, items: Sequence[DownloadItem]) -> DownloadUrls:
+        """Return where files of a manifest can be had for a while.
+
+        Args:
+            name_or_id: the run.
+            items: 1 to 500 of them, with the manifest's tokens.
+        """
+        return self._client.post(
+            routes.eval_run_download_urls(name_or_id),
+            DownloadUrlsRequest(items=list(items)),
+            model=DownloadUrls,
+            retry=SIGNING,
+        )

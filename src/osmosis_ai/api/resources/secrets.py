@@ -1,0 +1,40 @@
+"""Environment secrets: values go in and never come out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from osmosis_ai.api import routes
+from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.wire.secrets import Secret, SecretDeleteRequest, SecretList, SecretSetRequest
+
+SecretScope = Literal["workspace", "user"]
+
+
+class Secrets(Resource):
+    """The secrets of the repository's workspace, and this user's own in it."""
+
+    def list(
+        self,
+        *,
+        scope: Literal["all", "workspace", "user"] = "all",
+        limit: int = LARGEST_PAGE,
+        offset: int = 0,
+    ) -> SecretList:
+        """Return one page of names; with ``all`` a name may come in both scopes."""
+        return self._client.get(
+            routes.ENVIRONMENT_SECRETS,
+            model=SecretList,
+            params={"limit": limit, "offset": offset, "scope": scope},
+        )
+
+    def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
+        """Store a value under a name, in place of the former one."""
+        self._client.hide([value])
+        return self._client.post(
+            routes.ENVIRONMENT_SECRETS, SecretSetRequest(name=name, value=value, scope=scope), model=Secret
+        )
+
+    def delete(self, name: str, *, scope: SecretScope) -> None:
+        """Delete a secret."""
+        self._client.delete(routes.ENVIRONMENT_SECRETS, SecretDeleteRequest(name=name, scope=scope))

@@ -118,7 +118,7 @@ def _operation(result: EvalRunResult) -> OperationResult:
 
 
 def _resource(result: EvalRunResult) -> dict[str, Any]:
-    summary, prepared = result.summary, result.prepared
+    summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
         "run_name": summary.run_name,
         "local_run_id": summary.local_run_id,
@@ -133,7 +133,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "resumed": summary.resumed,
         "cancelled": summary.cancelled,
         "duration_ms": summary.duration_ms,
-        "metrics": summary.metrics.to_json(),
+        "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
         "failed_rows": [
             {
                 "row_index": failure.record.row_index,

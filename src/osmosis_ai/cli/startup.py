@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from osmosis_ai.api.platform_url import (
-    ALLOW_INSECURE_ENV,
     PLATFORM_URL_ENV,
+    ensure_secure,
     is_secure,
     normalize_platform_url,
 )
@@ -110,9 +110,4 @@ def _refuse_insecure_platform(output: OutputContext) -> None:
     output.warn(
         f"{url} is not HTTPS: tokens and secrets would travel in the clear.", code="INSECURE_PLATFORM_URL"
     )
-    if os.environ.get(ALLOW_INSECURE_ENV) != "1":
-        raise OsmosisError(
-            f"refusing to use the insecure platform URL {url}.",
-            details={"platform_url": url},
-            hint=f"use https://, or set {ALLOW_INSECURE_ENV}=1 on a network you trust",
-        )
+    ensure_secure(url)

@@ -228,6 +228,13 @@ def test_all_numbers_come_back_from_json() -> None:
     assert EvalMetrics.model_validate(written(metrics)) == metrics
 
 
+def test_the_estimates_stand_beside_the_products_fields() -> None:
+    metrics = numbers_of(2, 1, (0, 0, "success", 1.0), (1, 0, "success", 0.0))
+    fields = metrics.to_json()
+    assert fields.pop("estimates")["reward"]["n"] == 2
+    assert fields == metrics.summary
+
+
 statuses = st.sampled_from(["success", "failed", "skipped"])
 rewards = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([0.0, 1.0]))
 

@@ -104,3 +104,7 @@ class EvalMetrics(_Model):
     def summary(self) -> dict[str, Any]:
         """Return the product's summary as JSON values, absent fields left out."""
         return self.wire.model_dump(mode="json", exclude_none=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the product's summary with an ``estimates`` block beside its fields."""
+        return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}

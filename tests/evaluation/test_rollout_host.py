@@ -150,15 +150,25 @@ async def test_servers_may_die_more_often_while_the_run_gets_on() -> None:
         assert len(world.servers) == 2 * MAX_RESTARTS + 1
 
 
-async def test_a_server_that_does_not_start_again_ends_the_run_with_its_own_words() -> None:
+async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
     world = World(starts=(True, False))
+    async with world.host as host:
+        await kill_the_server(world)
+        await world.connected(2)
+        assert len(world.servers) == 3
+        assert host.capacity == 8
+
+
+async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
+    world = World(starts=(True, *(MAX_RESTARTS * [False])))
     async with world.host as host:
         rollout = await world.start_rollout()
         world.servers[0].die()
         await asyncio.gather(rollout, return_exceptions=True)
-        with pytest.raises(OsmosisError, match="before becoming healthy"):
+        with pytest.raises(RolloutServerDiedError, match="before becoming healthy"):
             await host.run(REQUEST)
         assert host.base_url is None
+        assert len(world.servers) == MAX_RESTARTS + 1
 
 
 async def test_a_server_that_never_starts_fails_at_once() -> None:

@@ -105,6 +105,7 @@ class RolloutHost:
         self._ready: asyncio.Future[_Generation] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._finished_since_start = 0
+        self._fruitless = 0
         self._capacity: int | None = None
 
     @property
@@ -188,18 +189,12 @@ class RolloutHost:
 
     async def _keep(self, generation: _Generation) -> None:
         """Replace servers as they die, until cancelled or until it is no use."""
-        fruitless = 0
         try:
             while True:
                 cause = generation.server.exit_error(await generation.server.wait_exit())
                 self._lose(generation)
-                fruitless = 0 if self._finished_since_start else fruitless + 1
-                self._finished_since_start = 0
                 await self._release(generation)
-                if fruitless > MAX_RESTARTS:
-                    raise self._gave_up(cause)
-                self._note(f"{cause.message.splitlines()[0]} Starting it again.")
-                generation = await self._start()
+                generation = await self._replace(cause)
                 assert self._ready is not None
                 self._ready.set_result(generation)
         except Exception as error:
@@ -210,6 +205,23 @@ class RolloutHost:
                 self._ready.exception()
         finally:
             await self._release(generation)
+
+    async def _replace(self, cause: OsmosisError) -> _Generation:
+        """Start another server; one that ends before it is healthy counts as one more that died.
+
+        Raises:
+            RolloutServerDiedError: when that has happened too often.
+        """
+        while True:
+            self._fruitless = 0 if self._finished_since_start else self._fruitless + 1
+            self._finished_since_start = 0
+            if self._fruitless > MAX_RESTARTS:
+                raise self._gave_up(cause)
+            self._note(f"{cause.message.splitlines()[0]} Starting it again.")
+            try:
+                return await self._start()
+            except OsmosisError as error:
+                cause = error
 
     def _lose(self, generation: _Generation) -> None:
         self._ready = asyncio.get_running_loop().create_future()

@@ -1,0 +1,129 @@
+"""No secret value leaves a sink: logs, stored errors and replies pass through here.
+
+All places where a value occurs are found first and then blanked together, so that values which contain or
+overlap one another leave no rest behind, and text put in for one value is never taken for another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+REDACTED = "[REDACTED]"
+SHORTEST_CHARACTERS = 4
+# A value of several lines is also hidden line by line, since logs are; short lines ("}", "EOF") are no secrets.
+_SHORTEST_LINE = 12
+
+
+class Redactor:
+    """Blanks the given values, also as JSON, Python or a URL would spell them.
+
+    Args:
+        values: the secrets. Those of fewer than :data:`SHORTEST_CHARACTERS` characters are left out, because
+            blanking every "1" or "no" would make logs unreadable and protect nothing; :func:`unhideable`
+            names them.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        spellings = {spelling for value in set(values) for spelling in _spellings(value)}
+        self._spellings = tuple(spellings)
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._spellings)} spellings)"
+
+    def text(self, text: str) -> str:
+        """Return ``text`` with every secret blanked."""
+        spans = _merged(sorted(self._occurrences(text)))
+        pieces, end = [], 0
+        for start, stop in spans:
+            pieces += [text[end:start], REDACTED]
+            end = stop
+        return "".join([*pieces, text[end:]]) if pieces else text
+
+    def tree(self, value: Any) -> Any:
+        """Return a JSON value with every secret blanked in its texts and keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.tree(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.tree(item) for item in value]
+        return value
+
+    def _occurrences(self, text: str) -> Iterator[tuple[int, int]]:
+        for spelling in self._spellings:
+            start = text.find(spelling)
+            while start >= 0:
+                yield start, start + len(spelling)
+                start = text.find(spelling, start + 1)
+
+
+class RedactingFilter(logging.Filter):
+    """Blanks secrets in log records, their arguments and tracebacks included; to be added to handlers."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
+        self._redactor = redactor
+        self._formatter = logging.Formatter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite the record in place and let it pass."""
+        try:
+            message = record.getMessage()
+        except Exception:  # a format that does not fit its arguments: logging would print both
+            message = f"{record.msg} {record.args}"
+        record.msg, record.args = self._redactor.text(message), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self._formatter.formatException(record.exc_info)
+        record.exc_info = None
+        for attribute in ("exc_text", "stack_info"):
+            if text := getattr(record, attribute, None):
+                setattr(record, attribute, self._redactor.text(text))
+        return True
+
+
+def unhideable(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return, by name, why a secret's value cannot be kept out of logs; empty when all can."""
+    return {
+        name: f"the value of `{name}` has fewer than {SHORTEST_CHARACTERS} characters, too few to be told from "
+        "other text, so it is not blanked in logs"
+        for name, value in secrets.items()
+        if len(value) < SHORTEST_CHARACTERS
+    }
+
+
+def _spellings(value: str) -> Iterator[str]:
+    if len(value) < SHORTEST_CHARACTERS:
+        return
+    yield from _escapings(value)
+    lines = [line.strip() for line in value.splitlines()]
+    if len(lines) > 1:
+        for line in lines:
+            if len(line) >= _SHORTEST_LINE:
+                yield from _escapings(line)
+
+
+def _escapings(text: str) -> Iterator[str]:
+    yield text
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+    yield quote(text, safe="", errors="replace")
+    yield quote_plus(text, errors="replace")
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Join spans, sorted by their start, that overlap or touch."""
+    current: tuple[int, int] | None = None
+    for start, stop in spans:
+        if current and start <= current[1]:
+            current = current[0], max(current[1], stop)
+        else:
+            if current:
+                yield current
+            current = start, stop
+    if current:
+        yield current

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.platform.redaction import RedactingFilter, Redactor, unhideable
+
+
+def test_a_value_inside_a_longer_one_leaves_no_rest() -> None:
+    assert Redactor(["hunter", "hunter2-extended"]).text("pw=hunter2-extended;") == "pw=[REDACTED];"
+
+
+def test_overlapping_values_are_blanked_together() -> None:
+    assert Redactor(["abcdef", "defghi"]).text("-abcdefghi-") == "-[REDACTED]-"
+
+
+def test_a_value_that_is_part_of_the_placeholder_does_not_garble_it() -> None:
+    assert Redactor(["s3cret", "REDACTED"]).text("a s3cret REDACTED") == "a [REDACTED] [REDACTED]"
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        'p"ss\\wörd\n+x',
+        json.dumps('p"ss\\wörd\n+x')[1:-1],
+        json.dumps('p"ss\\wörd\n+x', ensure_ascii=False)[1:-1],
+        repr('p"ss\\wörd\n+x'),
+        "p%22ss%5Cw%C3%B6rd%0A%2Bx",
+    ],
+)
+def test_a_value_is_found_however_it_is_spelt(spelling: str) -> None:
+    assert "ss" not in Redactor(['p"ss\\wörd\n+x']).text(f"<{spelling}>")
+
+
+def test_a_key_of_several_lines_is_blanked_in_a_log_of_single_lines() -> None:
+    key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
+
+    assert Redactor([key]).text("line: MIIEvQIBADANBgkq") == "line: [REDACTED]"
+
+
+def test_short_values_are_left_alone_and_named_with_the_reason() -> None:
+    assert Redactor(["1", "no", ""]).text("no 1") == "no 1"
+    reasons = unhideable({"FLAG": "no", "KEY": "long enough"})
+    assert list(reasons) == ["FLAG"]
+    assert "fewer than 4 characters" in reasons["FLAG"]
+
+
+def test_json_is_blanked_in_values_keys_and_depth() -> None:
+    tree = {"a": ["x s3cret", {"s3cret": 1}], "value": 0.4, "none": None}
+
+    assert Redactor(["s3cret"]).tree(tree) == {
+        "a": ["x [REDACTED]", {"[REDACTED]": 1}],
+        "value": 0.4,
+        "none": None,
+    }
+
+
+@given(st.lists(st.text(min_size=4, max_size=12), min_size=1, max_size=4), st.text(max_size=20))
+def test_no_value_survives_in_any_text_made_of_them(values: list[str], glue: str) -> None:
+    redacted = Redactor(values).text(glue.join(values))
+
+    rest = redacted.replace("[REDACTED]", "\0")
+    assert not any(value in rest for value in values if "\0" not in value)
+
+
+def test_a_log_record_is_blanked_with_its_arguments_and_traceback() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(RedactingFilter(Redactor(["s3cret"])))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    try:
+        raise ValueError("bad s3cret")
+    except ValueError:
+        logger.exception("failed with %s", "s3cret", stack_info=True)
+    logger.info("%d arguments do not fit", "s3cret")
+
+    written = stream.getvalue()
+    assert "s3cret" not in written
+    assert "failed with [REDACTED]" in written
+    assert "ValueError: bad [REDACTED]" in written
+
+
+def test_a_redactor_never_prints_what_it_hides() -> None:
+    assert "s3cret" not in repr(Redactor(["s3cret"]))

@@ -442,6 +442,17 @@ class TestModelAccess:
         assert "K1" not in repr(ControllerAuth("K1"))
 
 
+class TestUngraded:
+    @pytest.mark.parametrize("url", [None, ""])
+    async def test_without_a_grader_url_the_completion_is_all(
+        self, controller: Controller, url: str | None
+    ) -> None:
+        async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
+            await client.post("/rollout", json=controller.init_body(grader_callback_url=url))
+
+        assert [callback.channel for callback in controller.callbacks] == ["completion"]
+
+
 class TestStatusAndCancellation:
     async def test_a_rollout_can_be_looked_up(self, controller: Controller) -> None:
         async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:

@@ -41,6 +41,7 @@ class RolloutExecution:
         self._backend = backend
         self._courier = courier
         self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers()
+        self._grader_url = init.grader_callback_url or None
         self._completed = False
         self._graded = False
         self._owed_completion: bytes | None = None
@@ -60,7 +61,7 @@ class RolloutExecution:
             grader_timeout_sec=init.grader_timeout_sec,
         )
         api_key = init.llm_api_key or init.controller_api_key
-        on_graded = self._on_graded if init.grader_callback_url else None
+        on_graded = self._on_graded if self._grader_url is not None else None
         try:
             with RolloutContext(init.chat_completions_url, api_key, self.rollout_id):
                 final = await self._backend.execute(request, self._on_completed, on_graded)
@@ -99,19 +100,19 @@ class RolloutExecution:
             self._read_answer(answer)
 
     async def _on_graded(self, result: ExecutionResult) -> None:
-        if self._graded or self._init.grader_callback_url is None:
+        if self._graded or self._grader_url is None:
             logger.error("the backend graded rollout %s twice; the first report stands", self.rollout_id)
             return
         self._graded = True
         self._remember(result)
         await self._pay_completion()
-        await self._deliver_patiently(self._init.grader_callback_url, grader_body(self.rollout_id, result))
+        await self._deliver_patiently(self._grader_url, grader_body(self.rollout_id, result))
 
     async def _settle(self) -> None:
         """Report in the backend's stead what it did not, and pay what is owed."""
         if not self._completed:
             await self._on_completed(_BACKEND_FAILED)
-        if not self._graded and self._init.grader_callback_url is not None:
+        if not self._graded and self._grader_url is not None:
             await self._on_graded(_BACKEND_FAILED)
         await self._pay_completion()
 

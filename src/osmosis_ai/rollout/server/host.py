@@ -50,7 +50,7 @@ class Admission(enum.Enum):
     CLOSING = "closing"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Known:
     digest: bytes
     cancelled: bool = False
@@ -109,10 +109,12 @@ class RolloutHost:
         self._closing = True
         tasks = list(self._tasks.values())
         if tasks:
-            await asyncio.wait(tasks, timeout=DRAIN_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            _, unfinished = await asyncio.wait(tasks, timeout=DRAIN_S)
+            if unfinished:
+                logger.warning("the shutdown cancels %d rollouts, unreported", len(unfinished))
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
         await self._courier.close()
 
     async def _run(self, rollout_id: str, execution: RolloutExecution) -> None:

@@ -16,7 +16,7 @@ FINISHED_LIMIT = 10_000
 _MESSAGE_LIMIT = 500
 
 
-@dataclass
+@dataclass(slots=True)
 class RolloutEntry:
     """One rollout: where it stands, and the task that runs it while it does."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from osmosis_ai.api.wire.base import Timestamp, WireModel
 
 
@@ -12,7 +14,7 @@ class DeviceAuthorizeRequest(WireModel):
 class DeviceAuthorization(WireModel):
     """What the user must do; ``expires_in`` and ``interval`` are seconds."""
 
-    device_code: str
+    device_code: str = Field(repr=False)
     user_code: str
     verification_uri: str
     verification_uri_complete: str | None = None
@@ -21,7 +23,7 @@ class DeviceAuthorization(WireModel):
 
 
 class DeviceTokenRequest(WireModel):
-    device_code: str
+    device_code: str = Field(repr=False)
 
 
 class User(WireModel):
@@ -31,15 +33,10 @@ class User(WireModel):
 
 
 class IssuedToken(WireModel):
-    token: str
+    token: str = Field(repr=False)
     token_id: str | None = None
     expires_at: Timestamp | None = None
     user: User
-
-    def __repr__(self) -> str:
-        return f"IssuedToken(token_id={self.token_id!r}, user={self.user!r})"
-
-    __str__ = __repr__
 
 
 class WorkspaceMembership(WireModel):

@@ -10,13 +10,16 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, model_validator
 
 
 class WireModel(BaseModel):
     """Base of all messages."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True, protected_namespaces=())
+    # What a reply holds may be a token: an error that quotes it must not.
+    model_config = ConfigDict(
+        extra="ignore", populate_by_name=True, protected_namespaces=(), hide_input_in_errors=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -38,13 +41,11 @@ def _to_wire_time(moment: datetime) -> str:
     return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _zoned(value: Any) -> Any:
-    if isinstance(value, datetime) and value.tzinfo is None:
-        return value.replace(tzinfo=timezone.utc)
-    return value
+def _zoned(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
-Timestamp = Annotated[datetime, BeforeValidator(_zoned), PlainSerializer(_to_wire_time, return_type=str)]
+Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(_to_wire_time, return_type=str)]
 """A moment with a zone; sent as ISO 8601 in UTC with ``Z``."""
 
 

@@ -20,7 +20,7 @@ class DatasetCreateRequest(WireModel):
 
 class UploadPart(WireModel):
     part_number: int
-    presigned_url: str
+    presigned_url: str = Field(repr=False)
     size: int | None = None
 
 
@@ -28,7 +28,7 @@ class UploadInstructions(WireModel):
     """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``)."""
 
     method: str = "simple"
-    presigned_url: str | None = None
+    presigned_url: str | None = Field(None, repr=False)
     upload_headers: dict[str, str] = {}
     expires_in: float | None = None
     part_size: int | None = None
@@ -73,7 +73,7 @@ class DatasetList(Page):
 
 
 class DatasetDownload(WireModel):
-    presigned_url: str = Field(validation_alias=AliasChoices("presigned_url", "presignedUrl"))
+    presigned_url: str = Field(validation_alias=AliasChoices("presigned_url", "presignedUrl"), repr=False)
     expires_in: float | None = Field(None, validation_alias=AliasChoices("expires_in", "expiresIn"))
     file_name: str | None = Field(
         None, validation_alias=AliasChoices("file_name", "fileName", "download_file_name", "downloadFileName")

@@ -87,7 +87,7 @@ class EvalMetricsOverview(WireModel):
 
 class PassAtK(WireModel):
     k: int
-    value: float
+    value: float | None = None
 
 
 class EvalMetrics(WireModel):
@@ -95,7 +95,7 @@ class EvalMetrics(WireModel):
 
     status: str = ""
     overview: EvalMetricsOverview = EvalMetricsOverview()
-    reward_stats: dict[str, float] | None = None
+    reward_stats: dict[str, float | None] | None = None
     pass_at_k: list[PassAtK] = []
     eval_run_id: str | None = None
     estimates: dict[str, Any] | None = None
@@ -103,8 +103,8 @@ class EvalMetrics(WireModel):
 
 class ManifestFile(WireModel):
     path: str
-    size: int
-    token: str | None = None
+    size: int = Field(strict=True, ge=0)
+    token: str | None = Field(None, repr=False)
 
 
 class SampleManifest(WireModel):
@@ -114,8 +114,10 @@ class SampleManifest(WireModel):
 
 class DownloadItem(WireModel):
     path: str
-    token: str | None = None
-    url: str | None = Field(None, validation_alias=AliasChoices("url", "presignedUrl", "presigned_url"))
+    token: str | None = Field(None, repr=False)
+    url: str | None = Field(
+        None, repr=False, validation_alias=AliasChoices("url", "presignedUrl", "presigned_url")
+    )
 
 
 class DownloadUrlsRequest(WireModel):

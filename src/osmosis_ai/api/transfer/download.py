@@ -1,0 +1,299 @@
+"""A file on its way from a blob store: at its place when it is whole and right, and not before.
+
+Until then it is ``<name>.partial`` beside it. What was fetched is kept when the connection breaks, and goes
+on from there if the store still has the same bytes (its ETag says so); otherwise it starts again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from osmosis_ai.api.retrying import Transient, Waits
+from osmosis_ai.api.transfer.store import BlobClient, TransferError, check_url, refusal, shown
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import sync_directory, write_json
+
+Progress = Callable[[int], None]
+WAITS = Waits((0.5, 1.0))
+_BLOCK_BYTES = 256 * 1024
+# Below this, starting again is cheaper than remembering how far it was.
+_WORTH_RESUMING_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Download:
+    """A finished download.
+
+    Args:
+        path: where the bytes are.
+        size: how many they are.
+        sha256: their digest in hexadecimal, if it was asked for.
+        suggested_name: the store's name for the file: a plain name, no path.
+    """
+
+    path: Path
+    size: int
+    sha256: str | None = None
+    suggested_name: str | None = None
+
+
+def download(
+    url: str,
+    target: Path,
+    *,
+    expected_size: int | None = None,
+    expected_sha256: str | None = None,
+    progress: Progress | None = None,
+    refresh_url: Callable[[], str] | None = None,
+    waits: Waits = WAITS,
+    client: BlobClient | None = None,
+) -> Download:
+    """Fetch a file; an existing ``target`` is replaced in one step.
+
+    Args:
+        url: a signed URL.
+        target: where the file goes; its directory is made when missing.
+        expected_size: refuse anything but this many bytes.
+        expected_sha256: refuse anything but these bytes.
+        progress: called with the number of bytes that are there so far; falls back when it starts again.
+        refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
+        waits: the pauses between tries.
+        client: connections to use; otherwise opened and closed here.
+
+    Raises:
+        TransferError: the store does not answer, refuses, or has other bytes than expected.
+        ConflictError: another command is fetching to the same place.
+        OsmosisError: the disk is full or not writable; what was fetched stays for the next time.
+    """
+    check_url(url)
+    with ExitStack() as stack:
+        blobs = client if client is not None else stack.enter_context(BlobClient())
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(_Partial(target))
+            transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
+            waits.run(transfer.attempt, sleep=blobs.sleep)
+            size = partial.size()
+            partial.finish()
+        except OSError as error:
+            raise OsmosisError(
+                f"cannot write {target}: {error.strerror or error}.",
+                hint="what was fetched is kept; run the command again when there is room",
+            ) from None
+        return Download(target, size, expected_sha256, transfer.suggested_name)
+
+
+class _Partial:
+    """``<name>.partial`` and, for a large one, a note of which bytes it is part of. One writer at a time."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._path = target.with_name(f"{target.name}.partial")
+        self._note = target.with_name(f"{target.name}.partial.json")
+        self.handle: IO[bytes] = self._path.open("a+b")
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.fstat(self.handle.fileno()).st_ino == self._path.stat().st_ino
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        except OSError:
+            # A file system without locks: nothing to hold, and nothing held.
+            mine = True
+        if not mine:
+            self.handle.close()
+            raise ConflictError(f"another command is downloading {target}.") from None
+        self._finished = False
+
+    def __enter__(self) -> _Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._finished and (self.size() < _WORTH_RESUMING_BYTES or self.validator() is None):
+            self._path.unlink(missing_ok=True)
+            self._note.unlink(missing_ok=True)
+        self.handle.close()
+
+    def size(self) -> int:
+        return os.fstat(self.handle.fileno()).st_size
+
+    def validator(self) -> str | None:
+        """Return what the store called the bytes that this is part of."""
+        try:
+            value = json.loads(self._note.read_bytes())["validator"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return value if isinstance(value, str) else None
+
+    def restart(self, validator: str | None, announced: int | None) -> None:
+        """Begin with nothing, on bytes that the store calls ``validator``."""
+        self.handle.truncate(0)
+        if validator is not None and (announced is None or announced >= _WORTH_RESUMING_BYTES):
+            write_json(self._note, {"validator": validator}, durable=False)
+        else:
+            self._note.unlink(missing_ok=True)
+
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        self.handle.seek(0)
+        while block := self.handle.read(_BLOCK_BYTES):
+            digest.update(block)
+        return digest.hexdigest()
+
+    def finish(self) -> None:
+        """Put the file at its place."""
+        self.handle.flush()
+        # One flush of the disk for a large file; a thousand small ones are fetched again more cheaply.
+        large = self.size() >= _WORTH_RESUMING_BYTES
+        if large:
+            os.fsync(self.handle.fileno())
+        self._path.replace(self._target)
+        self._note.unlink(missing_ok=True)
+        self._finished = True
+        if large:
+            sync_directory(self._target.parent)
+
+
+class _Transfer:
+    """The tries of one download."""
+
+    def __init__(
+        self,
+        blobs: BlobClient,
+        url: str,
+        partial: _Partial,
+        expected_size: int | None,
+        expected_sha256: str | None,
+        progress: Progress | None,
+        refresh_url: Callable[[], str] | None,
+    ) -> None:
+        self._blobs = blobs
+        self._url = url
+        self._partial = partial
+        self._expected_size = expected_size
+        self._expected_sha256 = expected_sha256
+        self._progress = progress
+        self._refresh_url = refresh_url
+        self.suggested_name: str | None = None
+
+    def attempt(self) -> None:
+        """Fetch what is missing and check the whole."""
+        have, validator = self._partial.size(), self._partial.validator()
+        resuming = have > 0 and validator is not None
+        headers = {"Range": f"bytes={have}-", "If-Range": validator} if resuming and validator else {}
+        with self._blobs.get(self._url, headers=headers) as response:
+            if resuming and response.status_code == 416:
+                self._start_again(response)
+            self._ensure_success(response)
+            continues = response.status_code == 206
+            if continues and not (resuming and _starts_at(response, have) and _same(response, validator)):
+                self._start_again(response)
+            self.suggested_name = _suggested_name(response) or self.suggested_name
+            if not continues:
+                have = 0
+                self._partial.restart(_validator(response), _announced(response))
+            self._check_size(have + (_announced(response) or 0), final=_announced(response) is not None)
+            self._receive(response, have)
+        self._check_size(self._partial.size(), final=True)
+        self._check_digest(resumed=continues)
+
+    def _receive(self, response: httpx.Response, have: int) -> None:
+        for block in response.iter_raw(_BLOCK_BYTES):
+            self._partial.handle.write(block)
+            self._partial.handle.flush()
+            have += len(block)
+            self._check_size(have, final=False)
+            if self._progress is not None:
+                self._progress(have)
+
+    def _ensure_success(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        failure = refusal(self._url, response)
+        if (
+            response.status_code == 403
+            and self._refresh_url is not None
+            and isinstance(failure, TransferError)
+        ):
+            self._url = self._refresh_url()
+            check_url(self._url)
+            raise Transient(failure)
+        raise failure
+
+    def _start_again(self, response: httpx.Response) -> None:
+        self._partial.restart(None, None)
+        raise Transient(
+            TransferError(
+                f"{shown(self._url)} cannot go on where it broke off (HTTP {response.status_code})."
+            )
+        )
+
+    def _check_size(self, size: int, *, final: bool) -> None:
+        expected = self._expected_size
+        if expected is None or size == expected or (size < expected and not final):
+            return
+        self._partial.restart(None, None)
+        raise TransferError(
+            f"{shown(self._url)} has {size if final else f'more than {expected}'} bytes instead of {expected}.",
+            details={"expected_size": expected},
+            hint="nothing was written; run the command again",
+        )
+
+    def _check_digest(self, *, resumed: bool) -> None:
+        if self._expected_sha256 is None:
+            return
+        found = self._partial.digest()
+        if found == self._expected_sha256.lower():
+            return
+        self._partial.restart(None, None)
+        error = TransferError(
+            f"{shown(self._url)} has other bytes than announced (SHA-256 {found}, not {self._expected_sha256}).",
+            details={"expected_sha256": self._expected_sha256, "sha256": found},
+            hint="nothing was written; run the command again",
+        )
+        raise Transient(error) if resumed else error
+
+
+def _announced(response: httpx.Response) -> int | None:
+    value = response.headers.get("content-length", "")
+    return int(value) if value.isdecimal() and value.isascii() else None
+
+
+def _validator(response: httpx.Response) -> str | None:
+    etag: str = response.headers.get("etag", "")
+    if etag and not etag.startswith("W/"):
+        return etag
+    modified: str = response.headers.get("last-modified", "")
+    return modified or None
+
+
+def _starts_at(response: httpx.Response, offset: int) -> bool:
+    match = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+    return match is not None and int(match[1]) == offset
+
+
+def _same(response: httpx.Response, validator: str | None) -> bool:
+    etag = response.headers.get("etag")
+    return etag is None or validator is None or not validator.startswith('"') or etag == validator
+
+
+def _suggested_name(response: httpx.Response) -> str | None:
+    header = response.headers.get("content-disposition")
+    if not header:
+        return None
+    message = Message()
+    message["content-disposition"] = header
+    name = message.get_filename()
+    # A name with a path in it would put the file elsewhere.
+    return name if name and name not in (".", "..") and not re.search(r"[/\\\x00-\x1f\x7f]", name) else None

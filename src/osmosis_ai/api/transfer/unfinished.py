@@ -1,0 +1,164 @@
+"""What an interrupted upload has already achieved, on disk: the parts that the store acknowledged.
+
+One file per upload, named by the bytes and the dataset, so that another file or another dataset never goes
+on with it. It holds signed URLs, so only the user can read it; it goes when the dataset is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.api.wire.datasets import UploadInstructions
+from osmosis_ai.files import write_json
+
+_VERSION = 1
+# URLs that end during the first part are no help.
+_MARGIN = timedelta(seconds=60)
+
+
+@dataclass
+class UnfinishedUpload:
+    """An upload in parts: where it goes, and how far it is.
+
+    Args:
+        path: the file this is kept in.
+        dataset_id: what is uploaded to.
+        digest: SHA-256 of the whole file.
+        scope: whatever tells apart uploads that must not be mixed: platform, repository, name.
+        instructions: where the parts go.
+        expires_at: when the URLs end; None when the platform did not say.
+        acknowledged: part number -> ETag.
+    """
+
+    path: Path
+    dataset_id: str
+    digest: str
+    scope: str
+    instructions: UploadInstructions = field(repr=False)
+    expires_at: datetime | None = None
+    acknowledged: dict[int, str] = field(default_factory=dict)
+
+    def acknowledge(self, part_number: int, etag: str) -> None:
+        """Remember, through a crash, that the store has a part.
+
+        Raises:
+            OSError: when the disk is full.
+        """
+        self.acknowledged[part_number] = etag
+        self.save()
+
+    def save(self) -> None:
+        """Write everything down."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(
+            self.path,
+            {
+                "version": _VERSION,
+                "dataset_id": self.dataset_id,
+                "digest": self.digest,
+                "scope": self.scope,
+                "instructions": self.instructions.to_wire(),
+                "expires_at": self.expires_at.isoformat() if self.expires_at else None,
+                "acknowledged": {str(number): etag for number, etag in sorted(self.acknowledged.items())},
+            },
+        )
+
+    def forget(self) -> None:
+        """Remove the file: the upload is complete, or given up."""
+        self.path.unlink(missing_ok=True)
+
+
+def open_upload(
+    state_dir: Path, *, digest: str, dataset_id: str, instructions: UploadInstructions, scope: str = ""
+) -> UnfinishedUpload:
+    """Return the upload of these bytes to this dataset, with what it has achieved if it was begun before.
+
+    Fresh URLs for the same upload keep its parts; another upload of the same bytes starts from nothing.
+    """
+    path = state_dir / _file_name(digest, dataset_id)
+    former = _load(path)
+    now = datetime.now(timezone.utc)
+    lifetime = instructions.expires_in
+    upload = UnfinishedUpload(
+        path=path,
+        dataset_id=dataset_id,
+        digest=digest,
+        scope=scope,
+        instructions=instructions,
+        expires_at=None if lifetime is None else now + timedelta(seconds=lifetime),
+    )
+    if former is not None and _layout(former.instructions) == _layout(instructions):
+        upload.acknowledged = former.acknowledged
+        if former.instructions == instructions:
+            upload.expires_at = former.expires_at
+    upload.save()
+    return upload
+
+
+def find_unfinished_upload(
+    state_dir: Path, *, digest: str, scope: str = "", now: datetime | None = None
+) -> UnfinishedUpload | None:
+    """Return the furthest upload of these bytes in this scope whose URLs still work, or None.
+
+    Uploads that are too old are removed on the way.
+    """
+    moment = now or datetime.now(timezone.utc)
+    found = []
+    for upload in _uploads(state_dir, digest):
+        if upload.expires_at is not None and upload.expires_at <= moment + _MARGIN:
+            upload.forget()
+        elif upload.scope == scope:
+            found.append(upload)
+    return max(found, key=lambda upload: len(upload.acknowledged), default=None)
+
+
+def _uploads(state_dir: Path, digest: str) -> Iterator[UnfinishedUpload]:
+    for path in sorted(state_dir.glob(f"{_short(digest)}-*.json")):
+        upload = _load(path)
+        if upload is not None and upload.digest == digest:
+            yield upload
+
+
+def _load(path: Path) -> UnfinishedUpload | None:
+    try:
+        content: Any = json.loads(path.read_bytes())
+        if content["version"] != _VERSION:
+            return None
+        expires_at = content["expires_at"]
+        return UnfinishedUpload(
+            path=path,
+            dataset_id=str(content["dataset_id"]),
+            digest=str(content["digest"]),
+            scope=str(content["scope"]),
+            instructions=UploadInstructions.model_validate(content["instructions"]),
+            expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
+            acknowledged={int(number): str(etag) for number, etag in content["acknowledged"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Without a readable record the upload starts again; nothing is lost but time.
+        return None
+
+
+def _layout(instructions: UploadInstructions) -> tuple[Any, ...]:
+    urls = () if instructions.upload_id else tuple(part.presigned_url for part in instructions.presigned_urls)
+    return (
+        instructions.upload_id,
+        instructions.s3_key,
+        instructions.part_size,
+        instructions.total_parts,
+        urls,
+    )
+
+
+def _file_name(digest: str, dataset_id: str) -> str:
+    return f"{_short(digest)}-{hashlib.sha256(dataset_id.encode()).hexdigest()[:16]}.json"
+
+
+def _short(digest: str) -> str:
+    return digest[:32]

@@ -2,7 +2,7 @@
 
     python scripts/make_tiny_model.py [--target DIRECTORY]
 
-Needs the `train` extra and about seven minutes of one core. The steps and the seed are fixed. With
+Needs the `train` extra and about eight minutes of one core. The steps and the seed are fixed. With
 `--measure` an existing model is evaluated again and its card rewritten, without training.
 """
 

@@ -45,8 +45,8 @@ Through the endpoint of the package (`python -m osmosis_ai.inference`), in float
 | `data/multiply.jsonl`, 200 rows ({attempts} attempts each at temperature 1), tool given | {multiply:.3f} | {multiply_greedy:.3f} |
 | addition, {additions} drawn questions | {addition:.3f} | {addition_greedy:.3f} |
 
-At temperature 1 it calls the tool in {multiply_tool_calls:.3f} of the multiplications. Greedy decoding never does
-when the guess is the likelier first token.
+At temperature 1 it calls the tool in {multiply_tool_calls:.3f} of the multiplications. Greedily it never does: a guess is the
+likelier beginning.
 
 ## Made by
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tiny_model.corpus import MULTIPLY_TOOL
 MODEL_NAME = "osmosis/tiny"
 INSTRUCTIONS = {"role": "system", "content": "Answer with #### and the number."}
 ATTEMPTS = 8
-ADDITIONS = 500
+ADDITIONS = 1000
 MAX_TURNS = 4
 
 
@@ -43,14 +44,18 @@ def evaluate(model_dir: Path, multiply_rows: Path) -> Evaluation:
 
 async def _evaluate(api: ChatCompletions, multiply_rows: Path) -> Evaluation:
     rows = [json.loads(line) for line in multiply_rows.read_text(encoding="utf-8").splitlines()]
+    # Every conversation has seeds of its own: with shared ones, all would make the same choices.
+    seeds = itertools.count(step=MAX_TURNS)
     sampled = await asyncio.gather(
-        *(_multiply(api, row, temperature=1.0, attempt=k) for row in rows for k in range(ATTEMPTS))
+        *(_multiply(api, row, temperature=1.0, seed=next(seeds)) for row in rows for _ in range(ATTEMPTS))
     )
-    greedy = await asyncio.gather(*(_multiply(api, row, temperature=0.0, attempt=0) for row in rows))
+    greedy = await asyncio.gather(*(_multiply(api, row, temperature=0.0, seed=0) for row in rows))
     rng = random.Random(1)
     pairs = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(ADDITIONS)]
     additions = {
-        temperature: await asyncio.gather(*(_add(api, a, b, temperature=temperature) for a, b in pairs))
+        temperature: await asyncio.gather(
+            *(_add(api, a, b, temperature=temperature, seed=next(seeds)) for a, b in pairs)
+        )
         for temperature in (1.0, 0.0)
     }
     return Evaluation(
@@ -63,13 +68,12 @@ async def _evaluate(api: ChatCompletions, multiply_rows: Path) -> Evaluation:
 
 
 async def _multiply(
-    api: ChatCompletions, row: dict[str, str], *, temperature: float, attempt: int
+    api: ChatCompletions, row: dict[str, str], *, temperature: float, seed: int
 ) -> tuple[bool, bool]:
     """One attempt of the sample agent: (right, called the tool)."""
     messages: list[dict[str, Any]] = [INSTRUCTIONS, {"role": "user", "content": row["user_prompt"]}]
     for turn in range(MAX_TURNS):
-        seed = attempt * MAX_TURNS + turn
-        reply = await _ask(api, messages, tools=[MULTIPLY_TOOL], temperature=temperature, seed=seed)
+        reply = await _ask(api, messages, tools=[MULTIPLY_TOOL], temperature=temperature, seed=seed + turn)
         calls = reply.get("tool_calls", [])
         if not calls:
             break
@@ -77,9 +81,9 @@ async def _multiply(
     return reply["content"] == f"#### {row['ground_truth']}", turn > 0
 
 
-async def _add(api: ChatCompletions, a: int, b: int, *, temperature: float) -> bool:
+async def _add(api: ChatCompletions, a: int, b: int, *, temperature: float, seed: int) -> bool:
     question = {"role": "user", "content": f"What is {a} + {b}?"}
-    reply = await _ask(api, [question], temperature=temperature, seed=0)
+    reply = await _ask(api, [question], temperature=temperature, seed=seed)
     return bool(reply["content"] == f"#### {a + b}")
 
 

@@ -29,13 +29,13 @@ class Recipe:
     """Everything that decides what comes out."""
 
     seed: int = 0
-    steps: int = 1400
+    steps: int = 1600
     batch_size: int = 64
     peak_learning_rate: float = 3e-3
     warm_up_steps: int = 30
     final_learning_rate_share: float = 0.05
     addition_share: float = 0.5
-    tool_call_share: float = 0.41
+    tool_call_share: float = 0.42
     noisy_share_of_steps: float = 0.2
     correct_additions_when_noisy: float = 0.35
 

@@ -194,9 +194,12 @@ async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: 
     assert one["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(api: ChatCompletions) -> None:
+@pytest.mark.parametrize("length", [2040, 1_000_000])
+async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
+    api: ChatCompletions, length: int
+) -> None:
     with pytest.raises(ApiError) as refused:
-        await complete(api, messages=[{"role": "user", "content": "7" * 2100}])
+        await complete(api, messages=[{"role": "user", "content": "7" * length}])
     error = refused.value.body()["error"]
     assert (refused.value.status, error["code"], error["param"]) == (
         400,

@@ -159,16 +159,14 @@ class ChatCompletions:
             text = self._template.render(request.template_messages(), request.offered_tools)
         except TemplateError as error:
             raise ApiError(400, f"{error}.", param="messages", code="invalid_value") from error
-        prompt = tuple(self.tokenizer.encode(text))
         positions = self.engine.model.config.max_positions
+        # A text of megabytes is refused for its length alone: tokenizing it would hold up everyone.
+        least = len(text) // self.tokenizer.longest_token
+        if least >= positions:
+            raise _context_exceeded(positions, f"at least {least}")
+        prompt = tuple(self.tokenizer.encode(text))
         if len(prompt) >= positions:
-            raise ApiError(
-                400,
-                f"this model's maximum context length is {positions} tokens, and the messages"
-                f" have {len(prompt)}; shorten the messages so that there is room for an answer.",
-                param="messages",
-                code="context_length_exceeded",
-            )
+            raise _context_exceeded(positions, str(len(prompt)))
         return prompt
 
 
@@ -332,6 +330,16 @@ def _delta(piece: Piece, earlier_calls: int) -> Json:
     if isinstance(piece, ToolCall):
         return {"tool_calls": [{"index": earlier_calls, **piece.to_dict()}]}
     return {"content": piece}
+
+
+def _context_exceeded(positions: int, count: str) -> ApiError:
+    return ApiError(
+        400,
+        f"this model's maximum context length is {positions} tokens, and the messages have {count}; "
+        "shorten the messages so that there is room for an answer.",
+        param="messages",
+        code="context_length_exceeded",
+    )
 
 
 def _server_error(error: EngineStoppedError) -> ApiError:

@@ -65,10 +65,11 @@ def _joined_text(content: Any) -> Any:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get({"text": "text", "refusal": "refusal"}.get(str(kind), "")) if kind else None
-        if not isinstance(text, str):
+        if kind not in ("text", "refusal"):
             raise ValueError(f"this model reads text only; a content part of type {kind!r} is not supported")
-        texts.append(text)
+        if not isinstance(part.get(kind), str):
+            raise ValueError(f"a content part of type {kind!r} needs a string under {kind!r}")
+        texts.append(part[kind])
     return "".join(texts)
 
 

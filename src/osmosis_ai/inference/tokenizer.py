@@ -20,7 +20,12 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
-    """The tokenizer of one model: a byte-level BPE read from `tokenizer.json`."""
+    """The tokenizer of one model: a byte-level BPE read from `tokenizer.json`.
+
+    Attributes:
+        longest_token: how many bytes the longest token stands for; a text has at least its bytes
+            divided by this many tokens.
+    """
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
@@ -30,6 +35,7 @@ class Tokenizer:
             added[token].content.encode() if token in added else _token_bytes(raw.id_to_token(token) or "")
             for token in range(size)
         ]
+        self.longest_token = max(map(len, self._bytes))
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:

@@ -1,0 +1,323 @@
+"""Who may ask: users and their tokens.
+
+A token is shown once, when it is made; the database knows its SHA-256, which is enough for a value of 256
+random bits. A password is known as its Argon2 hash alone. A token that was revoked or has expired never
+works again, and neither does any token of a user who is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.models import Token, User, new_id
+from osmosis_ai.platform.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
+TokenKind = Literal["cli", "api_key"]
+RejectionCode = Literal["TOKEN_INVALID", "TOKEN_EXPIRED", "TOKEN_REVOKED"]
+TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
+
+DEFAULT_TTL = timedelta(days=90)
+SHORTEST_PASSWORD = 10
+_LONGEST_PASSWORD = 1024
+_PREFIX = "osm_"
+# More often would make every read of a busy client a write.
+_USE_NOTED_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sent a request, and with which token."""
+
+    user: User
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLogin:
+    """How to sign in to a platform that was just made; known now and never again."""
+
+    email: str
+    password: str = field(repr=False)
+    user_id: str
+    workspace_id: str
+    workspace_name: str
+
+
+class TokenRejected(OsmosisError):
+    """A token that does not let its bearer in; ``reason`` is the code of the reply."""
+
+    default_code = "AUTH_REQUIRED"
+
+    def __init__(self, reason: RejectionCode, message: str) -> None:
+        super().__init__(message)
+        self.reason: RejectionCode = reason
+
+
+class Accounts:
+    """The users of one platform and their tokens.
+
+    Args:
+        db: where they are kept.
+        clock: decides what has expired.
+    """
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    # -- users -------------------------------------------------------------------------------
+
+    def create_user(
+        self, email: str, *, name: str | None = None, password: str | None = None, is_admin: bool = False
+    ) -> User:
+        """Add a user; without a password they cannot sign in on the approval page.
+
+        Raises:
+            ConflictError: somebody has this address already.
+            OsmosisError: the address or the password is no good.
+        """
+        user = User(
+            id=new_id("usr"),
+            email=_normal_email(email),
+            name=name.strip() or None if name else None,
+            password_hash=_hash_password(password) if password is not None else None,
+            is_admin=is_admin,
+            created_at=self._clock.now(),
+        )
+        try:
+            with self._db.transaction() as session:
+                session.add(user)
+        except IntegrityError as error:
+            raise ConflictError(f"there is a user {user.email} already.") from error
+        return user
+
+    def find_user(self, email: str) -> User:
+        """Return the user with this address.
+
+        Raises:
+            NotFoundError: nobody has it.
+        """
+        address = _normal_email(email)
+        with self._db.session() as session:
+            user = session.scalar(select(User).where(User.email == address))
+        if user is None:
+            raise NotFoundError(
+                f"there is no user {address}.", hint=f"add one with `osmosis platform user add {address}`"
+            )
+        return user
+
+    def set_password(self, email: str, password: str) -> None:
+        """Replace a user's password.
+
+        Raises:
+            NotFoundError, OsmosisError: as :meth:`find_user` and :meth:`create_user`.
+        """
+        user = self.find_user(email)
+        hashed = _hash_password(password)
+        with self._db.transaction() as session:
+            session.execute(update(User).where(User.id == user.id).values(password_hash=hashed))
+
+    def check_password(self, email: str, password: str) -> User | None:
+        """Return the user whom address and password name, after the same work whether or not one exists."""
+        from argon2.exceptions import VerificationError, VerifyMismatchError
+
+        with self._db.session() as session:
+            user = session.scalar(select(User).where(User.email == email.strip().lower()))
+        expected = user.password_hash if user is not None and user.password_hash else _nobodys_hash()
+        try:
+            _hasher().verify(expected, password[:_LONGEST_PASSWORD])
+        except (VerifyMismatchError, VerificationError):
+            return None
+        return user if user is not None and user.password_hash else None
+
+    # -- tokens ------------------------------------------------------------------------------
+
+    def create_token(
+        self,
+        user_id: str,
+        kind: TokenKind = "cli",
+        *,
+        name: str | None = None,
+        ttl: timedelta | None = DEFAULT_TTL,
+        workspace_id: str | None = None,
+    ) -> tuple[Token, str]:
+        """Make a token and return its row and the token itself, which nobody can read again.
+
+        Args:
+            user_id: whose it is.
+            kind: ``cli`` for the API and the command line, ``api_key`` for served models.
+            name: what it is for.
+            ttl: how long it works; None for ever.
+            workspace_id: the only workspace it is good for; None for all of the user's.
+        """
+        with self._db.transaction() as session:
+            return self.issue(session, user_id, kind, name=name, ttl=ttl, workspace_id=workspace_id)
+
+    def issue(
+        self,
+        session: Session,
+        user_id: str,
+        kind: TokenKind = "cli",
+        *,
+        name: str | None = None,
+        ttl: timedelta | None = DEFAULT_TTL,
+        workspace_id: str | None = None,
+    ) -> tuple[Token, str]:
+        """Make a token as part of the caller's transaction; see :meth:`create_token`."""
+        now = self._clock.now()
+        plain = _PREFIX + secrets.token_urlsafe(32)
+        token = Token(
+            id=new_id("tok"),
+            user_id=user_id,
+            workspace_id=workspace_id,
+            kind=kind,
+            name=name,
+            token_hash=_token_hash(plain),
+            created_at=now,
+            expires_at=now + ttl if ttl is not None else None,
+        )
+        session.add(token)
+        return token, plain
+
+    def authenticate(self, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)) -> Principal:
+        """Return whose token this is.
+
+        Raises:
+            TokenRejected: it is unknown, of another kind, revoked or expired.
+        """
+        with self._db.session() as session:
+            principal = self.principal(session, plain, kinds=kinds)
+        self.note_use(principal.token)
+        return principal
+
+    def principal(
+        self, session: Session, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)
+    ) -> Principal:
+        """As :meth:`authenticate`, within the caller's session; the use is not noted."""
+        digest = _token_hash(plain)
+        found = session.execute(
+            select(Token, User).join(User, User.id == Token.user_id).where(Token.token_hash == digest)
+        ).first()
+        if (
+            found is None
+            or not hmac.compare_digest(found[0].token_hash, digest)
+            or found[0].kind not in kinds
+        ):
+            raise TokenRejected("TOKEN_INVALID", "this token is not known here.")
+        token, user = found
+        if token.revoked_at is not None:
+            raise TokenRejected("TOKEN_REVOKED", "this token has been revoked.")
+        if token.expires_at is not None and token.expires_at <= self._clock.now():
+            raise TokenRejected("TOKEN_EXPIRED", "this token has expired.")
+        return Principal(user, token)
+
+    def tokens(self, *, user_id: str | None = None) -> list[tuple[Token, User]]:
+        """Return the tokens of one user or of everybody, newest first."""
+        query = select(Token, User).join(User, User.id == Token.user_id)
+        if user_id is not None:
+            query = query.where(Token.user_id == user_id)
+        with self._db.session() as session:
+            rows = session.execute(query.order_by(Token.created_at.desc(), Token.id.desc()))
+            return [(token, user) for token, user in rows]
+
+    def revoke_token(self, token_id: str, *, user_id: str | None = None) -> Token:
+        """Make a token useless from now on; a second time changes nothing.
+
+        Args:
+            token_id: which one.
+            user_id: when given, only a token of this user is found.
+
+        Raises:
+            NotFoundError: there is no such token.
+        """
+        with self._db.transaction() as session:
+            token = session.get(Token, token_id)
+            if token is None or (user_id is not None and token.user_id != user_id):
+                raise NotFoundError(
+                    f"there is no token '{token_id}'.", hint="see them with `osmosis platform token list`"
+                )
+            token.revoked_at = token.revoked_at or self._clock.now()
+        return token
+
+    def note_use(self, token: Token) -> None:
+        """Record that ``token`` was used, at most once a minute, and never at the price of the request."""
+        now = self._clock.now()
+        if token.last_used_at is not None and abs(now - token.last_used_at) < _USE_NOTED_EVERY:
+            return
+        try:
+            with self._db.transaction(wait_s=0) as session:
+                session.execute(update(Token).where(Token.id == token.id).values(last_used_at=now))
+        except (DatabaseBusyError, StorageFullError):
+            return
+
+
+def bootstrap(
+    db: Database, clock: Clock, *, email: str = "admin@localhost", workspace: str = "default"
+) -> FirstLogin | None:
+    """Give an empty platform its first user and workspace.
+
+    Returns:
+        How to sign in, to be printed once; None when the platform has users already.
+    """
+    accounts, workspaces = Accounts(db, clock), Workspaces(db, clock)
+    with db.session() as session:
+        if session.scalar(select(User.id).limit(1)) is not None:
+            return None
+    password = secrets.token_urlsafe(12)
+    user = accounts.create_user(email, name="Admin", password=password, is_admin=True)
+    home = workspaces.create(workspace)
+    workspaces.add_member(home.id, user.id, "owner")
+    return FirstLogin(user.email, password, user.id, home.id, home.name)
+
+
+def _normal_email(email: str) -> str:
+    address = email.strip().lower()
+    local, at, domain = address.rpartition("@")
+    if (
+        not (local and at and domain)
+        or len(address) > 320
+        or any(c.isspace() or not c.isprintable() for c in address)
+    ):
+        raise OsmosisError(f"'{email}' is no e-mail address.", hint="write it as name@example.com")
+    return address
+
+
+def _token_hash(plain: str) -> str:
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _hash_password(password: str) -> str:
+    if not SHORTEST_PASSWORD <= len(password) <= _LONGEST_PASSWORD:
+        raise OsmosisError(
+            f"a password needs at least {SHORTEST_PASSWORD} characters (and at most {_LONGEST_PASSWORD})."
+        )
+    return _hasher().hash(password)
+
+
+@lru_cache
+def _hasher() -> PasswordHasher:
+    from argon2 import PasswordHasher
+
+    return PasswordHasher()
+
+
+@lru_cache
+def _nobodys_hash() -> str:
+    """A hash that no password has, so that an unknown address takes as long to refuse as a known one."""
+    return _hasher().hash(secrets.token_urlsafe(32))

@@ -1,0 +1,63 @@
+"""The application that answers: the routers of ``http``, and around them what holds for every request.
+
+From the outside in: nothing escapes as an exception, old clients are told, large bodies are refused, paths
+are routed as they were sent. Nothing is redirected and nothing is compressed; clients do not expect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from osmosis_ai._version import __version__
+from osmosis_ai.platform.http import auth, device, pages, workspaces
+from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
+from osmosis_ai.platform.http.limits import BodyLimit
+from osmosis_ai.platform.http.routing import RawPath
+from osmosis_ai.platform.http.versioning import ClientVersions
+from osmosis_ai.platform.services import PlatformServices, build_services
+
+__all__ = ["PlatformServices", "build_services", "create_app"]
+
+# Requests that may wait for the disk or another writer at a time, while others are served.
+_THREADS = 64
+
+
+def create_app(services: PlatformServices) -> FastAPI:
+    """Return the ASGI application of one platform."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        import anyio.to_thread
+
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        yield
+
+    app = FastAPI(
+        title="Osmosis platform",
+        version=__version__,
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    install_error_handlers(app)
+    # The last one added is the outermost.
+    app.add_middleware(RawPath)
+    app.add_middleware(BodyLimit, streamed=("/blobs/",))
+    app.add_middleware(
+        ClientVersions,
+        minimum=services.config.minimum_cli_version,
+        recommended=services.config.recommended_cli_version,
+    )
+    app.add_middleware(ErrorEdge)
+
+    app.include_router(auth.router)
+    app.include_router(device.router)
+    app.include_router(workspaces.router)
+    app.include_router(pages.router)
+    return app

@@ -1,0 +1,151 @@
+"""Where a platform keeps its data and how it is reached: read once at start, never changed after.
+
+Everything a platform owns lies under one private directory, so that a backup is a copy of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8733
+_EVERY_INTERFACE = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True)
+class PlatformConfig:
+    """The settings of one platform.
+
+    Args:
+        home: the data directory (``OSMOSIS_HOME``).
+        database_url: a SQLAlchemy URL (``OSMOSIS_DATABASE_URL``); SQLite under ``home`` when empty.
+        host: the address to listen on (``OSMOSIS_PLATFORM_HOST``).
+        port: the port to listen on (``OSMOSIS_PLATFORM_PORT``); whoever binds port 0 replaces it.
+        public_url: how clients reach the platform (``OSMOSIS_PUBLIC_URL``), when that is not
+            ``http://host:port``; may have a path.
+        executor_slots: runs that may execute at a time (``OSMOSIS_EXECUTOR_SLOTS``).
+        minimum_cli_version: older clients are refused (``OSMOSIS_MINIMUM_CLI_VERSION``).
+        recommended_cli_version: older clients are told of an upgrade
+            (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
+    """
+
+    home: Path
+    database_url: str = ""
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    public_url: str = ""
+    executor_slots: int = 2
+    minimum_cli_version: str = "0.2.14"
+    recommended_cli_version: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.database_url:
+            object.__setattr__(self, "database_url", f"sqlite:///{self.home / 'platform.db'}")
+
+    @property
+    def base_url(self) -> str:
+        """How clients reach the platform, without a trailing slash."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        host = DEFAULT_HOST if self.host in _EVERY_INTERFACE else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Where the local blob store keeps its files."""
+        return self.home / "blobs"
+
+    @property
+    def git_dir(self) -> Path:
+        """Where the mirrors of connected repositories lie."""
+        return self.home / "git"
+
+    @property
+    def keys_dir(self) -> Path:
+        """Where encryption and signing keys lie."""
+        return self.home / "keys"
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where runs keep their working files."""
+        return self.home / "runs"
+
+    def prepare_home(self) -> None:
+        """Create the data directory, readable by its owner alone.
+
+        Raises:
+            OsmosisError: when it cannot be created or belongs to somebody else.
+        """
+        try:
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.home.chmod(0o700)
+        except OSError as error:
+            raise OsmosisError(
+                f"the platform's data directory {self.home} cannot be used: {error.strerror or error}.",
+                hint="set OSMOSIS_HOME to a directory of your own",
+            ) from error
+
+
+def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
+    """Return the configuration that the environment describes.
+
+    Raises:
+        OsmosisError: when a variable holds no usable value; all such variables are named.
+    """
+    variables = os.environ if env is None else env
+    problems: list[str] = []
+
+    def text(name: str, default: str = "") -> str:
+        return variables.get(name, "").strip() or default
+
+    def number(name: str, default: int, low: int, high: int) -> int:
+        value = text(name, str(default))
+        if value.isascii() and value.isdigit() and low <= int(value) <= high:
+            return int(value)
+        problems.append(f"{name} must be a whole number from {low} to {high}, and is '{value}'")
+        return default
+
+    def version(name: str, default: str = "") -> str:
+        from packaging.version import InvalidVersion, Version
+
+        value = text(name, default)
+        try:
+            return str(Version(value)) if value else ""
+        except InvalidVersion:
+            problems.append(f"{name} must be a version such as 0.3.0, and is '{value}'")
+            return default
+
+    def url(name: str) -> str:
+        from osmosis_ai.api.platform_url import normalize_platform_url
+
+        value = text(name)
+        try:
+            return normalize_platform_url(value) if value else ""
+        except OsmosisError as error:
+            problems.append(f"{name}: {error.message}")
+            return ""
+
+    config = PlatformConfig(
+        home=Path(text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
+        database_url=text("OSMOSIS_DATABASE_URL"),
+        host=text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
+        port=number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
+        public_url=url("OSMOSIS_PUBLIC_URL"),
+        executor_slots=number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
+        minimum_cli_version=version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
+        recommended_cli_version=version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
+    )
+    if problems:
+        raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
+    return config
+
+
+def _default_home() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("osmosis"))

@@ -1,0 +1,221 @@
+"""The database: many readers, one writer, and no transaction that waits for anything but the disk.
+
+On SQLite a write takes its lock when it begins (``BEGIN IMMEDIATE``), never in the middle, because a
+transaction that has read cannot wait for a writer: SQLite fails it at once. Writers of this process
+queue at a lock of their own before they ask SQLite, whose waiting is a poll without an order. Between
+processes the busy timeout waits. Reads never wait: WAL gives them a snapshot.
+
+Nothing slow belongs between ``with db.transaction()`` and its end: no network, no child process.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import OsmosisError
+
+BUSY_TIMEOUT_S = 30.0
+"""How long a write waits for another process before it gives up."""
+
+# Every thread that serves a request may hold one connection.
+_POOL_SIZE = 16
+_POOL_OVERFLOW = 64
+# After a burst of writes the log file shrinks back to this (64 MiB) instead of keeping its peak.
+_WAL_SIZE_LIMIT = 64 * 1024 * 1024
+_WAIT_OPTION = "osmosis_write_wait_s"
+
+
+class DatabaseBusyError(OsmosisError):
+    """Another process held the database for longer than a write waits."""
+
+    default_code = "PLATFORM_ERROR"
+
+
+class StorageFullError(OsmosisError):
+    """The disk is full, or failed; what was being written was taken back."""
+
+    default_code = "PLATFORM_ERROR"
+
+
+class Database:
+    """One database, shared by all threads of this process.
+
+    Rows stay readable after their session has ended; they are then plain values that nothing saves.
+
+    Args:
+        url: a SQLAlchemy URL of SQLite or PostgreSQL.
+
+    Raises:
+        OsmosisError: when the URL is not one, or its driver is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _parse(url)
+        self.is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._engine = _create_engine(self._url, self.is_sqlite)
+        self._writing = threading.Lock()
+        self._writer: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Database({self._url.render_as_string(hide_password=True)!r})"
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The database's file, when it is SQLite."""
+        return Path(self._url.database) if self.is_sqlite and self._url.database else None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Read one consistent snapshot; a write inside fails.
+
+        Raises:
+            DatabaseBusyError, StorageFullError: as :meth:`transaction`.
+        """
+        with self._translated(), Session(self._engine, expire_on_commit=False, autoflush=False) as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"postgresql_readonly": True})
+            yield session
+
+    @contextmanager
+    def transaction(self, *, wait_s: float = BUSY_TIMEOUT_S) -> Iterator[Session]:
+        """Write: everything inside is committed together, or nothing when it raises.
+
+        Args:
+            wait_s: how long to wait for other writers.
+
+        Raises:
+            DatabaseBusyError: another writer did not end within ``wait_s`` seconds.
+            StorageFullError: the disk is full; nothing of the transaction is left.
+            RuntimeError: this thread is already inside a transaction.
+        """
+        with (
+            self._translated(),
+            self._turn_to_write(wait_s) as left_s,
+            Session(self._engine, expire_on_commit=False) as session,
+        ):
+            session.connection(execution_options={_WAIT_OPTION: left_s})
+            yield session
+            session.commit()
+
+    def migrate(self) -> None:
+        """Bring the schema up to this release; safe when several processes do so at once.
+
+        Raises:
+            OsmosisError: when the database was written by a newer release.
+        """
+        from osmosis_ai.platform.db.migrations import upgrade
+
+        with self._translated():
+            upgrade(self._url, self.sqlite_path)
+
+    def dispose(self) -> None:
+        """Close every idle connection."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _turn_to_write(self, wait_s: float) -> Iterator[float]:
+        """Wait for this process's other writers; gives the seconds that are left for other processes."""
+        if not self.is_sqlite:
+            yield wait_s
+            return
+        if self._writer == threading.get_ident():
+            raise RuntimeError("a transaction inside a transaction would wait for itself")
+        deadline = time.monotonic() + wait_s
+        if not self._writing.acquire(timeout=wait_s):
+            raise _busy()
+        self._writer = threading.get_ident()
+        try:
+            yield max(0.0, deadline - time.monotonic())
+        finally:
+            self._writer = None
+            self._writing.release()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the two failures an operator can mend into sentences."""
+        try:
+            yield
+        except (DBAPIError, sqlite3.OperationalError) as error:
+            text = str(error.orig if isinstance(error, DBAPIError) else error).lower()
+            if "database is locked" in text or "database table is locked" in text:
+                raise _busy() from error
+            # A quota or a file-size limit shows as a failed write rather than as a full disk.
+            if "disk is full" in text or "disk i/o error" in text or "no space left" in text:
+                raise StorageFullError(
+                    "the platform's disk is full or failing: nothing was saved.",
+                    hint=f"make room for {self.sqlite_path or 'the database'}, then try again",
+                ) from error
+            raise
+
+
+def _busy() -> DatabaseBusyError:
+    return DatabaseBusyError(
+        "the platform's database is busy: another process has been writing to it for too long.",
+        hint="try again; end other programs that have the database open",
+    )
+
+
+def _parse(url: str) -> Any:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # The text may hold a password, so it is not repeated.
+        raise OsmosisError(
+            "OSMOSIS_DATABASE_URL is no database URL.",
+            hint="write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database",
+        ) from None
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise OsmosisError(f"the platform runs on SQLite and PostgreSQL, not on '{backend}'.")
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _create_engine(url: Any, is_sqlite: bool) -> Engine:
+    try:
+        engine = create_engine(
+            url,
+            pool_size=_POOL_SIZE,
+            max_overflow=_POOL_OVERFLOW,
+            pool_timeout=BUSY_TIMEOUT_S,
+            pool_pre_ping=not is_sqlite,
+            # What rows hold never gets into an exception's text, and so not into a log.
+            hide_parameters=True,
+        )
+    except (ImportError, NoSuchModuleError) as error:
+        from osmosis_ai.errors import MissingExtraError
+
+        raise MissingExtraError("postgres", "psycopg") from error
+    except SQLAlchemyError as error:
+        raise OsmosisError(f"the database cannot be opened: {error}") from error
+    if is_sqlite:
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+    # The driver's own idea of when a transaction begins is switched off: `_on_sqlite_begin` says it.
+    connection.isolation_level = None
+    # A commit survives a crash of the process; a power cut may take the last ones back, whole.
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA journal_size_limit={_WAL_SIZE_LIMIT}")
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    wait_s = connection.get_execution_options().get(_WAIT_OPTION)
+    driver: Any = connection.connection.driver_connection
+    busy_ms = int((BUSY_TIMEOUT_S if wait_s is None else wait_s) * 1000)
+    driver.execute(f"PRAGMA busy_timeout={busy_ms}")
+    driver.execute(f"PRAGMA query_only={'ON' if wait_s is None else 'OFF'}")
+    driver.execute("BEGIN" if wait_s is None else "BEGIN IMMEDIATE")

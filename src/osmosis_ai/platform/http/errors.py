@@ -1,0 +1,247 @@
+"""Every failed request gets one flat JSON object: ``error`` for people, ``code`` for programs.
+
+Whatever goes wrong below, the client reads a sentence; what an unexpected exception says goes to the
+platform's log alone, without the secrets of the request that caused it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+
+logger = logging.getLogger("osmosis_ai.platform.http")
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_STATUS_OF_CODE = {
+    "VALIDATION": 400,
+    "NOT_FOUND": 404,
+    "CONFLICT": 409,
+    "RATE_LIMITED": 429,
+    "WORKSPACE_REQUIRED": 400,
+}
+_SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code"})
+JSON_BODY = "osmosis.json"
+"""Where a request's scope keeps its parsed JSON body, once there is one."""
+
+
+class ApiError(Exception):
+    """A refusal that the client can act on.
+
+    Args:
+        status: the HTTP status.
+        code: the machine code, upper case.
+        message: what is wrong and how to mend it; never a secret value.
+        field: the offending field of the request.
+        issues: all problems, each a sentence or ``{key, message, key_correction}``.
+        headers: more headers of the reply.
+        extra: more keys of the body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        field: str | None = None,
+        issues: Sequence[str | Mapping[str, Any]] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        **extra: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+        self.issues = list(issues)
+        self.headers = dict(headers or {})
+        self.extra = extra
+
+    def response(self) -> JSONResponse:
+        """Return the reply."""
+        body: dict[str, Any] = {**self.extra, "error": self.message, "code": self.code}
+        if self.field:
+            body["field"] = self.field
+        if self.issues:
+            body["issues"] = self.issues
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make ``app`` answer every exception with a flat error."""
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(OsmosisError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_error)
+    app.add_exception_handler(HTTPException, _on_error)
+    app.add_exception_handler(OSError, _on_error)
+
+
+class ErrorEdge:
+    """The outermost layer: no exception gets past it, and none is shown.
+
+    Args:
+        app: the application inside.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            reply = as_api_error(error, Request(scope)).response()
+            if started:
+                # Half a reply cannot be mended; the server ends the connection when nothing more comes.
+                return
+            await reply(scope, receive, send)
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    return as_api_error(error, request).response()
+
+
+def as_api_error(error: Exception, request: Request) -> ApiError:
+    """Return what the client may know of ``error``; what it may not goes to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid_request(error)
+    if isinstance(error, HTTPException):
+        return _http_error(error, request)
+    if isinstance(error, DatabaseBusyError):
+        return ApiError(503, "DATABASE_BUSY", _sentence(error), headers={"Retry-After": "5"})
+    if isinstance(error, StorageFullError):
+        logger.error("%s %s", error.message, error.hint)
+        return _storage_full()
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        logger.error("%s", error)
+        return _storage_full()
+    if isinstance(error, OsmosisError) and error.code in _STATUS_OF_CODE:
+        return ApiError(_STATUS_OF_CODE[error.code], error.code, _sentence(error), **_details(error))
+    return _unexpected(error, request)
+
+
+def _sentence(error: OsmosisError) -> str:
+    return f"{error.message.rstrip('.')}; {error.hint}." if error.hint else error.message
+
+
+def _details(error: OsmosisError) -> dict[str, Any]:
+    reserved = ("error", "code", "field", "issues", "headers", "status", "message")
+    return {key: value for key, value in error.details.items() if key not in reserved}
+
+
+def _storage_full() -> ApiError:
+    return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
+
+
+def _http_error(error: HTTPException, request: Request) -> ApiError:
+    if isinstance(error.__cause__, ApiError):
+        # The web framework hides what went wrong while it read a body.
+        return error.__cause__
+    path = request.url.path
+    if error.status_code == 404:
+        return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {path}.")
+    if error.status_code == 405:
+        return ApiError(
+            405,
+            "METHOD_NOT_ALLOWED",
+            f"{path} does not take {request.method}.",
+            headers=error.headers,
+        )
+    if error.status_code == 400:
+        return ApiError(400, "INVALID_BODY", "the body of the request cannot be read.")
+    phrase = HTTPStatus(error.status_code).phrase
+    return ApiError(
+        error.status_code,
+        re.sub(r"[^A-Z]+", "_", phrase.upper()),
+        f"the request was refused: {phrase.lower()}.",
+        headers=error.headers,
+    )
+
+
+def _invalid_request(error: RequestValidationError) -> ApiError:
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return ApiError(
+            400,
+            "INVALID_JSON",
+            "the body of the request is no valid JSON (NaN and Infinity are not allowed either).",
+        )
+    # What was sent is not repeated: it may be a secret.
+    issues = [{"key": _key(problem["loc"]), "message": str(problem["msg"])} for problem in problems]
+    first = issues[0] if issues else {"key": "", "message": "the request is not valid"}
+    named = f"{first['key']}: " if first["key"] else ""
+    return ApiError(
+        400,
+        "VALIDATION_FAILED",
+        f"the request is not valid: {named}{first['message']}.",
+        field=first["key"] or None,
+        issues=issues,
+    )
+
+
+def _key(location: Sequence[Any]) -> str:
+    places = ("body", "query", "path", "header", "cookie")
+    return ".".join(str(part) for part in (location[1:] if location and location[0] in places else location))
+
+
+def _unexpected(error: Exception, request: Request) -> ApiError:
+    reference = secrets.token_hex(6)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    redactor = Redactor(_secrets_of(request))
+    logger.error("%s %s failed (%s)\n%s", request.method, request.url.path, reference, redactor.text(text))
+    return ApiError(
+        500,
+        "INTERNAL_ERROR",
+        f"the platform met an unexpected error; its log tells more under {reference}.",
+        reference=reference,
+    )
+
+
+def _secrets_of(request: Request) -> list[str]:
+    """Return the values of a request that must not get into a log."""
+    found = [request.headers.get("authorization", "").partition(" ")[2].strip()]
+
+    def collect(value: Any, secret: bool) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                collect(item, secret or str(key).lower() in _SECRET_KEYS)
+        elif isinstance(value, list):
+            for item in value:
+                collect(item, secret)
+        elif secret and isinstance(value, str):
+            found.append(value)
+
+    collect(request.scope.get(JSON_BODY), False)
+    return found

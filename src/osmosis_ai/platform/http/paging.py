@@ -1,0 +1,58 @@
+"""Lists come in pages: how the client asks for one, and the keys that stand beside its items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Query
+
+MAX_PAGE = 50
+MAX_LOG_PAGE = 200
+# An offset far beyond any table, and within what every database takes as a number.
+_MAX_OFFSET = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class PageParams:
+    """Which page: ``limit`` items from ``offset`` on."""
+
+    limit: int
+    offset: int
+
+    def keys(self, total: int, shown: int) -> dict[str, Any]:
+        """Return the keys beside the ``shown`` items of a list of ``total``."""
+        end = self.offset + shown
+        has_more = shown > 0 and end < total
+        return {"total_count": total, "has_more": has_more, "next_offset": end if has_more else None}
+
+
+@dataclass(frozen=True, slots=True)
+class LogPageParams:
+    """Which lines of a log: ``limit`` of them, ``older`` or ``newer`` than ``cursor``."""
+
+    limit: int
+    direction: Literal["older", "newer"]
+    cursor: str | None
+
+
+async def _page_params(
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    offset: Annotated[int, Query(ge=0, le=_MAX_OFFSET)] = 0,
+) -> PageParams:
+    return PageParams(limit, offset)
+
+
+async def _log_page_params(
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_PAGE)] = 50,
+    direction: Literal["older", "newer"] = "older",
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+) -> LogPageParams:
+    return LogPageParams(limit, direction, cursor or None)
+
+
+Paging = Annotated[PageParams, Depends(_page_params)]
+"""The page that the query asks for; a limit above 50 is refused with 400."""
+
+LogPaging = Annotated[LogPageParams, Depends(_log_page_params)]
+"""The page of a log that the query asks for; a limit above 200 is refused with 400."""

@@ -1,0 +1,77 @@
+"""The workspaces of a user, and the first steps in one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from osmosis_ai.api.wire import auth as wire
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.platform.accounts import Principal
+from osmosis_ai.platform.db.models import Repository
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Authenticated, Services
+from osmosis_ai.platform.services import PlatformServices
+
+router = api_router("/api/cli")
+
+
+class QuickstartChoice(WireModel):
+    """What the user wants to do first, and in which workspace."""
+
+    organizationId: str
+    intent: Literal["train", "eval", "benchmark", "explore"]
+
+
+@router.get("/workspaces")
+def list_workspaces(services: Services, principal: Authenticated) -> wire.WorkspaceList:
+    """List the workspaces the user is a member of."""
+    return wire.WorkspaceList(
+        workspaces=[
+            wire.Workspace(
+                id=workspace.id,
+                name=workspace.name,
+                role=role,
+                has_billing_setup=True,
+                connected_repo=_wire_repository(repositories),
+            )
+            for workspace, role, repositories in services.workspaces.of_user(principal.user.id)
+            if principal.token.workspace_id in (None, workspace.id)
+        ]
+    )
+
+
+@router.get("/quickstart")
+def quickstart(services: Services, principal: Authenticated, organizationId: str) -> dict[str, Any]:
+    """Tell how far the first steps in a workspace have got; there is nothing to pay for."""
+    repositories = _repositories_of(services, principal, organizationId)
+    first = repositories[0].identity if repositories else None
+    return {
+        "repo": {"connected": first is not None, "full_name": first},
+        "billing_ready": True,
+        "completed": first is not None,
+    }
+
+
+@router.post("/quickstart")
+def choose_quickstart(
+    services: Services,
+    principal: Authenticated,
+    choice: QuickstartChoice,
+) -> dict[str, Any]:
+    """Take note of what the user is about to do; asking again changes nothing."""
+    _repositories_of(services, principal, choice.organizationId)
+    return {"completed": True}
+
+
+def _repositories_of(services: PlatformServices, principal: Principal, workspace_id: str) -> list[Repository]:
+    for workspace, _, repositories in services.workspaces.of_user(principal.user.id):
+        if workspace.id == workspace_id:
+            return repositories
+    raise ApiError(404, "WORKSPACE_NOT_FOUND", f"you are not a member of a workspace '{workspace_id}'.")
+
+
+def _wire_repository(repositories: list[Repository]) -> wire.ConnectedRepository | None:
+    if not repositories:
+        return None
+    return wire.ConnectedRepository(id=repositories[0].id, repo_full_name=repositories[0].identity)

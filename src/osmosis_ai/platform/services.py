@@ -1,0 +1,41 @@
+"""The parts a platform is made of, built once and shared by everything that serves a request or a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.clock import Clock, SystemClock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class PlatformServices:
+    """What routes and workers are given."""
+
+    config: PlatformConfig
+    clock: Clock
+    db: Database
+    accounts: Accounts
+    workspaces: Workspaces
+
+
+def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
+    """Prepare the data directory, bring the database up to date, and return the parts.
+
+    Raises:
+        OsmosisError: when the directory or the database cannot be used.
+    """
+    config.prepare_home()
+    used_clock = clock if clock is not None else SystemClock()
+    db = Database(config.database_url)
+    db.migrate()
+    return PlatformServices(
+        config=config,
+        clock=used_clock,
+        db=db,
+        accounts=Accounts(db, used_clock),
+        workspaces=Workspaces(db, used_clock),
+    )

@@ -1,0 +1,173 @@
+"""Who works together: workspaces, their members, and the repositories connected to them.
+
+A repository belongs to exactly one workspace, and its identity (what clients send as ``X-Osmosis-Git``) names
+it on the whole platform. What a request may see follows from that: the workspace of its repository, if the
+user is a member.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, cast, get_args
+from urllib.parse import urlsplit
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+
+from osmosis_ai.api.git_identity import parse_identity
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import Membership, Repository, Workspace, new_id
+
+Role = Literal["owner", "admin", "member"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# A workspace has its pages at `/<name>/…`, beside these.
+_TAKEN_PATHS = frozenset({"api", "blobs", "cli-auth", "device", "health", "static", "v1"})
+
+
+class Workspaces:
+    """The workspaces of one platform.
+
+    Args:
+        db: where they are kept.
+        clock: dates what is made.
+    """
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    def create(self, name: str) -> Workspace:
+        """Add a workspace.
+
+        Raises:
+            ConflictError: the name is taken (upper and lower case are the same).
+            OsmosisError: the name cannot be part of a URL.
+        """
+        if not _NAME.fullmatch(name) or name.lower() in _TAKEN_PATHS:
+            raise OsmosisError(
+                f"'{name}' cannot be a workspace's name.",
+                hint="use up to 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit",
+            )
+        workspace = Workspace(id=new_id("wsp"), name=name, created_at=self._clock.now())
+        try:
+            with self._db.transaction() as session:
+                taken = select(Workspace.name).where(func.lower(Workspace.name) == name.lower())
+                if session.scalar(taken) is not None:
+                    raise ConflictError(f"there is a workspace '{name}' already.")
+                session.add(workspace)
+        except IntegrityError as error:
+            raise ConflictError(f"there is a workspace '{name}' already.") from error
+        return workspace
+
+    def find(self, name_or_id: str) -> Workspace:
+        """Return a workspace by its name or id.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        with self._db.session() as session:
+            workspace = session.scalar(
+                select(Workspace).where(
+                    (Workspace.id == name_or_id) | (func.lower(Workspace.name) == name_or_id.lower())
+                )
+            )
+        if workspace is None:
+            raise NotFoundError(
+                f"there is no workspace '{name_or_id}'.",
+                hint=f"add one with `osmosis platform workspace add {name_or_id}`",
+            )
+        return workspace
+
+    def all(self) -> list[Workspace]:
+        """Return every workspace, by name."""
+        with self._db.session() as session:
+            return list(session.scalars(select(Workspace).order_by(Workspace.name)))
+
+    def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> Membership:
+        """Let a user in, or change the role of one who is."""
+        with self._db.transaction() as session:
+            membership = session.get(Membership, (workspace_id, user_id))
+            if membership is None:
+                membership = Membership(
+                    workspace_id=workspace_id, user_id=user_id, role=role, created_at=self._clock.now()
+                )
+                session.add(membership)
+            membership.role = role
+        return membership
+
+    def of_user(self, user_id: str) -> list[tuple[Workspace, Role, list[Repository]]]:
+        """Return where a user is a member, by name: the workspace, the role, the repositories connected."""
+        with self._db.session() as session:
+            rows = session.execute(
+                select(Workspace, Membership.role)
+                .join(Membership, Membership.workspace_id == Workspace.id)
+                .where(Membership.user_id == user_id)
+                .order_by(Workspace.name)
+            ).all()
+            repositories: dict[str, list[Repository]] = {workspace.id: [] for workspace, _ in rows}
+            for repository in session.scalars(
+                select(Repository)
+                .where(Repository.workspace_id.in_(repositories))
+                .order_by(Repository.created_at, Repository.id)
+            ):
+                repositories[repository.workspace_id].append(repository)
+        return [(workspace, cast(Role, role), repositories[workspace.id]) for workspace, role in rows]
+
+    def connect_repository(
+        self, workspace_id: str, identity: str, clone_url: str, *, default_branch: str | None = None
+    ) -> Repository:
+        """Connect a repository, or tell where one that is connected is cloned from now.
+
+        Args:
+            workspace_id: whose it is.
+            identity: ``owner/repo``, what clients of it send.
+            clone_url: what Git clones: a URL or a path; no password in it.
+            default_branch: the branch synced; the remote's own when not given.
+
+        Raises:
+            ConflictError: the identity belongs to another workspace.
+            OsmosisError: the identity or the URL is no good.
+        """
+        known_as = parse_identity(identity)
+        source = _checked_clone_url(clone_url)
+        with self._db.transaction() as session:
+            repository = session.scalar(select(Repository).where(Repository.identity == known_as))
+            if repository is None:
+                repository = Repository(
+                    id=new_id("rep"),
+                    workspace_id=workspace_id,
+                    identity=known_as,
+                    created_at=self._clock.now(),
+                )
+                session.add(repository)
+            elif repository.workspace_id != workspace_id:
+                raise ConflictError(
+                    f"{known_as} is connected to another workspace.",
+                    hint="a repository belongs to one workspace; choose another identity with --identity",
+                )
+            elif repository.clone_url != source:
+                repository.last_synced_sha = repository.last_synced_at = repository.sync_error = None
+            repository.clone_url = source
+            repository.default_branch = default_branch or repository.default_branch
+        return repository
+
+
+def _checked_clone_url(clone_url: str) -> str:
+    text = clone_url.strip()
+    if not text or text.startswith("-") or any(not c.isprintable() for c in text):
+        raise OsmosisError("a repository needs a clone URL or a path.")
+    try:
+        password = urlsplit(text).password if "://" in text else None
+    except ValueError:
+        raise OsmosisError("the clone URL is malformed.") from None
+    if password:
+        # It would lie readable in the database and show in process lists.
+        raise OsmosisError(
+            "a clone URL must not carry a password or token.",
+            hint="give the account that runs the platform an SSH key or a Git credential helper",
+        )
+    return text

@@ -1,0 +1,144 @@
+"""A fresh platform in this process: SQLite in a temporary home, a clock the test sets, HTTP without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.models import Repository, User, Workspace
+from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.workspaces import Role
+
+
+@dataclass
+class ManualClock:
+    """Time stands still until the test moves it."""
+
+    moment: datetime = datetime(2026, 11, 2, 9, 30, tzinfo=timezone.utc)
+    elapsed_s: float = 0.0
+
+    def now(self) -> datetime:
+        return self.moment
+
+    def monotonic(self) -> float:
+        return self.elapsed_s
+
+    def advance(self, seconds: float) -> None:
+        self.moment += timedelta(seconds=seconds)
+        self.elapsed_s += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Somebody sets the machine's clock; durations do not notice."""
+        self.moment += timedelta(seconds=seconds)
+
+
+@dataclass
+class Member:
+    """Somebody with a token, in a workspace that has a repository."""
+
+    user: User
+    workspace: Workspace
+    repository: Repository
+    token: str
+    token_id: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.headers = {"Authorization": f"Bearer {self.token}", "X-Osmosis-Git": self.repository.identity}
+
+
+class World:
+    """Builds who and what a test needs."""
+
+    def __init__(self, services: PlatformServices) -> None:
+        self.services = services
+
+    def member(
+        self,
+        name: str = "mara",
+        *,
+        workspace: str = "fern",
+        identity: str | None = None,
+        clone_url: str = "/srv/git/agents.git",
+        role: Role = "owner",
+        password: str | None = None,
+    ) -> Member:
+        """Add a user with a token; the workspace and its repository are made when they do not exist."""
+        accounts, workspaces = self.services.accounts, self.services.workspaces
+        user = accounts.create_user(f"{name}@{workspace}.example", name=name.title(), password=password)
+        existing = [found for found in workspaces.all() if found.name == workspace]
+        home = existing[0] if existing else workspaces.create(workspace)
+        workspaces.add_member(home.id, user.id, role)
+        repository = workspaces.connect_repository(home.id, identity or f"{workspace}/agents", clone_url)
+        token, plain = accounts.create_token(user.id, "cli", name="test")
+        return Member(user, home, repository, plain, token.id)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> PlatformConfig:
+    return PlatformConfig(home=tmp_path / "platform", port=8733)
+
+
+@pytest.fixture
+def services(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformServices]:
+    built = build_services(config, clock=clock)
+    yield built
+    built.db.dispose()
+
+
+@pytest.fixture
+def world(services: PlatformServices) -> World:
+    return World(services)
+
+
+@pytest.fixture
+def member(world: World) -> Member:
+    """Mara, owner of the workspace ``fern`` with the repository ``fern/agents``."""
+    return world.member()
+
+
+@pytest.fixture
+def stranger(world: World) -> Member:
+    """Ivo, owner of another workspace."""
+    return world.member("ivo", workspace="moss")
+
+
+@pytest.fixture
+def client(services: PlatformServices) -> Iterator[TestClient]:
+    """HTTP as a client sees it: exceptions become replies, nothing is followed."""
+    with TestClient(
+        create_app(services),
+        base_url=services.config.base_url,
+        raise_server_exceptions=False,
+        follow_redirects=False,
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def api(client: TestClient, member: Member) -> TestClient:
+    """The client, speaking as ``member``."""
+    client.headers.update(member.headers)
+    return client
+
+
+def assert_flat_error(response: Any, status: int, code: str) -> dict[str, Any]:
+    """Check a refusal and return its body."""
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    assert body["code"] == code
+    assert isinstance(body["error"], str) and body["error"]
+    return body

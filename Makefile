@@ -5,6 +5,8 @@ VENV ?= .venv
 TORCH_CONSTRAINT ?= constraints-torch.txt
 PYTEST_ARGS ?= -n auto --dist worksteal
 BIN := $(VENV)/bin
+# Small matrices: a second BLAS thread on a busy machine only slows the first.
+export OPENBLAS_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts
 
 .PHONY: help demo test lint format unit e2e bench model test-pythons clean

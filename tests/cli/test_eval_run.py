@@ -1,0 +1,258 @@
+"""`osmosis eval run` and `osmosis eval watch` as a user meets them: real processes, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from osmosis_ai.cli.eval.durations import parse_duration
+from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.standin_model import Reply, StandInModel, error_reply
+from tests.workspace.builders import MINIMAL_EVAL, make_workspace
+
+CONFIG = "configs/eval/multiply.toml"
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)["resource"]
+        return found
+
+
+class World:
+    """A workspace whose model is a stand-in, and the command line in processes of its own."""
+
+    def __init__(self, root: Path, model: StandInModel) -> None:
+        self.model = model
+        self.workspace = make_workspace(root / "workspace")
+        (self.workspace.root / CONFIG).write_text(MINIMAL_EVAL)
+        write_rollout(self.workspace.rollouts_dir / "multiply")
+        self.rows(["one", "two", "three"])
+
+    def rows(self, prompts: list[str]) -> None:
+        write_rows(self.workspace.data_dir / "multiply.jsonl", prompts)
+
+    async def start(
+        self, *arguments: str, prepare: Callable[[], None] | None = None
+    ) -> asyncio.subprocess.Process:
+        environment = {
+            **os.environ,
+            "OPENAI_API_KEY": "sk-stand-in",
+            "OPENAI_BASE_URL": self.model.base_url,
+            "OSMOSIS_CACHE_DIR": str(self.workspace.root.parent / "cache"),
+        }
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "osmosis_ai", "eval", *arguments),
+            cwd=self.workspace.root,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=prepare,
+        )
+
+    async def osmosis(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
+        process = await self.start(*arguments, prepare=prepare)
+        out, err = await asyncio.wait_for(process.communicate(), 100)
+        assert process.returncode is not None
+        return Outcome(process.returncode, out.decode(), err.decode())
+
+    async def run(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
+        return await self.osmosis("run", CONFIG, "--yes", "--json", *arguments, prepare=prepare)
+
+    async def wait_for_records(self, name: str, count: int) -> None:
+        events = self.workspace.evals_dir / name / "events.jsonl"
+
+        async def look() -> None:
+            while not events.exists() or events.read_bytes().count(b"\n") < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(look(), 60)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with StandInModel() as model:
+        yield World(tmp_path, model)
+
+
+@pytest.mark.e2e
+async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: World) -> None:
+    world.rows(["one", "raise", "three"])
+    outcome = await world.run()
+    assert (outcome.status, outcome.err) == (0, "")
+    document = json.loads(outcome.out)
+    assert (document["schema_version"], document["operation"], document["status"]) == (
+        1,
+        "eval.run",
+        "success",
+    )
+    assert set(document["resource"]) >= {
+        *("run_name", "local_run_id", "output_path", "dataset_source", "total_work_items", "dispatched"),
+        *("succeeded", "failed", "skipped", "resumed", "cancelled", "duration_ms", "metrics", "failed_rows"),
+        *("git", "workspace_directory"),
+    }
+    assert set(document["resource"]["failed_rows"][0]) >= {
+        *("row_index", "source_row_index", "run_index", "rollout_id", "error_type", "rollout_dir")
+    }
+    assert document["resource"]["metrics"]["pass_rate"] == pytest.approx(2 / 3)
+    assert document["resource"]["metrics"]["estimates"]["pass_rate"]["value"] == 1.0
+    assert document["next_steps_structured"][0]["action"] == "retry_failed"
+
+
+@pytest.mark.e2e
+async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_rows(world: World) -> None:
+    world.rows(["one", "raise", "three"])
+    outcome = await world.osmosis("run", CONFIG, "--yes", "--plain")
+    assert outcome.status == 0
+    assert "Pass rate (reward ≥ 1)\t100.0 %" in outcome.out
+    assert "2 of 2 scored samples" in outcome.out
+    assert "Unscored\t1: 1 agent_error" in outcome.out
+    assert "the agent broke" in outcome.out
+    assert "\x1b" not in outcome.out
+    assert "Evaluating: 3/3" in outcome.err
+
+
+@pytest.mark.e2e
+async def test_it_asks_before_spending_and_tells_scripts_how_to_agree(world: World) -> None:
+    outcome = await world.osmosis("run", CONFIG, "--json")
+    error = json.loads(outcome.err)["error"]
+    assert (outcome.status, outcome.out) == (1, "")
+    assert error["code"] == "INTERACTIVE_REQUIRED"
+    assert error["details"]["prompt"] == "3 rollouts x model openai/gpt-5-mini — continue?"
+    assert world.model.calls == 0
+    assert not list(world.workspace.evals_dir.glob("*/manifest.json"))
+
+
+@pytest.mark.e2e
+async def test_the_providers_own_words_reach_the_user_before_the_first_row(world: World) -> None:
+    world.model.respond = lambda _: error_reply(401, "Incorrect API key provided.", code="invalid_api_key")
+    outcome = await world.run()
+    assert outcome.status == 1
+    assert "Incorrect API key provided." in json.loads(outcome.err)["error"]["message"]
+    assert "sk-stand-in" not in outcome.err
+
+
+@pytest.mark.e2e
+async def test_ctrl_c_once_stops_gracefully_and_the_same_command_finishes_the_run(world: World) -> None:
+    world.rows([f"row {row}" for row in range(12)])
+    hold = asyncio.Event()
+    world.model.respond = lambda body: Reply(wait_for=hold if world.model.calls > 6 else None)
+    process = await world.start("run", CONFIG, "--yes", "--json", "--max-in-flight", "2")
+    found = await _first_run(world)
+    await world.wait_for_records(found, 5)
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    stopped = Outcome(process.returncode or 0, out.decode(), err.decode())
+    assert stopped.status == 1, stopped.err
+    assert json.loads(stopped.out)["status"] == "partial"
+    assert stopped.resource["cancelled"] is True
+    assert stopped.resource["stopped"]["kind"] == "interrupted"
+
+    hold.set()
+    rest = await world.run("--max-in-flight", "2")
+    assert rest.status == 0
+    assert rest.resource["run_name"] == found
+    assert rest.resource["resumed"] == stopped.resource["succeeded"]
+    assert rest.resource["succeeded"] == 12
+
+
+@pytest.mark.e2e
+async def test_ctrl_c_twice_quits_at_once(world: World) -> None:
+    hold = asyncio.Event()
+    # The preflight is answered; the agents' calls are not, so a graceful stop has something to wait for.
+    world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 1 else None)
+    process = await world.start("run", CONFIG, "--yes", "--plain")
+    assert process.stderr is not None
+    said = ""
+    while "running 3 rollouts" not in said:
+        said += (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+    process.send_signal(signal.SIGINT)
+    while "press Ctrl-C again" not in said:
+        said += (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+    process.send_signal(signal.SIGINT)
+    await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    hold.set()
+    assert (await world.run()).resource["succeeded"] == 3
+
+
+@pytest.mark.e2e
+async def test_a_full_disk_halts_the_run_and_the_same_command_goes_on_when_there_is_room(
+    world: World,
+) -> None:
+    world.rows([f"row {row}" for row in range(80)])
+
+    def fill_up() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    full = await world.run("--name", "full", prepare=fill_up)
+    assert full.status == 1, full.err
+    assert "the disk is full" in full.err
+    kept = full.resource["succeeded"]
+    assert 0 < kept < 80
+
+    rest = await world.run("--name", "full")
+    assert (rest.status, rest.resource["resumed"], rest.resource["succeeded"]) == (0, kept, 80)
+
+
+@pytest.mark.e2e
+async def test_a_run_can_be_watched_from_another_terminal(world: World) -> None:
+    world.rows([f"row {row}" for row in range(6)])
+    hold = asyncio.Event()
+    world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 4 else None)
+    run = asyncio.create_task(world.run("--name", "seen"))
+    await world.wait_for_records("seen", 2)
+    watch = await world.start("watch", "seen", "--json")
+    await asyncio.sleep(0)
+    hold.set()
+    out, err = await asyncio.wait_for(watch.communicate(), 60)
+    assert (await run).status == 0
+    assert watch.returncode == 0, err.decode()
+    seen = json.loads(out)
+    assert (seen["operation"], seen["resource"]["status"]) == ("eval.watch", "finished")
+    assert (seen["resource"]["succeeded"], seen["resource"]["total_work_items"]) == (6, 6)
+    assert seen["resource"]["metrics"]["graded"] == 6
+
+
+@pytest.mark.e2e
+async def test_watching_a_run_that_is_not_there_names_those_that_are(world: World) -> None:
+    outcome = await world.osmosis("watch", "nowhere", "--json")
+    assert outcome.status == 1
+    assert json.loads(outcome.err)["error"]["code"] == "NOT_FOUND"
+
+
+async def _first_run(world: World) -> str:
+    async def look() -> str:
+        while not (found := list(world.workspace.evals_dir.glob("*/manifest.json"))):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return found[0].parent.name
+
+    return await asyncio.wait_for(look(), 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("10m", 600), ("2h", 7200), (" 1d ", 86400)]
+)
+def test_durations_are_read_as_people_type_them(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "10 parsecs", "1h30m", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="is no duration; write 90, 90s, 10m or 2h"):
+        parse_duration(text)

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import keyring
+import keyring.core
+import pytest
+from keyring.backend import KeyringBackend
+
+from osmosis_ai.api.credentials import Credentials, CredentialStore, config_dir, require_credentials
+from osmosis_ai.api.credentials.keychain import SERVICE
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from osmosis_ai.api.wire.auth import User
+from osmosis_ai.errors import OsmosisError
+from tests.api.keyrings import DeafKeyring, LockableKeyring, MemoryKeyring
+
+FERN = "https://osmosis.fern.example"
+TOKEN = "osm_canary_7Qd"
+LATER = datetime(2100, 2, 1, 9, tzinfo=timezone.utc)
+Use = Callable[[KeyringBackend], None]
+
+
+@pytest.fixture
+def use_keyring() -> Iterator[Use]:
+    former = keyring.core._keyring_backend
+    yield keyring.set_keyring
+    keyring.core._keyring_backend = former
+
+
+@pytest.fixture
+def working(use_keyring: Use) -> MemoryKeyring:
+    backend = MemoryKeyring()
+    use_keyring(backend)
+    return backend
+
+
+def _login(**changes: Any) -> Credentials:
+    values: dict[str, Any] = {
+        "token": TOKEN,
+        "platform_url": FERN,
+        "source": "file",
+        "user": User(id="usr_5", email="mara@fern.example", name="Mara"),
+        "token_id": "ct_01J8",
+        "expires_at": LATER,
+    }
+    return Credentials(**{**values, **changes})
+
+
+def _file(home: Path) -> Path:
+    return home / ".config" / "osmosis" / "credentials.json"
+
+
+def _write(home: Path, content: Any) -> Path:
+    path = _file(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def _entry(**changes: Any) -> dict[str, Any]:
+    entry = {
+        "version": 2,
+        "token_type": "Bearer",
+        "expires_at": "2100-02-01T09:00:00+00:00",
+        "created_at": "2026-11-03T08:12:44+00:00",
+        "user": {"id": "usr_5", "email": "mara@fern.example", "name": None},
+        "token_id": "ct_01J8",
+        "platform_url": FERN,
+        "token_store": "keyring",
+        "keyring_account": "platform:abc:def",
+    }
+    return {**entry, **changes}
+
+
+def _code(call: Callable[[], object]) -> str:
+    with pytest.raises(OsmosisError) as caught:
+        call()
+    assert TOKEN not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
+    return caught.value.code
+
+
+def test_with_a_keyring_the_token_is_there_and_only_there(home: Path, working: MemoryKeyring) -> None:
+    assert CredentialStore().save(_login()) == "keyring"
+    digits = [hashlib.sha256(text.encode()).hexdigest()[:24] for text in (FERN, "ct_01J8")]
+    account = f"platform:{digits[0]}:{digits[1]}"
+    assert working.kept == {(SERVICE, account): TOKEN}
+    content = json.loads(_file(home).read_text())
+    created = content["platforms"][FERN].pop("created_at")
+    assert datetime.fromisoformat(created).tzinfo is not None
+    assert content == {
+        "version": 2,
+        "platforms": {
+            FERN: {
+                "version": 2,
+                "token_type": "Bearer",
+                "expires_at": "2100-02-01T09:00:00+00:00",
+                "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},
+                "token_id": "ct_01J8",
+                "platform_url": FERN,
+                "token_store": "keyring",
+                "keyring_account": account,
+            }
+        },
+    }
+    loaded = CredentialStore().load(FERN)
+    assert loaded == _login(source="keyring")
+
+
+@pytest.mark.parametrize("backend", [None, DeafKeyring()])
+def test_without_a_working_keyring_the_token_is_in_a_file_only_its_owner_reads(
+    home: Path, use_keyring: Use, backend: KeyringBackend | None
+) -> None:
+    if backend is not None:
+        use_keyring(backend)
+    assert CredentialStore().save(_login()) == "file"
+    path = _file(home)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert json.loads(path.read_text())["platforms"][FERN]["access_token"] == TOKEN
+    assert CredentialStore().load(FERN) == _login()
+
+
+def test_a_login_of_long_ago_that_left_the_directory_open_is_closed_again(home: Path) -> None:
+    _file(home).parent.mkdir(parents=True, mode=0o755)
+    CredentialStore().save(_login())
+    assert stat.S_IMODE(_file(home).parent.stat().st_mode) == 0o700
+
+
+def test_a_directory_that_the_user_named_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("OSMOSIS_CONFIG_DIR", str(tmp_path))
+    CredentialStore().save(_login())
+    assert config_dir() == tmp_path
+    assert (tmp_path / "credentials.json").exists()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_the_user_can_choose_the_file_or_insist_on_the_keyring(
+    home: Path, working: MemoryKeyring, monkeypatch: pytest.MonkeyPatch, use_keyring: Use
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
+    assert CredentialStore().save(_login()) == "file"
+    assert working.kept == {}
+    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "keyring")
+    use_keyring(DeafKeyring())
+    before = _file(home).read_bytes()
+    assert _code(lambda: CredentialStore().save(_login(token="osm_other"))) == "KEYRING_UNAVAILABLE"
+    assert _file(home).read_bytes() == before
+    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "vault")
+    assert _code(lambda: CredentialStore().save(_login())) == "VALIDATION"
+
+
+def test_logins_to_several_platforms_stand_side_by_side(working: MemoryKeyring) -> None:
+    store = CredentialStore()
+    store.save(_login())
+    store.save(_login(platform_url=DEFAULT_PLATFORM_URL, token="osm_hosted", token_id=None))
+    assert [login.platform_url for login in store.all()] == [FERN, DEFAULT_PLATFORM_URL]
+    assert store.delete(FERN) is True
+    assert store.delete(FERN) is False
+    assert store.load(FERN) is None
+    hosted = store.load(DEFAULT_PLATFORM_URL)
+    assert hosted is not None and hosted.token == "osm_hosted"
+    assert list(working.kept.values()) == ["osm_hosted"]
+
+
+def test_the_last_logout_leaves_neither_file_nor_token(home: Path, working: MemoryKeyring) -> None:
+    CredentialStore().save(_login())
+    CredentialStore().delete(FERN)
+    assert not _file(home).exists()
+    assert working.kept == {}
+
+
+def test_a_second_login_takes_the_first_ones_token_out_of_the_keyring(working: MemoryKeyring) -> None:
+    CredentialStore().save(_login())
+    CredentialStore().save(_login(token="osm_new", token_id="ct_new"))
+    assert list(working.kept.values()) == ["osm_new"]
+
+
+def test_two_logins_at_once_are_both_kept(home: Path) -> None:
+    urls = [f"https://p{number}.example" for number in range(8)]
+    threads = [
+        threading.Thread(target=lambda url=url: CredentialStore().save(_login(platform_url=url)))
+        for url in urls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [login.platform_url for login in CredentialStore().all()] == urls
+
+
+@pytest.mark.parametrize(
+    "platform, account",
+    [
+        (FERN, "platform:abc:def"),
+        (FERN, "platform:" + hashlib.sha256(FERN.encode()).hexdigest()[:24]),
+        (DEFAULT_PLATFORM_URL, "mara@fern.example"),
+        (DEFAULT_PLATFORM_URL, "default"),
+    ],
+)
+def test_a_token_that_an_older_version_put_away_is_found_and_removed(
+    home: Path, working: MemoryKeyring, platform: str, account: str
+) -> None:
+    _write(home, {"version": 2, "platforms": {platform: _entry(platform_url=platform)}})
+    working.kept[SERVICE, account] = TOKEN
+    found = CredentialStore().load(platform)
+    assert found is not None and found.token == TOKEN
+    CredentialStore().delete(platform)
+    assert working.kept == {}
+
+
+@pytest.mark.parametrize("account", ["mara@fern.example", "default"])
+def test_the_hosted_services_old_accounts_are_not_sent_elsewhere(
+    home: Path, working: MemoryKeyring, account: str
+) -> None:
+    _write(home, {"version": 2, "platforms": {FERN: _entry()}})
+    working.kept[SERVICE, account] = TOKEN
+    assert _code(lambda: CredentialStore().load(FERN)) == "TOKEN_NOT_FOUND"
+
+
+def test_a_flat_file_is_a_login_to_the_hosted_service_and_survives_another_login(home: Path) -> None:
+    _write(home, _entry(token_store="file", access_token="osm_flat", platform_url=DEFAULT_PLATFORM_URL))
+    store = CredentialStore()
+    flat = store.load(DEFAULT_PLATFORM_URL)
+    assert flat is not None and flat.token == "osm_flat"
+    assert store.load(FERN) is None
+    store.save(_login())
+    assert store.load(DEFAULT_PLATFORM_URL) == flat
+
+
+_UNUSABLE = [
+    ("{", "CREDENTIALS_PARSE_FAILED"),
+    ("[]", "CREDENTIALS_PARSE_FAILED"),
+    ("\x00\xff", "CREDENTIALS_PARSE_FAILED"),
+    ({"version": 2, "platforms": []}, "CREDENTIALS_PARSE_FAILED"),
+    ({"version": 2, "platforms": {FERN: 5}}, "CREDENTIALS_PARSE_FAILED"),
+    ({"version": 1, "active_workspace": "fern-lab", "workspaces": {}}, "CREDENTIALS_VERSION_CHANGED"),
+    ({"version": 3}, "CREDENTIALS_VERSION_CHANGED"),
+    ({}, "CREDENTIALS_VERSION_CHANGED"),
+]
+
+
+@pytest.mark.parametrize("content, code", _UNUSABLE)
+def test_a_file_that_cannot_be_read_is_named_and_kept_aside_by_the_next_login(
+    home: Path, content: Any, code: str
+) -> None:
+    path = _write(home, content)
+    before = path.read_bytes()
+    assert _code(lambda: CredentialStore().load(FERN)) == code
+    path.with_name("credentials.json.bak").write_text("an older backup")
+    store = CredentialStore()
+    store.save(_login())
+    assert path.with_name("credentials.json.bak.1").read_bytes() == before
+    assert [warning.code for warning in store.warnings] == ["CREDENTIALS_METADATA_BACKED_UP"]
+    assert store.load(FERN) == _login()
+
+
+def test_logout_moves_a_damaged_file_aside(home: Path) -> None:
+    path = _write(home, "{")
+    store = CredentialStore()
+    assert store.delete(FERN) is False
+    assert not path.exists() and path.with_name("credentials.json.bak").exists()
+    assert store.warnings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": None},
+        {"user": {"id": 5}},
+        {"expires_at": None},
+        {"expires_at": "soon"},
+        {"token_store": "cloud"},
+    ],
+)
+def test_a_damaged_entry_is_said_to_be_damaged(home: Path, changes: dict[str, Any]) -> None:
+    _write(home, {"version": 2, "platforms": {FERN: _entry(**changes)}})
+    assert _code(lambda: CredentialStore().load(FERN)) == "CREDENTIALS_PARSE_FAILED"
+
+
+def test_a_token_that_has_gone_from_the_keyring_is_said_to_be_gone(
+    home: Path, working: MemoryKeyring
+) -> None:
+    CredentialStore().save(_login())
+    working.kept.clear()
+    assert _code(lambda: CredentialStore().load(FERN)) == "TOKEN_NOT_FOUND"
+
+
+def test_a_locked_keyring_is_an_error_at_load_and_a_warning_at_logout(home: Path, use_keyring: Use) -> None:
+    backend = LockableKeyring()
+    use_keyring(backend)
+    CredentialStore().save(_login())
+    backend.locked = True
+    assert _code(lambda: CredentialStore().load(FERN)) == "KEYRING_UNAVAILABLE"
+    store = CredentialStore()
+    assert store.delete(FERN) is True
+    assert [warning.code for warning in store.warnings] == ["KEYRING_CLEANUP_FAILED"]
+    assert "long advice" not in store.warnings[0].message
+
+
+def test_a_file_that_cannot_be_opened_or_written_has_its_own_code(home: Path) -> None:
+    path = _file(home)
+    path.mkdir(parents=True)
+    assert _code(lambda: CredentialStore().load(FERN)) == "CREDENTIALS_UNAVAILABLE"
+    assert _code(lambda: CredentialStore().save(_login())) == "CREDENTIALS_UNAVAILABLE"
+
+
+def test_no_repr_shows_the_token(home: Path) -> None:
+    assert TOKEN not in repr(_login())
+    CredentialStore().save(_login())
+    assert TOKEN not in repr(CredentialStore().all())
+
+
+def test_a_token_of_the_environment_comes_before_the_saved_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    CredentialStore().save(_login(platform_url=DEFAULT_PLATFORM_URL))
+    monkeypatch.setenv("OSMOSIS_TOKEN", " osm_env \n")
+    found = require_credentials()
+    assert (found.token, found.source, found.platform_url) == ("osm_env", "environment", DEFAULT_PLATFORM_URL)
+    assert not found.is_expired()
+
+
+@pytest.mark.parametrize(
+    "platform, bound, code",
+    [
+        (FERN, None, "ENV_TOKEN_PLATFORM_REQUIRED"),
+        (FERN, DEFAULT_PLATFORM_URL, "ENV_TOKEN_PLATFORM_MISMATCH"),
+        (None, FERN, "ENV_TOKEN_PLATFORM_MISMATCH"),
+        (FERN, "https://a:port", "VALIDATION"),
+    ],
+)
+def test_a_token_of_the_environment_stays_with_its_platform(
+    monkeypatch: pytest.MonkeyPatch, platform: str | None, bound: str | None, code: str
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+    if platform:
+        monkeypatch.setenv("OSMOSIS_PLATFORM_URL", platform)
+    if bound:
+        monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", bound)
+    assert _code(require_credentials) == code
+
+
+def test_the_binding_compares_platforms_not_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", FERN)
+    monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", "HTTPS://Osmosis.Fern.Example:443/")
+    assert require_credentials().platform_url == FERN
+
+
+def test_who_is_not_logged_in_here_hears_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://other.example")
+    CredentialStore().save(_login())
+    with pytest.raises(OsmosisError) as caught:
+        require_credentials()
+    assert caught.value.code == "AUTH_REQUIRED"
+    assert caught.value.message == "Not logged in. Run 'osmosis auth login' first."
+    assert (
+        caught.value.hint is not None
+        and "https://other.example" in caught.value.hint
+        and FERN in caught.value.hint
+    )
+
+
+def test_an_expired_login_is_an_error_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", FERN)
+    CredentialStore().save(_login(expires_at=datetime.now(timezone.utc) - timedelta(seconds=1)))
+    assert _code(require_credentials) == "AUTH_REQUIRED"
+
+
+def test_the_environments_token_is_never_saved() -> None:
+    with pytest.raises(ValueError):
+        CredentialStore().save(Credentials(token=TOKEN, platform_url=FERN, source="environment"))

@@ -59,7 +59,8 @@ def open_http(
             f"the trusted certificates cannot be loaded: {error.strerror or error}.",
             hint="check SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
-    client.headers = httpx.Headers({"Connection": "keep-alive", "Accept-Encoding": "identity", **headers})
+    client.headers.update({"Accept-Encoding": "identity", **headers})
+    del client.headers["Accept"]
     return client
 
 

@@ -1,0 +1,612 @@
+"""The transport: what travels, what is retried, what a refusal says. One route stands for all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import respx
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.client import ClientWarning, PlatformClient
+from osmosis_ai.api.credentials import Credentials
+from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig, RunSecrets
+from osmosis_ai.errors import OsmosisError
+
+BASE = "https://osmosis.fern.example/prefix"
+TOKEN = "osm_u_canary7Qd"
+GIT = "fern/maze"
+
+
+@pytest.fixture
+def platform() -> Iterator[respx.MockRouter]:
+    with respx.mock(base_url=BASE, assert_all_called=False) as router:
+        yield router
+
+
+@pytest.fixture
+def slept() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def client(slept: list[float]) -> Iterator[PlatformClient]:
+    with PlatformClient(BASE, TOKEN, GIT, token_origin="saved", sleep=slept.append) as client:
+        yield client
+
+
+def _failure(client: PlatformClient, **reply: Any) -> PlatformError:
+    with respx.mock(base_url=BASE) as router:
+        router.post("/x").mock(return_value=httpx.Response(**reply))
+        with pytest.raises(PlatformError) as caught:
+            client.post("/x", None, model=WireModel)
+    error = caught.value
+    assert TOKEN not in f"{error.message} {error.hint} {error.details} {error.body}"
+    return error
+
+
+# What travels
+
+
+def test_a_request_carries_the_headers_of_the_contract_and_no_others(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    route = platform.get("/api/cli/datasets").respond(json={})
+    client.datasets.list()
+    sent = route.calls.last.request
+    assert dict(sent.headers) == {
+        "host": "osmosis.fern.example",
+        "authorization": f"Bearer {TOKEN}",
+        "content-type": "application/json",
+        "user-agent": f"osmosis-cli/{__version__}",
+        "x-osmosis-cli-version": __version__,
+        "x-osmosis-git": GIT,
+        "accept-encoding": "identity",
+        "connection": "keep-alive",
+    }
+    assert str(sent.url) == f"{BASE}/api/cli/datasets?limit=50&offset=0"
+
+
+def test_an_empty_mutation_sends_an_empty_object(client: PlatformClient, platform: respx.MockRouter) -> None:
+    route = platform.post("/api/cli/eval-runs/r/stop").respond(204)
+    client.eval_runs.stop("r")
+    assert route.calls.last.request.content == b"{}"
+
+
+def test_text_beyond_ascii_travels_escaped(client: PlatformClient, platform: respx.MockRouter) -> None:
+    route = platform.post("/x").respond(json={})
+    client.post("/x", {"name": "naïve €"}, model=WireModel)
+    assert route.calls.last.request.content == b'{"name": "na\\u00efve \\u20ac"}'
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_json_cannot_carry_is_refused_here(client: PlatformClient, number: float) -> None:
+    with pytest.raises(OsmosisError, match="nan and inf"):
+        client.post("/x", {"advanced_config": {"x": number}}, model=WireModel)
+
+
+def test_a_call_about_a_repository_is_refused_without_one(platform: respx.MockRouter) -> None:
+    with pytest.raises(PlatformError) as caught, PlatformClient(BASE, TOKEN) as client:
+        client.datasets.list()
+    assert caught.value.platform_code == "GIT_SCOPE_HEADER_REQUIRED"
+    assert caught.value.code == "VALIDATION"
+    assert not platform.calls
+
+
+@pytest.mark.parametrize("token", ["", "osm with space", "osm\nX-Evil: 1", "osm_ü"])
+def test_a_token_that_is_none_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        PlatformClient(BASE, token)
+    assert not token or token not in caught.value.message
+
+
+def test_a_platform_in_the_clear_is_refused_unless_it_is_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OsmosisError, match="insecure"):
+        PlatformClient("http://platform.example", TOKEN)
+    PlatformClient("http://127.0.0.1:8000", TOKEN).close()
+    monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
+    PlatformClient("http://platform.example", TOKEN).close()
+
+
+def test_a_proxy_setting_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "gopher://me:hunter2@proxy.example")
+    with pytest.raises(OsmosisError, match="proxy") as caught:
+        PlatformClient(BASE, TOKEN)
+    assert caught.value.code == "NETWORK"
+    assert "hunter2" not in caught.value.message
+    PlatformClient("http://localhost:8000", TOKEN).close()
+
+
+def test_a_missing_certificate_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with pytest.raises(OsmosisError, match="certificates cannot be loaded"):
+        PlatformClient(BASE, TOKEN)
+
+
+def test_neither_repr_nor_log_shows_the_token(
+    client: PlatformClient, platform: respx.MockRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    platform.get("/api/cli/datasets").respond(json={})
+    client.datasets.list()
+    assert TOKEN not in f"{client!r} {caplog.text}"
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b"{}"])
+@pytest.mark.parametrize("status", [200, 201, 202, 204])
+def test_any_2xx_is_a_success_and_nothing_is_an_empty_object(
+    client: PlatformClient, platform: respx.MockRouter, status: int, content: bytes
+) -> None:
+    platform.post("/api/cli/datasets/d/abort").respond(status, content=content)
+    client.datasets.abort("d")
+
+
+@pytest.mark.parametrize("content", [b"[]", b'"x"', b"<html></html>", b"{", b"\xff", b"[" * 200_000])
+def test_a_success_that_is_no_json_object_is_a_platform_error(
+    client: PlatformClient, platform: respx.MockRouter, content: bytes
+) -> None:
+    platform.post("/x").respond(200, content=content)
+    with pytest.raises(PlatformError, match="Invalid JSON response from platform") as caught:
+        client.post("/x", {}, model=WireModel)
+    assert caught.value.code == "PLATFORM_ERROR"
+    assert "status_code" not in caught.value.details
+
+
+def test_a_success_without_what_it_must_have_names_that_and_quotes_nothing(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    platform.get("/api/cli/datasets/d").respond(json={"file_size": "osm_secret", "status": "uploaded"})
+    with pytest.raises(PlatformError, match=r"GET /prefix/api/cli/datasets/d cannot be read.*`id`") as caught:
+        client.datasets.get("d")
+    assert "osm_secret" not in caught.value.message
+
+
+def test_nan_in_a_reply_counts_as_absent(client: PlatformClient, platform: respx.MockRouter) -> None:
+    platform.get("/api/cli/eval-runs/r/metrics").respond(content=b'{"overview": {"pass_rate": NaN}}')
+    assert client.eval_runs.metrics("r").overview.pass_rate is None
+
+
+def test_a_reply_without_end_is_cut_off(
+    client: PlatformClient, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.api.client._LARGEST_REPLY_BYTES", 1000)
+    platform.post("/x").respond(200, content=b" " * 1001)
+    with pytest.raises(PlatformError, match="too large"):
+        client.post("/x", {}, model=WireModel)
+
+
+def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.MockRouter) -> None:
+    platform.post("/x").respond(200, content=b"{}")
+    client = PlatformClient(BASE, TOKEN, GIT, timeout_s=-1)
+    with client, pytest.raises(PlatformError, match="Connection error: timed out"):
+        client.post("/x", {}, model=WireModel)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "status, code",
+    [
+        (400, "VALIDATION"),
+        (402, "PLATFORM_ERROR"),
+        (403, "PLATFORM_ERROR"),
+        (404, "NOT_FOUND"),
+        (409, "CONFLICT"),
+        (410, "PLATFORM_ERROR"),
+        (413, "PLATFORM_ERROR"),
+        (422, "PLATFORM_ERROR"),
+        (429, "RATE_LIMITED"),
+        (500, "PLATFORM_ERROR"),
+        (503, "PLATFORM_ERROR"),
+    ],
+)
+def test_a_status_is_a_code_and_the_body_is_kept(client: PlatformClient, status: int, code: str) -> None:
+    body = {
+        "error": "No.",
+        "code": "SOME_CODE",
+        "field": "name",
+        "existing_dataset_id": "ds_31",
+        "extra": [1],
+    }
+    error = _failure(client, status_code=status, json=body)
+    assert (error.message, error.code, error.status, error.platform_code) == (
+        "No.",
+        code,
+        status,
+        "SOME_CODE",
+    )
+    assert error.details == {"platform_code": "SOME_CODE", **body, "status_code": status}
+
+
+def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient) -> None:
+    def code(body: dict[str, Any], status: int = 403) -> str:
+        return _failure(client, status_code=status, json=body).code
+
+    assert code({"error": "x", "code": "SUBSCRIPTION_REQUIRED"}) == "SUBSCRIPTION_REQUIRED"
+    assert code({"error": "x", "code": "BILLING_REQUIRED"}) == "BILLING_REQUIRED"
+    assert code({"error": "Your Subscription ended"}) == "SUBSCRIPTION_REQUIRED"
+    assert code({"error": "x", "code": "BILLING_REQUIRED"}, 402) == "PLATFORM_ERROR"
+
+
+def test_every_issue_is_a_line_with_its_correction(client: PlatformClient) -> None:
+    issues = [
+        {"key": "training.total_epoch", "message": "unknown key", "key_correction": "training.total_epochs"},
+        {"key": "n", "message": None},
+        {"message": "too many"},
+        "a plain sentence",
+        {},
+        None,
+        5,
+    ]
+    error = _failure(client, status_code=400, json={"error": "Rejected", "issues": issues})
+    assert error.message.splitlines() == [
+        "Rejected",
+        "  - training.total_epoch: unknown key (did you mean 'training.total_epochs'?)",
+        "  - n",
+        "  - too many",
+        "  - a plain sentence",
+    ]
+
+
+@pytest.mark.parametrize("issues", [None, "x", {"a": 1}, 5])
+def test_issues_that_are_no_list_are_ignored(client: PlatformClient, issues: Any) -> None:
+    assert (
+        _failure(client, status_code=400, json={"error": "Rejected", "issues": issues}).message == "Rejected"
+    )
+
+
+def test_message_is_the_second_choice(client: PlatformClient) -> None:
+    assert (
+        _failure(client, status_code=400, json={"error": "", "message": "Really no"}).message == "Really no"
+    )
+
+
+@pytest.mark.parametrize(
+    "reply, excerpt",
+    [
+        ({"text": "<html>" + "x" * 300}, "<html>" + "x" * 194),
+        ({"json": {"error": {"message": "nested"}}}, '{"error":{"message":"nested"}}'),
+        ({"json": {"detail": "Not Found"}}, '{"detail":"Not Found"}'),
+        ({"content": b"bad \xff \x1b[31mred"}, "bad \ufffd [31mred"),
+    ],
+)
+def test_a_body_that_is_no_error_of_ours_is_shown_in_part(
+    client: PlatformClient, reply: dict[str, Any], excerpt: str
+) -> None:
+    error = _failure(client, status_code=502, **reply)
+    assert error.message == f"API error: HTTP 502. Response: {excerpt}"
+    assert error.details["status_code"] == 502
+
+
+def test_an_empty_error_still_says_its_status(client: PlatformClient) -> None:
+    assert _failure(client, status_code=418).message == "API error: HTTP 418."
+
+
+def test_escape_sequences_do_not_reach_the_terminal(client: PlatformClient) -> None:
+    body = {"error": "a\x1b]0;evil\x07b", "issues": ["c\x1b[2Jd"]}
+    assert "\x1b" not in _failure(client, status_code=400, json=body).message
+
+
+@pytest.mark.parametrize(
+    "origin, platform_code, words",
+    [
+        ("environment", "TOKEN_EXPIRED", "OSMOSIS_TOKEN has expired."),
+        ("environment", "TOKEN_REVOKED", "OSMOSIS_TOKEN has been revoked."),
+        ("environment", "TOKEN_INVALID", f"OSMOSIS_TOKEN is not valid on {BASE}."),
+        ("environment", None, f"OSMOSIS_TOKEN is not valid on {BASE}."),
+        ("given", "TOKEN_INVALID", f"This token is not valid on {BASE}."),
+        ("given", "UNKNOWN_AUTH_ERROR", f"This token is not valid on {BASE}."),
+        ("saved", "TOKEN_EXPIRED", "Your session has expired."),
+        ("saved", "TOKEN_REVOKED", "Your session has been revoked."),
+        ("saved", None, "Your session has expired or is no longer valid."),
+        ("saved", "AUTH_HEADER_MISSING", f"The token did not reach {BASE}."),
+        ("saved", "TOKEN_MISSING", f"The token did not reach {BASE}."),
+    ],
+)
+def test_a_401_says_what_is_wrong_with_which_token(
+    origin: Any, platform_code: str | None, words: str
+) -> None:
+    with PlatformClient(BASE, TOKEN, GIT, token_origin=origin) as client:
+        error = _failure(client, status_code=401, json={"error": f"bad {TOKEN}", "code": platform_code})
+    assert (error.message, error.code, error.details) == (words, "AUTH_REQUIRED", {})
+    assert error.hint
+
+
+def test_a_401_without_a_token_says_to_log_in() -> None:
+    with PlatformClient(BASE, None, GIT) as client:
+        error = _failure(client, status_code=401, json={"code": "AUTH_HEADER_MISSING"})
+    assert error.message == "Not logged in. Run 'osmosis auth login' first."
+
+
+@pytest.mark.parametrize("source, words", [("environment", "OSMOSIS_TOKEN"), ("keyring", "Your session")])
+def test_a_client_for_credentials_knows_where_they_came_from(source: Any, words: str) -> None:
+    credentials = Credentials(token=TOKEN, platform_url=BASE, source=source)
+    with PlatformClient.from_credentials(credentials, git_identity=GIT) as client:
+        assert _failure(client, status_code=401, json={"code": "TOKEN_EXPIRED"}).message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"status": "unsupported", "message": "Version 0.3 is gone."}, "Version 0.3 is gone."),
+        ({"status": "other", "message": "x"}, f"({__version__})"),
+        ({"status": "unsupported", "message": None}, f"({__version__})"),
+        ({}, f"({__version__})"),
+    ],
+)
+def test_a_426_uses_the_platforms_words_only_in_the_agreed_form(
+    client: PlatformClient, body: dict[str, Any], words: str
+) -> None:
+    error = _failure(client, status_code=426, json=body)
+    assert error.code == "UPGRADE_REQUIRED"
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    "platform_code, status, code, words",
+    [
+        ("GIT_SCOPE_REQUIRED", 400, "VALIDATION", "which repository"),
+        ("GIT_SCOPE_HEADER_REQUIRED", 400, "VALIDATION", "which repository"),
+        ("GIT_SCOPE_INVALID", 400, "VALIDATION", "does not accept 'fern/maze'"),
+        ("GIT_SCOPE_HEADER_INVALID", 400, "VALIDATION", "does not accept 'fern/maze'"),
+        ("GIT_REPOSITORY_NOT_CONNECTED", 404, "NOT_FOUND", "fern/maze is not connected"),
+        ("GIT_REPOSITORY_ACCESS_DENIED", 403, "PLATFORM_ERROR", "not a member of the workspace"),
+        ("GIT_SCOPE_HEADER_ACCESS_DENIED", 403, "PLATFORM_ERROR", "no workspace"),
+    ],
+)
+def test_a_refusal_of_the_repository_says_what_to_do(
+    client: PlatformClient, platform_code: str, status: int, code: str, words: str
+) -> None:
+    body = {"error": "subscription nonsense", "code": platform_code}
+    error = _failure(client, status_code=status, json=body)
+    assert error.code == code
+    assert words in error.message and "nonsense" not in error.message
+    assert error.hint and "{" not in error.hint
+    assert error.details["platform_code"] == platform_code
+
+
+def test_values_to_hide_are_in_no_error_however_the_platform_echoes_them(client: PlatformClient) -> None:
+    client.hide(["s3cret", "s3cret-and-more"])
+    body = {
+        "error": "s3cret-and-more?",
+        "issues": [{"key": "s3cret"}],
+        "value": "other",
+        "x": [{"s3cret": "s3cret"}],
+    }
+    error = _failure(client, status_code=400, json=body)
+    assert "s3cret" not in f"{error.message} {error.details}" and "other" not in str(error.details)
+    cut = _failure(client, status_code=502, text="x" * 195 + "s3cret-and-more")
+    assert "s3cr" not in cut.message
+
+
+def test_what_a_submit_provides_is_hidden_from_its_own_errors(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    run = EvalRunSubmit(
+        experiment_config=ExperimentConfig(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
+        secrets=RunSecrets(required=["A"], provided={"A": "canary-value"}),
+    )
+    platform.post("/api/cli/eval-runs").respond(400, json={"error": "A=canary-value is bad"})
+    with pytest.raises(PlatformError) as caught:
+        client.eval_runs.submit(run)
+    assert caught.value.message == "A=[REDACTED] is bad"
+    assert "canary-value" not in repr(run)
+
+
+# The connection
+
+
+@pytest.mark.parametrize(
+    "failure, words",
+    [
+        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection error: Connection refused"),
+        (httpx.ReadTimeout("x"), "Connection error: timed out"),
+        (httpx.ConnectTimeout("x"), "Connection error: timed out"),
+        (httpx.RemoteProtocolError("Server disconnected"), "Connection error: Server disconnected"),
+        (httpx.ReadError(""), "Connection error: ReadError"),
+    ],
+)
+def test_a_platform_that_does_not_answer_is_named(
+    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str
+) -> None:
+    platform.post("/x").mock(side_effect=failure)
+    with pytest.raises(PlatformError) as caught:
+        client.post("/x", {}, model=WireModel)
+    error = caught.value
+    assert error.message == f"{words} ({BASE})"
+    assert (error.code, error.details, error.status) == ("PLATFORM_ERROR", {"platform_url": BASE}, None)
+    assert error.hint and "OSMOSIS_PLATFORM_URL" in error.hint
+
+
+def test_a_platform_on_this_machine_that_is_not_there_is_to_be_started(slept: list[float]) -> None:
+    client = PlatformClient("http://127.0.0.1:1", TOKEN, GIT, sleep=slept.append)
+    with client, pytest.raises(PlatformError, match="refused") as caught:
+        client.datasets.list()
+    assert caught.value.hint and "osmosis platform start" in caught.value.hint
+
+
+def test_a_certificate_nobody_knows_is_explained(client: PlatformClient, platform: respx.MockRouter) -> None:
+    text = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)"
+    platform.post("/x").mock(side_effect=httpx.ConnectError(text))
+    with pytest.raises(PlatformError, match="self-signed") as caught:
+        client.post("/x", {}, model=WireModel)
+    assert caught.value.hint and "SSL_CERT_FILE" in caught.value.hint
+
+
+# Trying again
+
+
+def test_reading_is_tried_three_times(
+    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
+) -> None:
+    route = platform.get("/api/cli/datasets")
+    route.side_effect = [
+        httpx.ConnectError("refused"),
+        httpx.Response(503, headers={"Retry-After": "3"}),
+        httpx.Response(200, json={"datasets": []}),
+    ]
+    assert client.datasets.list().datasets == []
+    assert slept == [0.2, 3]
+
+
+@pytest.mark.parametrize(
+    "status, calls", [(429, 3), (502, 3), (503, 3), (504, 3), (500, 1), (404, 1), (401, 1)]
+)
+def test_reading_is_tried_again_only_when_that_may_help(
+    client: PlatformClient, platform: respx.MockRouter, status: int, calls: int
+) -> None:
+    route = platform.get("/api/cli/datasets").respond(status)
+    with pytest.raises(PlatformError) as caught:
+        client.datasets.list()
+    assert caught.value.status in (status, None) and route.call_count == calls
+
+
+def test_a_read_that_took_too_long_is_not_read_again(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    route = platform.get("/api/cli/datasets").mock(side_effect=httpx.ReadTimeout("x"))
+    with pytest.raises(PlatformError, match="timed out"):
+        client.datasets.list()
+    assert route.call_count == 1
+
+
+@pytest.mark.parametrize("failure", [httpx.ConnectError("x"), httpx.Response(503), httpx.Response(429)])
+def test_nothing_is_submitted_twice(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
+    route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
+    run = EvalRunSubmit(
+        experiment_config=ExperimentConfig(rollout="r", entrypoint="e", model_path="m", dataset="d")
+    )
+    with pytest.raises(PlatformError):
+        client.eval_runs.submit(run)
+    assert route.call_count == 1
+
+
+def test_completing_a_dataset_is_tried_five_times_whatever_goes_wrong(
+    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
+) -> None:
+    route = platform.post("/api/cli/datasets/d/complete")
+    route.side_effect = [
+        httpx.ReadTimeout("x"),
+        httpx.Response(500),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json={"id": "d", "status": "processing"}),
+    ]
+    assert client.datasets.complete("d", extension="csv").status == "processing"
+    assert slept == [1, 2, 4, 8]
+
+
+def test_completing_stops_at_once_at_another_refusal(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    route = platform.post("/api/cli/datasets/d/complete").respond(409, json={"error": "gone"})
+    with pytest.raises(PlatformError, match="gone"):
+        client.datasets.complete("d", extension="csv")
+    assert route.call_count == 1
+
+
+def test_download_urls_are_asked_for_three_times(
+    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
+) -> None:
+    route = platform.post("/api/cli/eval-runs/r/samples/download-urls").respond(500)
+    with pytest.raises(PlatformError):
+        client.eval_runs.download_urls("r", [])
+    assert route.call_count == 3 and slept == [0.5, 1]
+
+
+# Redirects
+
+
+def test_reading_follows_a_redirect_within_the_platform(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    platform.get("/api/cli/datasets").respond(307, headers={"Location": "/prefix/other"})
+    other = platform.get("/other").respond(json={"datasets": []})
+    client.datasets.list()
+    assert other.calls.last.request.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["https://evil.example/x", "http://osmosis.fern.example/x", "https://osmosis.fern.example:444/x"],
+)
+def test_the_token_follows_no_redirect_elsewhere(client: PlatformClient, target: str) -> None:
+    with respx.mock(assert_all_called=False) as router:
+        router.get(f"{BASE}/api/cli/datasets").respond(302, headers={"Location": target})
+        elsewhere = router.get(target).respond(json={})
+        with pytest.raises(PlatformError, match="redirects to") as caught:
+            client.datasets.list()
+    assert not elsewhere.called
+    assert caught.value.hint and "OSMOSIS_PLATFORM_URL=" in caught.value.hint
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_post_is_never_turned_into_something_else(
+    client: PlatformClient, platform: respx.MockRouter, status: int
+) -> None:
+    platform.post("/api/cli/eval-runs/r/stop").respond(status, headers={"Location": "/prefix/other"})
+    other = platform.route(path="/prefix/other").respond(json={})
+    with pytest.raises(PlatformError, match="not followed"):
+        client.eval_runs.stop("r")
+    assert not other.called
+
+
+def test_redirects_in_a_circle_end(client: PlatformClient, platform: respx.MockRouter) -> None:
+    platform.get("/api/cli/datasets").respond(302, headers={"Location": "/prefix/api/cli/datasets"})
+    with pytest.raises(PlatformError, match="without end"):
+        client.datasets.list()
+
+
+# The version
+
+
+@pytest.mark.parametrize(
+    "status, code", [("upgrade_available", "UPGRADE_AVAILABLE"), ("deprecated", "DEPRECATED")]
+)
+def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str, code: Any) -> None:
+    headers = {"X-Osmosis-Version-Status": status, "X-Osmosis-Version-Message": "0.4 is out"}
+    platform.get("/api/cli/datasets").respond(json={}, headers=headers)
+    said: list[ClientWarning] = []
+    for _ in range(2):
+        with PlatformClient(BASE, TOKEN, GIT, on_warning=said.append) as client:
+            client.datasets.list()
+            client.datasets.list()
+    assert said == [ClientWarning(code, "0.4 is out")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Osmosis-Version-Status": "current", "X-Osmosis-Version-Message": "x"},
+        {"X-Osmosis-Version-Status": "deprecated"},
+        {"X-Osmosis-Version-Status": "odd", "X-Osmosis-Version-Message": "x"},
+        {"X-Osmosis-Latest": "9"},
+    ],
+)
+def test_other_version_headers_say_nothing(
+    client: PlatformClient, platform: respx.MockRouter, headers: dict[str, str]
+) -> None:
+    platform.get("/api/cli/datasets").respond(json={}, headers=headers)
+    client.datasets.list()
+    assert client.warnings == []
+
+
+def test_a_body_sent_is_only_what_was_set(client: PlatformClient, platform: respx.MockRouter) -> None:
+    route = platform.post("/api/cli/datasets").respond(json={"id": "d"})
+    client.datasets.create("maze", size_bytes=7, extension="csv")
+    client.datasets.create("maze", size_bytes=7, extension="csv", overwrite_id="ds_31")
+    first, second = (json.loads(call.request.content) for call in route.calls)
+    assert first == {"file_name": "maze", "file_size": 7, "extension": "csv"}
+    assert second == {**first, "overwrite_dataset_id": "ds_31"}

@@ -8,6 +8,9 @@ from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.device_logins import DeviceLogins
+from osmosis_ai.platform.logs import Logs
+from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.workspaces import Workspaces
 
 
@@ -20,6 +23,9 @@ class PlatformServices:
     db: Database
     accounts: Accounts
     workspaces: Workspaces
+    sign_ins: SignIns
+    device_logins: DeviceLogins
+    logs: Logs
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
@@ -32,10 +38,14 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     used_clock = clock if clock is not None else SystemClock()
     db = Database(config.database_url)
     db.migrate()
+    accounts = Accounts(db, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
         db=db,
-        accounts=Accounts(db, used_clock),
+        accounts=accounts,
         workspaces=Workspaces(db, used_clock),
+        sign_ins=SignIns(accounts, used_clock),
+        device_logins=DeviceLogins(db, used_clock, accounts),
+        logs=Logs(db, used_clock),
     )

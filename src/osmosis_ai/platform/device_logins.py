@@ -1,0 +1,195 @@
+"""Logging in on a device without a browser of its own: the grant of RFC 8628, one row per attempt.
+
+A login goes ``pending -> approved -> used`` or ``pending -> denied``, and nowhere once it has expired. The
+device gets its token by asking with its secret code, exactly once; the short code that a person compares is
+worth nothing without a sign-in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import DeviceLogin, Token, User, new_id
+
+PollCode = Literal["authorization_pending", "slow_down", "expired_token", "access_denied"]
+
+LIFETIME = timedelta(minutes=15)
+POLL_INTERVAL_S = 5.0
+MAX_OPEN = 1000
+"""Logins that may wait at a time: what strangers can make the platform remember is bounded."""
+
+_SLOWER_BY_S = 5.0
+_SLOWEST_S = 30.0
+# The network delivers two polls that were sent an interval apart a little closer together.
+_EARLY_S = 0.5
+# No vowels (no words), no letters that are taken for digits or for one another (RFC 8628, 6.1).
+_LETTERS = "BCDFGHJKMPQRTVWXYZ"
+
+
+class PollRefused(Exception):
+    """There is no token for this poll; ``code`` says why, in the words of RFC 8628."""
+
+    def __init__(self, code: PollCode) -> None:
+        super().__init__(code)
+        self.code: PollCode = code
+
+
+class TooManyLogins(OsmosisError):
+    """More devices wait for approval than the platform remembers."""
+
+    default_code = "RATE_LIMITED"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A login that waits for a person; ``device_code`` is known to the device alone."""
+
+    device_code: str = field(repr=False)
+    user_code: str
+    expires_in_s: float
+    interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The end of a login: the token, its row and its user."""
+
+    plain: str = field(repr=False)
+    token: Token
+    user: User
+
+
+class DeviceLogins:
+    """The device logins of one platform.
+
+    Args:
+        db: where they are kept.
+        clock: decides what has expired and who polls too fast.
+        accounts: issues the tokens.
+    """
+
+    def __init__(self, db: Database, clock: Clock, accounts: Accounts) -> None:
+        self._db = db
+        self._clock = clock
+        self._accounts = accounts
+
+    def start(self, device_name: str) -> Started:
+        """Begin a login.
+
+        Args:
+            device_name: what the person is shown.
+
+        Raises:
+            TooManyLogins: too many devices wait already.
+        """
+        now = self._clock.now()
+        device_code = secrets.token_urlsafe(32)
+        with self._db.transaction() as session:
+            session.execute(delete(DeviceLogin).where(DeviceLogin.expires_at <= now))
+            if (session.scalar(select(func.count()).select_from(DeviceLogin)) or 0) >= MAX_OPEN:
+                raise TooManyLogins("too many devices wait to be approved; try again in a few minutes.")
+            login = DeviceLogin(
+                id=new_id("dev"),
+                device_code_hash=_hash(device_code),
+                user_code=_fresh_user_code(session),
+                device_name=_shown_name(device_name),
+                status="pending",
+                interval_s=POLL_INTERVAL_S,
+                created_at=now,
+                expires_at=now + LIFETIME,
+            )
+            session.add(login)
+        return Started(device_code, login.user_code, LIFETIME.total_seconds(), POLL_INTERVAL_S)
+
+    def poll(self, device_code: str) -> Granted:
+        """Return the token once the login is approved; it is given out once.
+
+        Raises:
+            PollRefused: not yet, too often, too late, or not at all.
+        """
+        refused: PollCode
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            login = session.scalar(
+                select(DeviceLogin)
+                .where(DeviceLogin.device_code_hash == _hash(device_code))
+                .with_for_update()
+            )
+            if login is None or login.expires_at <= now or login.status == "used":
+                raise PollRefused("expired_token")
+            if login.status == "denied":
+                raise PollRefused("access_denied")
+            if login.status == "approved" and login.user_id is not None:
+                return self._grant(session, login)
+            waited = (now - login.last_poll_at).total_seconds() if login.last_poll_at else None
+            # A clock that was set back must not make everybody too fast.
+            too_fast = waited is not None and 0 <= waited < login.interval_s - _EARLY_S
+            if too_fast:
+                login.interval_s = min(_SLOWEST_S, login.interval_s + _SLOWER_BY_S)
+            login.last_poll_at = now
+            refused = "slow_down" if too_fast else "authorization_pending"
+        raise PollRefused(refused)
+
+    def find(self, user_code: str) -> DeviceLogin | None:
+        """Return the login that waits under this code, however a person typed it."""
+        with self._db.session() as session:
+            return self._waiting(session, user_code)
+
+    def decide(self, user_code: str, user_id: str, *, approve: bool) -> bool:
+        """Let the device in as this user, or turn it away; false when nothing waits under the code any more."""
+        with self._db.transaction() as session:
+            login = self._waiting(session, user_code, lock=True)
+            if login is None:
+                return False
+            login.status = "approved" if approve else "denied"
+            login.user_id = user_id
+        return True
+
+    def _grant(self, session: Session, login: DeviceLogin) -> Granted:
+        user = session.get(User, login.user_id)
+        if user is None:
+            raise PollRefused("access_denied")
+        login.status = "used"
+        token, plain = self._accounts.issue(session, user.id, "cli", name=login.device_name)
+        return Granted(plain, token, user)
+
+    def _waiting(self, session: Session, user_code: str, *, lock: bool = False) -> DeviceLogin | None:
+        query = select(DeviceLogin).where(
+            DeviceLogin.user_code == normal_user_code(user_code),
+            DeviceLogin.status == "pending",
+            DeviceLogin.expires_at > self._clock.now(),
+        )
+        return session.scalar(query.with_for_update() if lock else query)
+
+
+def normal_user_code(text: str) -> str:
+    """Return a code as it is stored: ``abcd efgh`` and ``ABCDEFGH`` are ``ABCD-EFGH``."""
+    letters = "".join(c for c in text.upper() if c.isascii() and c.isalnum())[:16]
+    return f"{letters[:4]}-{letters[4:]}"
+
+
+def _fresh_user_code(session: Session) -> str:
+    while True:
+        code = normal_user_code("".join(secrets.choice(_LETTERS) for _ in range(8)))
+        if session.scalar(select(DeviceLogin.id).where(DeviceLogin.user_code == code)) is None:
+            return code
+
+
+def _hash(code: str) -> str:
+    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _shown_name(name: str) -> str:
+    printable = "".join(c for c in name if c.isprintable()).strip()
+    return printable[:100] or "Unknown"

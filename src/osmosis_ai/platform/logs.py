@@ -1,0 +1,166 @@
+"""What happened to a dataset or a run, line by line, in the order it was written.
+
+Lines are only ever added. No line is longer than :data:`MAX_MESSAGE_CHARS`, whatever a process printed, and
+secrets are blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so
+paging neither skips nor repeats one while more are written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import LogLine
+from osmosis_ai.platform.redaction import Redactor
+
+MAX_MESSAGE_CHARS = 16 * 1024
+_MAX_DETAILS_CHARS = 64 * 1024
+_NOTHING_SECRET = Redactor(())
+
+Level = Literal["debug", "info", "warning", "error"]
+Direction = Literal["older", "newer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line to be logged.
+
+    Args:
+        message: what happened.
+        level: how much it matters.
+        step: the part of the work it belongs to (``validate``, ``environment``, ``run`` …).
+        details: JSON-encodable facts.
+        timestamp: when; the moment it is logged when not given.
+    """
+
+    message: str
+    level: Level = "info"
+    step: str = ""
+    details: dict[str, Any] | None = None
+    timestamp: datetime | None = None
+
+
+class Logs:
+    """The logs of one platform.
+
+    Args:
+        db: where they are kept.
+        clock: dates the lines.
+    """
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    def append(self, subject_id: str, lines: Iterable[Line], *, redactor: Redactor = _NOTHING_SECRET) -> None:
+        """Add lines to the log of a dataset or run, all or none.
+
+        Args:
+            subject_id: its id.
+            lines: in their order; written in one transaction, so hand over as many as there are.
+            redactor: knows the secrets that the lines may hold.
+        """
+        rows = self._rows(subject_id, lines, redactor)
+        if rows:
+            with self._db.transaction() as session:
+                session.execute(insert(LogLine), rows)
+
+    def add(
+        self,
+        session: Session,
+        subject_id: str,
+        lines: Iterable[Line],
+        *,
+        redactor: Redactor = _NOTHING_SECRET,
+    ) -> None:
+        """As :meth:`append`, as part of the caller's transaction."""
+        rows = self._rows(subject_id, lines, redactor)
+        if rows:
+            session.execute(insert(LogLine), rows)
+
+    def page(
+        self, subject_id: str, *, limit: int = 50, direction: Direction = "older", cursor: str | None = None
+    ) -> LogPage:
+        """Return some lines, oldest first.
+
+        Args:
+            subject_id: whose log.
+            limit: how many.
+            direction: ``older`` begins at the newest line, ``newer`` at the oldest.
+            cursor: the ``next_cursor`` of an earlier page in the same direction.
+
+        Raises:
+            OsmosisError: the cursor did not come from a page.
+        """
+        older = direction == "older"
+        query = select(LogLine).where(LogLine.subject_id == subject_id)
+        if cursor is not None:
+            place = _place(cursor)
+            query = query.where(LogLine.id < place if older else LogLine.id > place)
+        query = query.order_by(LogLine.id.desc() if older else LogLine.id).limit(limit + 1)
+        with self._db.session() as session:
+            found = list(session.scalars(query))
+        shown = found[:limit]
+        more = len(found) > limit
+        return LogPage(
+            logs=[_entry(line) for line in (reversed(shown) if older else shown)],
+            next_cursor=str(shown[-1].id) if more else None,
+        )
+
+    def _rows(self, subject_id: str, lines: Iterable[Line], redactor: Redactor) -> list[dict[str, Any]]:
+        now = self._clock.now()
+        return [
+            {
+                "subject_id": subject_id,
+                "timestamp": line.timestamp or now,
+                "level": line.level,
+                "step": line.step[:64],
+                "message": _bounded(redactor.text(_storable(line.message))),
+                "details": _bounded_details(redactor.tree(line.details))
+                if line.details is not None
+                else None,
+            }
+            for line in lines
+        ]
+
+
+def _storable(text: str) -> str:
+    # What a process printed may hold bytes that are no text; neither engine keeps NUL or lone surrogates.
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return text
+    return f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"
+
+
+def _bounded_details(details: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(details, default=str)
+    if len(text) > _MAX_DETAILS_CHARS:
+        return {"truncated": _storable(text[:_MAX_DETAILS_CHARS])}
+    readable: dict[str, Any] = json.loads(text)
+    return readable
+
+
+def _entry(line: LogLine) -> LogEntry:
+    moment = line.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return LogEntry(
+        timestamp=moment, level=line.level, step=line.step, message=line.message, details=line.details
+    )
+
+
+def _place(cursor: str) -> int:
+    if cursor.isascii() and cursor.isdigit() and len(cursor) < 19:
+        return int(cursor)
+    raise OsmosisError("the cursor did not come from a page of this log.", details={"field": "cursor"})

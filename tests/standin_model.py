@@ -9,7 +9,7 @@ In a test::
 
 As a process (it prints its base URL, then serves until it is stopped)::
 
-    python tests/standin_model.py --port 0 --latency-ms 200 --reply "The product is 42."
+    python -m tests.standin_model --port 0 --latency-ms 200 --reply "The product is 42."
 
 Scripted replies are used up in order, then ``respond`` (a function of the request's body) decides, by
 default an answer of one sentence. ``GET /stats`` tells how many calls came in and how many ran at once.

@@ -1,0 +1,203 @@
+"""The one place that starts Git for the platform, so that every start is hardened alike.
+
+A repository is data that strangers wrote: no hook, helper, submodule or configuration of it is honoured, Git
+asks nobody for anything, and every command has a deadline at which it ends with all its children. The
+settings of the machine and of the user are not read either; what Git shall know (a proxy, a certificate, a
+credential helper) stands in the file ``config`` beside the mirrors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+
+LOCAL_TIMEOUT_S = 60.0
+"""How long a command that only reads a mirror may take."""
+
+_OPTIONS = (
+    *("-c", "protocol.ext.allow=never"),
+    *("-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.fsmonitor=false"),
+    *("-c", "submodule.recurse=false"),
+    *("-c", "fetch.recurseSubmodules=false"),
+    # A connection over which nothing comes for a minute is dead.
+    *("-c", "http.lowSpeedLimit=1"),
+    *("-c", "http.lowSpeedTime=60"),
+    # A run names its commit; it must stay readable after its branch was rewritten or deleted.
+    *("-c", "gc.pruneExpire=never"),
+    *("-c", "gc.cruftPacks=true"),
+    *("-c", "gc.autoDetach=false"),
+)
+_SSH_COMMAND = "ssh -oBatchMode=yes -oConnectTimeout=20 -oServerAliveInterval=15 -oServerAliveCountMax=4"
+# What Git and ssh need of this process's environment. All else stays out: it holds the platform's own secrets.
+_INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"),
+)
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/\s@']+@")
+_REASON = re.compile(r"^(fatal|error|remote|ERROR|ssh): *|^(?=Host key|Permission denied|ssh: )")
+
+
+class GitError(OsmosisError):
+    """Git could not do what it was asked."""
+
+    default_code = "PLATFORM_ERROR"
+
+
+@dataclass(frozen=True)
+class GitResult:
+    """How a command ended."""
+
+    exit_status: int
+    output: bytes
+    errors: str
+
+    @property
+    def reason(self) -> str:
+        """What Git said went wrong, in one line and without credentials."""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        told = [line for line in lines if _REASON.search(line)] or lines[-1:]
+        text = "; ".join(dict.fromkeys(_REASON.sub("", line).strip().rstrip(".") for line in told))
+        return without_credentials(text) or f"Git ended with exit status {self.exit_status}"
+
+
+class Git:
+    """Starts Git.
+
+    Args:
+        directory: where it runs; holds the optional file ``config``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        timeout_s: float = LOCAL_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> GitResult:
+        """Run one command to its end, whatever its exit status.
+
+        Args:
+            arguments: the subcommand and its arguments.
+            timeout_s: seconds after which it is ended.
+            environment: more variables for it.
+
+        Raises:
+            GitError: when it takes longer, Git is not installed, or the platform is stopping.
+        """
+        with self._started(arguments, environment or {}, stdin=subprocess.DEVNULL) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise GitError(
+                    f"`git {_subcommand(arguments)}` did not finish within {timeout_s:g} s."
+                ) from None
+        return GitResult(process.returncode, output, errors.decode("utf-8", "replace"))
+
+    @contextlib.contextmanager
+    def conversation(
+        self, arguments: Sequence[str], *, timeout_s: float = LOCAL_TIMEOUT_S
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command that answers on its output what it is asked on its input, while the block lasts.
+
+        Raises:
+            GitError: when Git is not installed, or the platform is stopping.
+        """
+        with self._started(arguments, {}, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            deadline = threading.Timer(timeout_s, _end, [process])
+            deadline.daemon = True
+            deadline.start()
+            try:
+                yield process
+            finally:
+                deadline.cancel()
+
+    def close(self) -> None:
+        """End what runs and start nothing more."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                _end(process)
+
+    @contextlib.contextmanager
+    def _started(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int,
+        stderr: int = subprocess.PIPE,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start Git in a process group of its own; when the block ends, the whole group does."""
+        with self._lock:
+            if self._closed:
+                raise GitError("the platform is stopping.")
+            try:
+                process = subprocess.Popen(
+                    ["git", *_OPTIONS, *arguments],
+                    cwd=self.directory,
+                    env={**self._environment(), **environment},
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            except FileNotFoundError:
+                raise GitError("Git is not installed: no `git` was found on PATH.") from None
+            self._running.add(process)
+        try:
+            with process:
+                try:
+                    yield process
+                finally:
+                    _end(process)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def _environment(self) -> dict[str, str]:
+        config = self.directory / "config"
+        return {
+            **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+            "LC_ALL": "C",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": str(config) if config.is_file() else os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_LITERAL_PATHSPECS": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_PROTOCOL_FROM_USER": "0",
+            "GIT_ALLOW_PROTOCOL": "",
+            "GIT_SSH_COMMAND": _SSH_COMMAND,
+            "GIT_SSH_VARIANT": "ssh",
+        }
+
+
+def without_credentials(text: str) -> str:
+    """Return ``text`` with the user and password of every URL in it taken out."""
+    return _CREDENTIALS_IN_URL.sub("[REDACTED]@", text)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # The group outlives its leader while a transport helper hangs; macOS forbids signalling zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _subcommand(arguments: Sequence[str]) -> str:
+    return next((argument for argument in arguments if not argument.startswith("-")), "")

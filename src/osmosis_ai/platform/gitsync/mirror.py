@@ -1,0 +1,331 @@
+"""A bare mirror per connected repository: what it holds was fetched whole, and what a run once named it keeps.
+
+A mirror appears in one step when its first fetch has succeeded; a fetch that fails changes nothing. One
+process at a time fetches into a mirror (a file lock says which), while everybody may read. Branches that
+are gone upstream are pruned, commits never: a run that was submitted can always be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
+from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
+from osmosis_ai.platform.gitsync.export import ExportedTree, export_commit
+from osmosis_ai.platform.gitsync.git import Git, GitError
+from osmosis_ai.platform.gitsync.remote import QUERY_TIMEOUT_S, Remote, RemoteRefs, SyncError
+from osmosis_ai.platform.gitsync.rollouts import RolloutEntry, find_rollouts
+from osmosis_ai.platform.gitsync.tree import REGULAR, list_tree, read_objects
+
+FETCH_TIMEOUT_S = 300.0
+MAX_READ_BYTES = 8 * 1024 * 1024
+
+_STAMP = "osmosis-fetched"
+
+_REPOSITORY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[0-9a-fA-F]{64}")
+
+
+class RepositorySource(Protocol):
+    """What a mirror needs to know of a connected repository; its row has it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def clone_url(self) -> str: ...
+
+
+class RevisionError(OsmosisError):
+    """A branch or commit that was asked for is not there.
+
+    Attributes:
+        field: which of the two, ``branch`` or ``commit_sha``.
+        suggestion: what was probably meant.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str,
+        code: ErrorCode = "NOT_FOUND",
+        suggestion: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, details={"key": f"experiment.{field}"}, hint=hint)
+        self.field = field
+        self.suggestion = suggestion
+
+
+@dataclass(frozen=True)
+class MirrorHead:
+    """The default branch as last fetched; both are None while the repository is empty."""
+
+    branch: str | None
+    sha: str | None
+
+
+class MirrorStore:
+    """The mirrors under one directory.
+
+    Args:
+        root: the directory; holds ``<repository id>.git`` and the optional Git configuration ``config``.
+        fetch_timeout_s: how long a fetch may take.
+    """
+
+    def __init__(self, root: Path, *, fetch_timeout_s: float = FETCH_TIMEOUT_S) -> None:
+        self.root = root
+        self._git = Git(root)
+        self._fetch_timeout_s = fetch_timeout_s
+
+    def __repr__(self) -> str:
+        return f"MirrorStore({str(self.root)!r})"
+
+    def close(self) -> None:
+        """End what Git still does; nothing can be asked afterwards."""
+        self._git.close()
+
+    def sync(self, repository: RepositorySource, *, max_age_s: float = 0.0) -> MirrorHead:
+        """Fetch what is new; blocks while it does, and while another thread or process fetches the same.
+
+        Args:
+            repository: which one.
+            max_age_s: be content with a fetch that ended at most this long ago.
+
+        Returns:
+            The default branch and its commit.
+
+        Raises:
+            SyncError: when the repository cannot be fetched; the mirror is as it was before.
+        """
+        mirror = self._path(repository)
+        with self._only_one(repository):
+            if max_age_s > 0 and _age_s(mirror) <= max_age_s:
+                return self.head(repository)
+            remote = self._remote(repository)
+            refs = remote.refs()
+            if mirror.is_dir():
+                self._fetch(remote, mirror, refs)
+            else:
+                self._clone(remote, mirror, refs)
+            (mirror / _STAMP).touch()
+        return self.head(repository)
+
+    def head(self, repository: RepositorySource) -> MirrorHead:
+        """Return the default branch as last fetched.
+
+        Raises:
+            SyncError: when the repository was never fetched.
+        """
+        mirror = self._existing(repository)
+        named = self._git.run([f"--git-dir={mirror}", "symbolic-ref", "--quiet", "HEAD"])
+        branch = named.output.decode("utf-8", "surrogateescape").strip().removeprefix("refs/heads/")
+        sha = self.branches(repository).get(branch)
+        return MirrorHead(branch if sha else None, sha)
+
+    def branches(self, repository: RepositorySource) -> dict[str, str]:
+        """Return the commit of every branch, by the branch's name.
+
+        Raises:
+            SyncError: when the repository was never fetched.
+        """
+        listed = self._read(
+            self._existing(repository), "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/"
+        )
+        lines = (line.partition(" ") for line in listed.splitlines())
+        return {name.removeprefix("refs/heads/"): sha for sha, _, name in lines}
+
+    def resolve(
+        self, repository: RepositorySource, *, branch: str | None = None, commit: str | None = None
+    ) -> str:
+        """Return the full id of the commit meant: a pinned one, a branch's, else the default branch's.
+
+        Args:
+            repository: which one, as last fetched.
+            branch: a branch's name.
+            commit: a commit's id or its first 7 or more digits.
+
+        Raises:
+            RevisionError: when there is no such branch or commit, or several commits begin so.
+            SyncError: when the repository was never fetched.
+        """
+        if commit is not None:
+            return self._commit(repository, commit)
+        if branch is not None:
+            return self._branch(repository, branch)
+        sha = self.head(repository).sha
+        if sha is None:
+            raise RevisionError(
+                f"{repository.identity} has no commit on its default branch.",
+                field="branch",
+                hint="commit and `git push`, then submit again",
+            )
+        return sha
+
+    def export(self, repository: RepositorySource, sha: str, target: Path) -> ExportedTree:
+        """Write the files of a commit to ``target``, which must not exist yet.
+
+        Raises:
+            GitError: when the commit cannot be read, is too large, or holds a path that leaves its directory.
+            OSError: when the disk is full; nothing is left behind.
+        """
+        return export_commit(self._git, self._existing(repository), sha, target)
+
+    def list_rollouts(self, repository: RepositorySource, sha: str) -> list[RolloutEntry]:
+        """Return the rollouts of a commit, by name.
+
+        Raises:
+            GitError: when the commit cannot be read.
+        """
+        return find_rollouts(self._git, self._existing(repository), sha)
+
+    def read_file(self, repository: RepositorySource, sha: str, path: str) -> bytes:
+        """Return the content of one file of a commit.
+
+        Raises:
+            NotFoundError: when the commit has no regular file of this path.
+            GitError: when the commit cannot be read, or the file has more than 8 MiB.
+        """
+        mirror = self._existing(repository)
+        is_path = not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
+        entries = list_tree(self._git, mirror, sha, path) if is_path else iter(())
+        entry = next((entry for entry in entries if entry.path == path and entry.mode in REGULAR), None)
+        if entry is None:
+            raise NotFoundError(f"there is no file {path} in {repository.identity} at {sha[:12]}.")
+        if entry.size > MAX_READ_BYTES:
+            raise GitError(f"{path} is too large to be read: {entry.size} bytes.")
+        with read_objects(self._git, mirror) as reader:
+            return reader.read(entry)
+
+    def remove(self, repository: RepositorySource) -> None:
+        """Delete the mirror, to be called when its repository is disconnected; harmless when there is none."""
+        with self._only_one(repository):
+            shutil.rmtree(self._path(repository), ignore_errors=True)
+
+    def _commit(self, repository: RepositorySource, commit: str) -> str:
+        if not _COMMIT.fullmatch(commit):
+            raise RevisionError(
+                f"'{commit[:80]}' is no commit: write 7 to 40 hexadecimal digits.",
+                field="commit_sha",
+                code="VALIDATION",
+            )
+        mirror = self._existing(repository)
+        # Unlike `rev-parse <text>`, this never takes a branch of that name for the commit.
+        objects = self._read(mirror, "rev-parse", f"--disambiguate={commit.lower()}").split()
+        commits = [sha for sha in objects if self._is_commit(mirror, sha)]
+        if len(commits) > 1:
+            raise RevisionError(
+                f"'{commit}' is the beginning of {len(commits)} commits of {repository.identity}: "
+                f"{', '.join(sha[:12] for sha in commits[:4])}.",
+                field="commit_sha",
+                code="VALIDATION",
+                hint="write more digits",
+            )
+        if not commits:
+            other = "; something else has that id" if objects else ""
+            raise RevisionError(
+                f"there is no commit '{commit}' in {repository.identity}, as fetched from "
+                f"{self._remote(repository).url.address}{other}.",
+                field="commit_sha",
+                hint="if it exists on your machine, `git push` it; a commit must be on a branch or tag",
+            )
+        return commits[0]
+
+    def _is_commit(self, mirror: Path, sha: str) -> bool:
+        return self._read(mirror, "cat-file", "-t", sha).strip() == "commit"
+
+    def _branch(self, repository: RepositorySource, branch: str) -> str:
+        branches = self.branches(repository)
+        if branch in branches:
+            return branches[branch]
+        near = difflib.get_close_matches(branch, branches, n=3, cutoff=0.6)
+        shown = near or sorted(branches)[:5]
+        raise RevisionError(
+            f"there is no branch '{branch[:200]}' in {repository.identity}"
+            + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(shown) or 'none'}."),
+            field="branch",
+            suggestion=near[0] if near else None,
+            hint="if it exists on your machine, `git push` it",
+        )
+
+    def _remote(self, repository: RepositorySource) -> Remote:
+        # Only an administrator connects repositories, so a path on this machine is one they chose.
+        url = parse_clone_url(repository.clone_url, allow_local=True)
+        return Remote(self._git, repository.identity, url)
+
+    def _path(self, repository: RepositorySource) -> Path:
+        if not _REPOSITORY_ID.fullmatch(repository.id):
+            raise GitError(f"'{repository.id}' is no repository id.")
+        return self.root / f"{repository.id}.git"
+
+    def _existing(self, repository: RepositorySource) -> Path:
+        mirror = self._path(repository)
+        if not mirror.is_dir():
+            raise SyncError(f"{repository.identity} was not fetched yet.")
+        return mirror
+
+    def _read(self, mirror: Path, *arguments: str) -> str:
+        result = self._git.run([f"--git-dir={mirror}", *arguments])
+        if result.exit_status != 0:
+            raise GitError(f"the mirror {mirror.name} cannot be read: {result.reason}.")
+        return result.output.decode("utf-8", "surrogateescape")
+
+    @contextlib.contextmanager
+    def _only_one(self, repository: RepositorySource) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = self._path(repository).with_suffix(".lock")
+        try:
+            with FileLock(lock, timeout=self._fetch_timeout_s + QUERY_TIMEOUT_S, mode=0o600):
+                yield
+        except Timeout:
+            raise SyncError(
+                f"another process has been fetching {repository.identity} for too long."
+            ) from None
+
+    def _clone(self, remote: Remote, mirror: Path, refs: RemoteRefs) -> None:
+        for leftover in self.root.glob(f".{mirror.name}.*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{mirror.name}.", suffix=".partial", dir=self.root))
+        try:
+            self._read(partial, "init", "--bare", "--quiet", "--template=", "--", str(partial))
+            self._fetch(remote, partial, refs)
+            partial.rename(mirror)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def _fetch(self, remote: Remote, mirror: Path, refs: RemoteRefs) -> None:
+        if refs.commits != self._known_refs(mirror):
+            remote.fetch(mirror, timeout_s=self._fetch_timeout_s)
+        if refs.default:
+            self._read(mirror, "symbolic-ref", "HEAD", refs.default)
+
+    def _known_refs(self, mirror: Path) -> dict[str, str]:
+        listed = self._read(
+            mirror, "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/", "refs/tags/"
+        )
+        return {name: sha for sha, _, name in (line.partition(" ") for line in listed.splitlines())}
+
+
+def _age_s(mirror: Path) -> float:
+    """Return how long ago the last fetch ended; a clock that was set back makes it unknown."""
+    try:
+        age = time.time() - (mirror / _STAMP).stat().st_mtime
+    except OSError:
+        return float("inf")
+    return age if age >= 0 else float("inf")

@@ -1,0 +1,124 @@
+"""Reading a commit straight from a mirror: names come from the repository and are bytes, never trusted as paths.
+
+Contents are asked for by object id alone, so no name of a file or branch ever becomes an argument of Git.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from osmosis_ai.platform.gitsync.git import LOCAL_TIMEOUT_S, Git, GitError
+
+_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_CHUNK_BYTES = 1024 * 1024
+
+REGULAR = frozenset({"100644", "100755", "100664"})
+EXECUTABLE = "100755"
+SYMLINK = "120000"
+SUBMODULE = "160000"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """A file of a commit.
+
+    Attributes:
+        mode: Git's mode: a regular file, a symbolic link or a submodule.
+        object_id: its content.
+        size: in bytes; 0 for a submodule.
+        path: as the repository spells it, with slashes.
+    """
+
+    mode: str
+    object_id: str
+    size: int
+    path: str
+
+
+def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[TreeEntry]:
+    """Yield the files of the commit ``sha``: all, those below the directory ``path/``, or the file ``path``.
+
+    Raises:
+        GitError: when the commit is not in the mirror.
+    """
+    only = ["--", path] if path else []
+    listed = git.run(
+        [f"--git-dir={mirror}", "ls-tree", "-r", "-z", "-l", "--full-tree", checked_sha(sha), *only]
+    )
+    if listed.exit_status != 0:
+        raise GitError(f"the commit {sha} cannot be read: {listed.reason}.")
+    for record in listed.output.split(b"\0"):
+        if record:
+            facts, _, path = record.partition(b"\t")
+            mode, _kind, object_id, size = facts.decode("ascii").split()
+            yield TreeEntry(mode, object_id, int(size) if size.isdigit() else 0, os.fsdecode(path))
+
+
+def checked_sha(sha: str) -> str:
+    """Return ``sha`` when it is a full commit id.
+
+    Raises:
+        GitError: when it is not.
+    """
+    if not _SHA.fullmatch(sha):
+        raise GitError(f"'{sha}' is no full commit id.")
+    return sha
+
+
+class ObjectReader:
+    """Reads contents by object id; see :func:`read_objects`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._questions: IO[bytes] = process.stdin
+        self._answers: IO[bytes] = process.stdout
+
+    def read(self, entry: TreeEntry) -> bytes:
+        """Return the content of a file that fits into memory.
+
+        Raises:
+            GitError: when the object is missing or the mirror damaged.
+        """
+        return b"".join(self.chunks(entry))
+
+    def chunks(self, entry: TreeEntry) -> Iterator[bytes]:
+        """Yield the content in pieces; all of them must be taken before the next file.
+
+        Raises:
+            GitError: when the object is missing or the mirror damaged.
+        """
+        try:
+            self._questions.write(entry.object_id.encode("ascii") + b"\n")
+            self._questions.flush()
+            header = self._answers.readline().split()
+        except OSError:
+            header = []
+        if len(header) != 3 or header[1] != b"blob":
+            raise GitError(f"the content of {entry.path!r} cannot be read: the mirror is damaged.")
+        left = int(header[2])
+        while left:
+            chunk = self._answers.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise GitError(f"reading {entry.path!r} did not finish in time.")
+            left -= len(chunk)
+            yield chunk
+        self._answers.read(1)  # the newline that ends every answer
+
+
+@contextmanager
+def read_objects(git: Git, mirror: Path, *, timeout_s: float = LOCAL_TIMEOUT_S) -> Iterator[ObjectReader]:
+    """Read many objects with one process while the block lasts.
+
+    Raises:
+        GitError: when Git cannot be started.
+    """
+    arguments = [f"--git-dir={mirror}", "cat-file", "--batch"]
+    with git.conversation(arguments, timeout_s=timeout_s) as process:
+        yield ObjectReader(process)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.platform.gitsync import export
+from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from tests.platform.gitsync.repositories import Repository
+
+
+def _files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
+def test_an_export_has_exactly_the_files_of_the_commit(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    repository.write("bin/run", "#!/bin/sh\n")
+    (repository.root / "bin/run").chmod(0o755)
+    repository.write("crlf.txt", b"a\r\nb\n")
+    repository.write("ignored.txt", "kept")
+    repository.write(".gitattributes", "ignored.txt export-ignore\n*.txt text eol=lf ident\n")
+    repository.write("ä ö\n\t.bin", bytes(range(256)) * 9000)
+    repository.write("empty", b"")
+    (repository.root / "link").symlink_to("bin/run")
+    sha = repository.commit()
+    repository.commit("later")
+    mirrors.sync(repository.source)
+
+    exported = mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
+
+    assert (exported.path, exported.sha, exported.left_out) == (tmp_path / "deep" / "out", sha, ())
+    assert _files(exported.path) == {
+        *("bin/run", "crlf.txt", "ignored.txt", ".gitattributes", "ä ö\n\t.bin", "empty", "link"),
+    }
+    assert (exported.path / "ä ö\n\t.bin").read_bytes() == bytes(range(256)) * 9000
+    assert (exported.path / "link").read_text() == "#!/bin/sh\n"
+    assert stat.S_IMODE((exported.path / "bin/run").stat().st_mode) & 0o111
+    assert not stat.S_IMODE((exported.path / "empty").stat().st_mode) & 0o111
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+
+
+def test_links_that_lead_out_are_left_out_and_named(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("canary")
+    links = {
+        "absolute": str(secret),
+        "upwards": "../secret",
+        "rollouts/a/upwards": "../../../secret",
+        # Each of these two is harmless alone; together they climb out.
+        "rollouts/a/step": "../../docs",
+        "rollouts/a/chain": "step/../../secret",
+        "inside": "rollouts/../docs/page",
+        "dangling": "docs/missing",
+        "loop": "loop",
+    }
+    repository.write("docs/page", "inside")
+    repository.write("rollouts/a/main.py")
+    for link, destination in links.items():
+        (repository.root / link).symlink_to(destination)
+    sha = repository.commit()
+    mirrors.sync(repository.source)
+
+    exported = mirrors.export(repository.source, sha, tmp_path / "out")
+
+    refused = {sentence.split(":")[0] for sentence in exported.left_out}
+    assert refused == {"absolute", "upwards", "rollouts/a/upwards", "rollouts/a/chain"}
+    assert (exported.path / "inside").read_text() == "inside"
+    for file in _files(exported.path):
+        if (exported.path / file).is_file():
+            assert "canary" not in (exported.path / file).read_text()
+
+
+def test_a_link_followed_by_a_file_inside_of_it_writes_nothing_outside(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    sha = repository.commit_tree(
+        ("120000", b"a", str(outside).encode()),
+        ("40000", b"a", repository.tree(("100644", b"owned", b"!"))),
+    )
+    mirrors.sync(repository.source)
+
+    with pytest.raises(GitError, match="two paths of the repository are the same file"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+    assert list(outside.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [b"..", b".", b".git", b".GIT", b".git. ", b"git~1", b"a/../../owned", b"/owned"]
+)
+def test_a_path_that_leaves_the_directory_or_becomes_a_repository_is_refused(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path, name: bytes
+) -> None:
+    sha = repository.commit_tree(("40000", name, repository.tree(("100644", b"owned", b"!"))))
+    mirrors.sync(repository.source)
+
+    with pytest.raises(GitError, match="a path that no checkout may have"):
+        mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_the_same_name_twice_is_refused(mirrors: MirrorStore, repository: Repository, tmp_path: Path) -> None:
+    sha = repository.commit_tree(("100644", b"a", b"1"), ("100644", b"a", b"2"))
+    mirrors.sync(repository.source)
+
+    with pytest.raises(GitError, match="the same file"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+
+
+def test_an_export_never_replaces_what_is_there(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    sha = repository.commit("a")
+    mirrors.sync(repository.source)
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(GitError, match="already exists"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+
+
+@pytest.mark.parametrize("sha", ["HEAD", "main", "--output=x", "a" * 39, "0" * 40])
+def test_only_a_commit_of_the_mirror_is_exported(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path, sha: str
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+
+    with pytest.raises(GitError):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tree_that_is_too_large_is_refused_before_anything_is_written(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.write("a", b"x" * 1000)
+    sha = repository.commit()
+    mirrors.sync(repository.source)
+    monkeypatch.setattr(export, "MAX_EXPORT_BYTES", 999)
+
+    with pytest.raises(GitError, match="is the most a run can take"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    repository.write("a", b"x" * 200_000)
+    sha = repository.commit()
+    mirrors.sync(repository.source)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError):
+            mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_mirror_whose_objects_are_gone_is_a_sentence(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    sha = repository.commit("a")
+    blob = repository.git("rev-parse", "HEAD:a")
+    mirrors.sync(repository.source)
+    (mirrors.root / "repo_1.git" / "objects" / blob[:2] / blob[2:]).unlink()
+
+    with pytest.raises(GitError, match="cannot be read"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+
+
+def test_a_file_is_read_without_a_checkout(mirrors: MirrorStore, repository: Repository) -> None:
+    repository.write("rollouts/a/main.py", "print()\n")
+    repository.write("top", "t")
+    (repository.root / "link").symlink_to("top")
+    sha = repository.commit()
+    mirrors.sync(repository.source)
+
+    assert mirrors.read_file(repository.source, sha, "rollouts/a/main.py") == b"print()\n"
+    assert mirrors.read_file(repository.source, sha, "top") == b"t"
+    for path in (
+        "missing",
+        "rollouts/a",
+        "link",
+        "../top",
+        "/etc/passwd",
+        "--help",
+        "rollouts/*/main.py",
+        "a\0b",
+        "",
+    ):
+        with pytest.raises(NotFoundError):
+            mirrors.read_file(repository.source, sha, path)
+
+
+def test_rollouts_are_the_directories_under_rollouts_with_their_descriptions(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    for path in (
+        "rollouts/b/main.py",
+        "rollouts/README.md",
+        "rollouts/.hidden/x",
+        "rollouts/__pycache__/x",
+        "other/x",
+    ):
+        repository.write(path)
+    repository.write("rollouts/a/src/deep/main.py")
+    repository.write(
+        "rollouts/a/pyproject.toml", '[project]\nname = "a"\ndescription = "Multiplies\\u00e4."\n'
+    )
+    repository.write("rollouts/damaged/pyproject.toml", b"\xff[not toml")
+    repository.write("rollouts/odd/pyproject.toml", "[project]\ndescription = 7\n")
+    repository.write("rollouts/deeper/x/pyproject.toml", '[project]\ndescription = "not its own"\n')
+    (repository.root / "rollouts/linked").symlink_to("a")
+    sha = repository.commit()
+    mirrors.sync(repository.source)
+
+    found = {entry.name: entry.description for entry in mirrors.list_rollouts(repository.source, sha)}
+
+    assert found == {"a": "Multipliesä.", "b": None, "damaged": None, "deeper": None, "odd": None}
+
+
+def test_a_repository_without_rollouts_has_none(mirrors: MirrorStore, repository: Repository) -> None:
+    sha = repository.commit("a")
+    mirrors.sync(repository.source)
+
+    assert mirrors.list_rollouts(repository.source, sha) == []

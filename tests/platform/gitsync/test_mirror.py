@@ -1,0 +1,435 @@
+from __future__ import annotations
+
+import http.server
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
+from osmosis_ai.platform.gitsync.remote import SyncError
+from tests.platform.gitsync.repositories import Repository, Source
+from tests.processes import alive
+
+
+def test_a_first_sync_knows_the_default_branch_and_its_commit(mirrors: MirrorStore, tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "trunk-based", branch="trunk")
+    sha = repository.commit("a")
+
+    head = mirrors.sync(repository.source)
+
+    assert (head.branch, head.sha) == ("trunk", sha)
+    assert mirrors.head(repository.source) == head
+    assert stat.S_IMODE(mirrors.root.stat().st_mode) == 0o700
+
+
+def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+    repository.git("checkout", "--quiet", "-b", "next")
+    sha = repository.commit("b")
+    repository.git("tag", "v1")
+
+    assert mirrors.sync(repository.source).branch == "next"
+    assert mirrors.resolve(repository.source) == sha
+    assert set(mirrors.branches(repository.source)) == {"main", "next"}
+
+
+def test_a_rewritten_branch_is_followed_and_the_commit_a_run_named_stays(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    repository.commit("a")
+    named = repository.commit("b")
+    mirrors.sync(repository.source)
+    repository.git("reset", "--hard", "--quiet", "HEAD~1")
+    repository.git("branch", "other")
+    rewritten = repository.commit("c")
+    mirrors.sync(repository.source)
+
+    assert mirrors.resolve(repository.source) == rewritten
+    assert mirrors.resolve(repository.source, commit=named) == named
+    mirrors.export(repository.source, named, tmp_path / "out")
+    assert (tmp_path / "out" / "b").exists()
+
+    repository.git("branch", "-D", "other")
+    mirrors.sync(repository.source)
+    assert "other" not in mirrors.branches(repository.source)
+
+
+def test_a_recent_sync_is_not_repeated_when_that_is_enough(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    old = repository.commit("a")
+    mirrors.sync(repository.source)
+    new = repository.commit("b")
+
+    assert mirrors.sync(repository.source, max_age_s=600).sha == old
+    assert mirrors.sync(repository.source).sha == new
+
+
+def test_many_at_once_fetch_one_after_the_other(mirrors: MirrorStore, repository: Repository) -> None:
+    sha = repository.commit("a")
+    heads: list[str | None] = []
+    threads = [
+        threading.Thread(target=lambda: heads.append(mirrors.sync(repository.source, max_age_s=5).sha))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert heads == [sha] * 6
+
+
+def test_an_empty_repository_syncs_and_says_that_there_is_nothing(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    assert mirrors.sync(repository.source).sha is None
+    with pytest.raises(RevisionError, match="acme/agents has no commit on its default branch"):
+        mirrors.resolve(repository.source)
+
+    sha = repository.commit("a")
+    assert mirrors.sync(repository.source).sha == sha
+
+
+def test_a_checkout_with_a_detached_head_and_without_history_can_be_used(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    repository.commit("a")
+    sha = repository.commit("b")
+    repository.git("clone", "--quiet", "--depth=1", f"file://{repository.root}", str(tmp_path / "shallow"))
+    subprocess.run(["git", "-C", str(tmp_path / "shallow"), "checkout", "-q", "--detach"], check=True)
+
+    head = mirrors.sync(Source(str(tmp_path / "shallow")))
+
+    assert (head.branch, head.sha) == ("main", sha)
+
+
+@pytest.mark.parametrize("spelling", [lambda sha: sha, lambda sha: sha[:7], lambda sha: sha[:12].upper()])
+def test_a_commit_is_found_by_its_id_or_the_beginning_of_it(
+    mirrors: MirrorStore, repository: Repository, spelling: object
+) -> None:
+    sha = repository.commit("a")
+    repository.commit("b")
+    mirrors.sync(repository.source)
+
+    assert mirrors.resolve(repository.source, commit=spelling(sha)) == sha  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        "",
+        "abc",
+        "main",
+        "HEAD",
+        "zzzzzzz",
+        "HEAD~1",
+        "--all",
+        "../../etc",
+        "a" * 41,
+        "abcdef1\n",
+        "ＡＢＣ１２３４",
+    ],
+)
+def test_what_is_no_commit_id_is_refused_as_such(
+    mirrors: MirrorStore, repository: Repository, commit: str
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+
+    with pytest.raises(RevisionError, match="is no commit") as caught:
+        mirrors.resolve(repository.source, commit=commit)
+    assert (caught.value.code, caught.value.field) == ("VALIDATION", "commit_sha")
+
+
+def test_a_commit_that_was_not_pushed_is_unknown_and_the_error_says_push(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+    unpushed = repository.commit("b")
+
+    with pytest.raises(
+        RevisionError, match=f"no commit '{unpushed[:9]}' in acme/agents, as fetched from"
+    ) as caught:
+        mirrors.resolve(repository.source, commit=unpushed[:9])
+    assert caught.value.code == "NOT_FOUND"
+    assert "git push" in str(caught.value.hint)
+
+
+def test_the_beginning_of_several_commits_is_ambiguous(mirrors: MirrorStore, repository: Repository) -> None:
+    # Two commits whose ids agree in 7 digits, found by counting up their messages.
+    tree = repository.store("tree", b"")
+    who = "A <a@example.test> 0 +0000"
+    prefix = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n"
+    pair = []
+    for number in (4693, 32198):
+        pair.append(repository.store("commit", f"{prefix}{number}\n".encode()))
+    assert pair[0][:7] == pair[1][:7]
+    for number, sha in enumerate(pair):
+        repository.git("update-ref", f"refs/heads/b{number}", sha)
+    mirrors.sync(repository.source)
+
+    with pytest.raises(RevisionError, match="the beginning of 2 commits") as caught:
+        mirrors.resolve(repository.source, commit=pair[0][:7])
+    assert caught.value.hint == "write more digits"
+    assert mirrors.resolve(repository.source, commit=pair[1]) == pair[1]
+
+
+def test_a_file_is_no_commit(mirrors: MirrorStore, repository: Repository) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+    blob = repository.git("rev-parse", "HEAD:a")
+
+    with pytest.raises(RevisionError, match="something else has that id"):
+        mirrors.resolve(repository.source, commit=blob)
+
+
+def test_a_branch_named_like_a_commit_is_not_taken_for_it(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    sha = repository.commit("a")
+    other = repository.commit("b")
+    repository.git("update-ref", f"refs/heads/{sha[:8]}", other)
+    mirrors.sync(repository.source)
+
+    assert mirrors.resolve(repository.source, commit=sha[:8]) == sha
+    assert mirrors.resolve(repository.source, branch=sha[:8]) == other
+
+
+def test_a_misspelled_branch_is_unknown_with_a_suggestion(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    repository.git("branch", "feature/agents")
+    mirrors.sync(repository.source)
+
+    with pytest.raises(RevisionError, match="did you mean feature/agents") as caught:
+        mirrors.resolve(repository.source, branch="feature/agent")
+    assert (caught.value.suggestion, caught.value.field) == ("feature/agents", "branch")
+
+
+@pytest.mark.parametrize(
+    "branch", ["main^{tree}", "main~0", "main@{0}", "*", "--upload-pack=id", "../main", "", "ä" * 300, "HEAD"]
+)
+def test_a_branch_is_a_name_and_never_an_expression(
+    mirrors: MirrorStore, repository: Repository, branch: str
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+
+    with pytest.raises(RevisionError, match="there is no branch"):
+        mirrors.resolve(repository.source, branch=branch)
+
+
+def test_a_repository_that_is_not_there_says_so_in_gits_words_and_leaves_nothing(
+    mirrors: MirrorStore, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        SyncError, match=r"cannot be fetched from .*nowhere: .*does not appear to be a git repo"
+    ) as caught:
+        mirrors.sync(Source(str(tmp_path / "nowhere")))
+
+    assert "osmosis platform connect" in str(caught.value.hint)
+    assert [path.name for path in mirrors.root.iterdir() if path.suffix != ".lock"] == []
+    with pytest.raises(SyncError, match="was not fetched yet"):
+        mirrors.resolve(Source(str(tmp_path)))
+
+
+def test_a_failed_sync_leaves_the_mirror_as_it_was(mirrors: MirrorStore, repository: Repository) -> None:
+    sha = repository.commit("a")
+    mirrors.sync(repository.source)
+    (repository.root / ".git").rename(repository.root / "moved")
+
+    with pytest.raises(SyncError):
+        mirrors.sync(repository.source)
+    assert mirrors.resolve(repository.source) == sha
+
+
+def test_what_an_interrupted_first_sync_left_behind_is_cleaned_up(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    leftover = mirrors.root / ".repo_1.git.x1.partial"
+    leftover.mkdir(parents=True)
+
+    mirrors.sync(repository.source)
+
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("url", ["ext::sh -c 'touch OWNED'", "--upload-pack=touch OWNED", "fd::3"])
+def test_a_url_that_would_run_a_command_is_refused_although_it_is_stored(
+    mirrors: MirrorStore, url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OsmosisError):
+        mirrors.sync(Source(url.replace("OWNED", str(tmp_path / "owned"))))
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("repository_id", ["../evil", "", "a/b", ".", "x" * 65])
+def test_an_id_never_leads_out_of_the_store(mirrors: MirrorStore, repository_id: str) -> None:
+    with pytest.raises(GitError, match="is no repository id"):
+        mirrors.sync(Source("/x", id=repository_id))
+
+
+def test_no_hook_helper_or_setting_of_user_or_repository_is_run(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path, home: Path
+) -> None:
+    owned = tmp_path / "owned"
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/sh\ntouch {owned}\n")
+    script.chmod(0o755)
+    for hook in ("post-checkout", "reference-transaction", "pre-auto-gc", "post-index-change"):
+        (repository.root / ".git/hooks").mkdir(exist_ok=True)
+        (repository.root / ".git/hooks" / hook).symlink_to(script)
+    hooks = tmp_path / "template" / "hooks"
+    hooks.mkdir(parents=True)
+    (hooks / "reference-transaction").symlink_to(script)
+    settings = f"[core]\n\tfsmonitor = {script}\n\thooksPath = {hooks}\n\talternateRefsCommand = {script}\n"
+    settings += f"[init]\n\ttemplateDir = {hooks.parent}\n[uploadpack]\n\tpackObjectsHook = {script}\n"
+    (home / ".gitconfig").write_text(settings)
+    repository.commit("a")
+    owned.unlink(missing_ok=True)
+    with (repository.root / ".git/config").open("a") as config:
+        config.write(settings)
+
+    mirrors.sync(repository.source)
+    repository.store("blob", b"")
+    mirrors.sync(repository.source)
+
+    assert not owned.exists()
+
+
+def test_submodules_are_never_fetched(mirrors: MirrorStore, repository: Repository, tmp_path: Path) -> None:
+    sha = repository.commit("a")
+    repository.write(".gitmodules", '[submodule "s"]\n\tpath = s\n\turl = ext::sh -c "touch owned"\n')
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{sha},s")
+    repository.git("add", ".gitmodules")
+    repository.git("commit", "--quiet", "--message=submodule")
+    head = mirrors.sync(repository.source)
+
+    exported = mirrors.export(repository.source, str(head.sha), tmp_path / "out")
+
+    assert exported.left_out == ("s: submodules are not fetched",)
+    assert not (tmp_path / "out" / "s").exists()
+
+
+def test_git_variables_of_the_platforms_own_process_do_not_redirect_it(
+    mirrors: MirrorStore, repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sha = repository.commit("a")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "ext")
+
+    assert mirrors.sync(repository.source).sha == sha
+
+
+class _Recorder(http.server.BaseHTTPRequestHandler):
+    """A Git host that wants credentials and accepts none."""
+
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("Authorization", ""))
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="git"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def git_host() -> Iterator[tuple[str, list[str]]]:
+    handler = type("Handler", (_Recorder,), {"seen": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}", handler.seen
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_credentials_reach_the_host_and_nothing_else(
+    mirrors: MirrorStore, git_host: tuple[str, list[str]]
+) -> None:
+    host, seen = git_host
+
+    with pytest.raises(SyncError, match=r"[Aa]uthentication failed") as caught:
+        mirrors.sync(Source(f"http://bob:s3cret-canary@{host}/a.git"))
+
+    assert seen == ["", "Basic Ym9iOnMzY3JldC1jYW5hcnk="]
+    assert "token in the clone URL" in str(caught.value.hint)
+    assert "s3cret" not in f"{caught.value} {caught.value.hint} {caught.value.details}"
+    assert not [path for path in mirrors.root.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+
+
+def test_without_credentials_nobody_is_asked(mirrors: MirrorStore, git_host: tuple[str, list[str]]) -> None:
+    host, seen = git_host
+
+    with pytest.raises(SyncError, match="could not read Username") as caught:
+        mirrors.sync(Source(f"http://{host}/a.git"))
+    assert seen == [""]
+    assert "token in the clone URL" in str(caught.value.hint)
+
+
+def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
+    mirrors: MirrorStore, git_host: tuple[str, list[str]]
+) -> None:
+    host, seen = git_host
+    mirrors.root.mkdir(parents=True)
+    (mirrors.root / "config").write_text(
+        f'[http "http://{host}"]\n\textraHeader = "Authorization: Bearer t"\n'
+    )
+
+    with pytest.raises(SyncError):
+        mirrors.sync(Source(f"http://{host}/a.git"))
+    assert seen[0] == "Bearer t"
+
+
+def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        '#!/bin/sh\necho $$ > "$PID_FILE"\nexec sleep 600\n'.replace("$PID_FILE", str(tmp_path / "pid"))
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("osmosis_ai.platform.gitsync.remote.QUERY_TIMEOUT_S", 1.0)
+    mirrors = MirrorStore(tmp_path / "git")
+
+    with pytest.raises(SyncError, match="`git ls-remote` did not finish within 1 s"):
+        mirrors.sync(Source("git@silent.example:a.git"))
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_closed_store_starts_nothing(mirrors: MirrorStore, repository: Repository) -> None:
+    mirrors.close()
+
+    with pytest.raises(SyncError, match="the platform is stopping"):
+        mirrors.sync(repository.source)
+
+
+def test_a_removed_mirror_is_gone_and_can_come_back(mirrors: MirrorStore, repository: Repository) -> None:
+    sha = repository.commit("a")
+    mirrors.sync(repository.source)
+    mirrors.remove(repository.source)
+
+    with pytest.raises(SyncError, match="was not fetched yet"):
+        mirrors.head(repository.source)
+    assert mirrors.sync(repository.source, max_age_s=600).sha == sha

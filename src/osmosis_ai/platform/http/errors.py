@@ -38,7 +38,7 @@ _STATUS_OF_CODE = {
 }
 _SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code"})
 JSON_BODY = "osmosis.json"
-"""Where a request's scope keeps its parsed JSON body, once there is one."""
+"""Where a request's scope keeps a list with its parsed JSON body, once there is one."""
 
 
 class ApiError(Exception):
@@ -109,6 +109,8 @@ class ErrorEdge:
             await self.app(scope, receive, send)
             return
         started = False
+        # Layers inside hand on copies of the scope; the list is the same in all of them.
+        scope[JSON_BODY] = []
 
         async def send_and_note(message: Message) -> None:
             nonlocal started

@@ -47,9 +47,10 @@ class RawPath:
 class _ApiRequest(Request):
     async def json(self) -> Any:
         """Parse the body strictly: no NaN, no infinities, no text that is not Unicode."""
-        if JSON_BODY not in self.scope:
-            self.scope[JSON_BODY] = orjson.loads(await self.body())
-        return self.scope[JSON_BODY]
+        kept = self.scope.setdefault(JSON_BODY, [])
+        if not kept:
+            kept.append(orjson.loads(await self.body()))
+        return kept[0]
 
 
 class _ApiRoute(APIRoute):

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.models import Base, LogLine, Token, Workspace, new_id
+
+
+def workspace(name: str) -> Workspace:
+    return Workspace(id=new_id("wsp"), name=name, created_at=SystemClock().now())
+
+
+def names(db: Database) -> list[str]:
+    with db.session() as session:
+        return list(session.scalars(select(Workspace.name).order_by(Workspace.name)))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'platform.db'}"
+
+
+@pytest.fixture
+def db(url: str) -> Database:
+    opened = Database(url)
+    opened.migrate()
+    return opened
+
+
+def test_migrations_arrive_where_the_models_are(db: Database, url: str) -> None:
+    with create_engine(url).connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "render_as_batch": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_sqlite_runs_in_wal_mode_with_foreign_keys_on(db: Database) -> None:
+    with db.session() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+        assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
+    now = SystemClock().now()
+    with pytest.raises(IntegrityError), db.transaction() as session:
+        session.add(Token(id="tok_1", user_id="usr_nobody", kind="cli", token_hash="0", created_at=now))
+
+
+def test_two_processes_migrate_an_empty_database_at_once(url: str) -> None:
+    program = f"from osmosis_ai.platform.db.engine import Database; Database({url!r}).migrate()"
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    outcomes = [(process.communicate(timeout=60)[1], process.returncode) for process in started]
+    assert [status for _, status in outcomes] == [0, 0, 0], outcomes
+    db = Database(url)
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+    assert names(db) == ["fern"]
+
+
+def test_a_database_of_a_newer_release_is_refused_in_a_sentence(db: Database) -> None:
+    with db.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(OsmosisError, match="newer release") as caught:
+        db.migrate()
+    assert caught.value.hint and "upgrade" in caught.value.hint
+
+
+def test_a_transaction_that_raises_leaves_nothing(db: Database) -> None:
+    with pytest.raises(ZeroDivisionError), db.transaction() as session:
+        session.add(workspace("fern"))
+        session.flush()
+        raise ZeroDivisionError
+    assert names(db) == []
+
+
+def test_a_read_cannot_write(db: Database) -> None:
+    with pytest.raises(DBAPIError, match="readonly"), db.session() as session:
+        session.execute(text("DELETE FROM workspaces"))
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+
+
+def test_a_read_sees_one_snapshot_while_others_write(db: Database) -> None:
+    with db.session() as session:
+        assert list(session.scalars(select(Workspace.name))) == []
+        with db.transaction() as writing:
+            writing.add(workspace("fern"))
+        assert list(session.scalars(select(Workspace.name))) == []
+    assert names(db) == ["fern"]
+
+
+def test_a_transaction_inside_a_transaction_is_refused_instead_of_waiting_for_itself(db: Database) -> None:
+    with db.transaction(), pytest.raises(RuntimeError, match="inside a transaction"), db.transaction():
+        pass
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+
+
+def test_many_threads_write_without_an_error(db: Database) -> None:
+    failures: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        try:
+            for number in range(20):
+                with db.transaction() as session:
+                    count = len(list(session.scalars(select(LogLine.id))))
+                    session.add(
+                        LogLine(
+                            subject_id="run_1",
+                            timestamp=SystemClock().now(),
+                            level="info",
+                            step=f"{writer}",
+                            message=f"{number}: {count} lines before",
+                        )
+                    )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with db.session() as session:
+        messages = list(session.scalars(select(LogLine.message).order_by(LogLine.id)))
+    # Each transaction saw all that were committed before it: none ran beside another.
+    assert [int(message.split(": ")[1].split()[0]) for message in messages] == list(range(160))
+
+
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.readline()
+connection.execute("COMMIT")
+"""
+
+
+@pytest.fixture
+def holder(db: Database):
+    """Another process that holds the write lock until it is told to let go."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(db.sqlite_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
+    db: Database, holder: subprocess.Popen[str]
+) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        with db.transaction() as session:
+            session.add(workspace("fern"))
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert names(db) == []
+    assert not done.wait(0.2)
+    assert holder.stdin is not None
+    holder.stdin.write("go\n")
+    holder.stdin.flush()
+    writer.join(20)
+    assert done.is_set()
+    assert names(db) == ["fern"]
+
+
+def test_a_lock_held_for_too_long_is_said_in_a_sentence(db: Database, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(DatabaseBusyError, match="busy"), db.transaction(wait_s=0.05) as session:
+        session.add(workspace("fern"))
+    assert holder.stdin is not None
+    holder.stdin.write("go\n")
+    holder.stdin.flush()
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+
+
+def test_a_full_disk_leaves_nothing_half_written(db: Database) -> None:
+    assert db.sqlite_path is not None
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+    db.dispose()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A limit on the size of files fails writes as a full disk does, in this process alone.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (db.sqlite_path.stat().st_size + 65_536, limits[1]))
+    try:
+        with pytest.raises(StorageFullError, match="disk is full"), db.transaction() as session:
+            session.add(workspace("moss"))
+            session.flush()
+            for number in range(200):
+                session.add(
+                    LogLine(
+                        subject_id="run_1",
+                        timestamp=SystemClock().now(),
+                        level="info",
+                        step="",
+                        message=f"{number}" * 4000,
+                    )
+                )
+            session.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(db) == ["fern"]
+    with db.transaction() as session:
+        session.add(workspace("moss"))
+    with sqlite3.connect(db.sqlite_path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_what_rows_hold_is_not_in_the_text_of_an_error(db: Database) -> None:
+    with db.transaction() as session:
+        session.add(workspace("fern"))
+    with pytest.raises(IntegrityError) as caught, db.transaction() as session:
+        session.add(Workspace(id="canary-4711", name="fern", created_at=SystemClock().now()))
+    assert "canary-4711" not in str(caught.value)
+
+
+def test_a_url_of_another_database_is_refused_without_its_password() -> None:
+    for url in ("mysql://root:hunter2@host/db", "no url: hunter2"):
+        with pytest.raises(OsmosisError) as caught:
+            Database(url)
+        assert "hunter2" not in f"{caught.value} {caught.value.hint}"

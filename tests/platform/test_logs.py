@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.logs import MAX_MESSAGE_CHARS, Direction, Line
+from osmosis_ai.platform.redaction import Redactor
+from osmosis_ai.platform.services import PlatformServices
+
+
+def pages(services: PlatformServices, direction: Direction, limit: int) -> list[list[str | None]]:
+    found: list[list[str | None]] = []
+    cursor: str | None = None
+    while True:
+        page = services.logs.page("run_1", limit=limit, direction=direction, cursor=cursor)
+        found.append([entry.message for entry in page.logs])
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+@pytest.fixture
+def ten_lines(services: PlatformServices) -> None:
+    services.logs.append("run_1", (Line(f"line {number}", step="run") for number in range(10)))
+    services.logs.append("run_2", [Line("of another run")])
+
+
+def test_older_pages_go_back_from_the_newest_line(services: PlatformServices, ten_lines: None) -> None:
+    assert pages(services, "older", 4) == [
+        ["line 6", "line 7", "line 8", "line 9"],
+        ["line 2", "line 3", "line 4", "line 5"],
+        ["line 0", "line 1"],
+    ]
+    assert pages(services, "older", 10) == [[f"line {number}" for number in range(10)]]
+
+
+def test_newer_pages_go_on_from_the_oldest_line(services: PlatformServices, ten_lines: None) -> None:
+    assert pages(services, "newer", 4) == [
+        ["line 0", "line 1", "line 2", "line 3"],
+        ["line 4", "line 5", "line 6", "line 7"],
+        ["line 8", "line 9"],
+    ]
+
+
+def test_lines_written_between_two_pages_are_neither_skipped_nor_repeated(
+    services: PlatformServices, ten_lines: None
+) -> None:
+    older = services.logs.page("run_1", limit=5, direction="older")
+    newer = services.logs.page("run_1", limit=9, direction="newer")
+    services.logs.append("run_1", [Line("line 10")])
+    back = services.logs.page("run_1", limit=5, direction="older", cursor=older.next_cursor)
+    on = services.logs.page("run_1", limit=5, direction="newer", cursor=newer.next_cursor)
+    assert [entry.message for entry in back.logs] == [f"line {number}" for number in range(5)]
+    assert [entry.message for entry in on.logs] == ["line 9", "line 10"]
+
+
+def test_an_empty_log_is_one_empty_page(services: PlatformServices) -> None:
+    page = services.logs.page("run_nobody")
+    assert (page.logs, page.next_cursor) == ([], None)
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "1; DROP TABLE log_lines", "9" * 40, "²", ""])
+def test_a_cursor_from_elsewhere_is_refused(services: PlatformServices, cursor: str) -> None:
+    with pytest.raises(OsmosisError, match="cursor"):
+        services.logs.page("run_1", cursor=cursor)
+
+
+def test_an_entry_says_when_where_and_how_bad(services: PlatformServices) -> None:
+    services.logs.append("run_1", [Line("no rows", level="error", step="validate", details={"row": 3})])
+    (entry,) = services.logs.page("run_1").logs
+    assert entry.to_wire() == {
+        "timestamp": "2026-11-02T09:30:00.000Z",
+        "level": "error",
+        "step": "validate",
+        "message": "no rows",
+        "details": {"row": 3},
+    }
+
+
+def test_a_line_is_bounded_and_always_text(services: PlatformServices) -> None:
+    endless = Line("x" * (MAX_MESSAGE_CHARS + 5), step="s" * 300, details={"all": "y" * 100_000})
+    services.logs.append("run_1", [endless, Line("a\0b\ud800c")])
+    long, odd = services.logs.page("run_1").logs
+    assert long.message is not None and long.message.endswith("x… (5 more characters)")
+    assert long.step == "s" * 64 and "truncated" in (long.details or {})
+    assert odd.message == "a\N{REPLACEMENT CHARACTER}b?c"
+
+
+def test_secrets_are_blanked_before_a_line_is_kept(services: PlatformServices) -> None:
+    line = Line(
+        "key=canary-4711 " + "x" * MAX_MESSAGE_CHARS, step="run", details={"env": {"KEY": "canary-4711"}}
+    )
+    services.logs.append("run_1", [line], redactor=Redactor(["canary-4711"]))
+    assert services.db.sqlite_path is not None
+    services.db.dispose()
+    kept = b"".join(path.read_bytes() for path in services.db.sqlite_path.parent.glob("platform.db*"))
+    assert b"canary-4711" not in kept and b"[REDACTED]" in kept
+
+
+def test_lines_can_be_part_of_a_larger_transaction(services: PlatformServices) -> None:
+    with pytest.raises(ZeroDivisionError), services.db.transaction() as session:
+        services.logs.add(session, "run_1", [Line("taken back")])
+        raise ZeroDivisionError
+    assert services.logs.page("run_1").logs == []

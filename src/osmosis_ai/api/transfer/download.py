@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from email.message import Message
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 import httpx
 
@@ -102,7 +102,8 @@ class _Partial:
         self._target = target
         self._path = target.with_name(f"{target.name}.partial")
         self._note = target.with_name(f"{target.name}.partial.json")
-        self.handle: IO[bytes] = self._path.open("a+b")
+        # Unbuffered: what a full disk did not take must not come back when the file is closed.
+        self.handle: FileIO = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             mine = os.fstat(self.handle.fileno()).st_ino == self._path.stat().st_ino
@@ -144,6 +145,12 @@ class _Partial:
         else:
             self._note.unlink(missing_ok=True)
 
+    def append(self, block: bytes) -> None:
+        """Write all of ``block``; the system may take a part only."""
+        left = memoryview(block)
+        while left:
+            left = left[self.handle.write(left) :]
+
     def digest(self) -> str:
         digest = hashlib.sha256()
         self.handle.seek(0)
@@ -153,7 +160,6 @@ class _Partial:
 
     def finish(self) -> None:
         """Put the file at its place."""
-        self.handle.flush()
         # One flush of the disk for a large file; a thousand small ones are fetched again more cheaply.
         large = self.size() >= _WORTH_RESUMING_BYTES
         if large:
@@ -209,9 +215,8 @@ class _Transfer:
         self._check_digest(resumed=continues)
 
     def _receive(self, response: httpx.Response, have: int) -> None:
-        for block in response.iter_raw(_BLOCK_BYTES):
-            self._partial.handle.write(block)
-            self._partial.handle.flush()
+        for block in response.iter_raw():
+            self._partial.append(block)
             have += len(block)
             self._check_size(have, final=False)
             if self._progress is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 REMEMBERED_ROLLOUTS = 16_384
-REMEMBERED_ACKNOWLEDGMENT_BYTES = 64 * 1024 * 1024
+REMEMBERED_ACKNOWLEDGMENT_BYTES = 8 * 1024 * 1024
 _PLAIN = b'{"ok":true}'
 
 
@@ -51,7 +51,8 @@ class FinishedRollout:
         Raises:
             TypeError: when the acknowledgement cannot be encoded as JSON.
         """
-        encoded = orjson.dumps(acknowledgment, option=orjson.OPT_SERIALIZE_NUMPY)
+        # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
+        encoded = bytes(memoryview(orjson.dumps(acknowledgment, option=orjson.OPT_SERIALIZE_NUMPY)))
         return cls(
             _PLAIN if encoded == _PLAIN else encoded,
             payload_digest(completion) if completion is not None else None,

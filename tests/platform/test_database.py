@@ -78,10 +78,14 @@ def test_a_database_of_a_newer_release_is_refused_in_a_sentence(db: Database) ->
 
 
 def test_a_transaction_that_raises_leaves_nothing(db: Database) -> None:
-    with pytest.raises(ZeroDivisionError), db.transaction() as session:
-        session.add(workspace("fern"))
-        session.flush()
-        raise ZeroDivisionError
+    def half() -> None:
+        with db.transaction() as session:
+            session.add(workspace("fern"))
+            session.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
     assert names(db) == []
 
 
@@ -202,24 +206,22 @@ def test_a_full_disk_leaves_nothing_half_written(db: Database) -> None:
     with db.transaction() as session:
         session.add(workspace("fern"))
     db.dispose()
+    now = SystemClock().now()
+
+    def fill() -> None:
+        with db.transaction() as session:
+            session.add(workspace("moss"))
+            session.flush()
+            for number in range(200):
+                line = f"{number}" * 4000
+                session.add(LogLine(subject_id="run_1", timestamp=now, level="info", step="", message=line))
+
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # A limit on the size of files fails writes as a full disk does, in this process alone.
     resource.setrlimit(resource.RLIMIT_FSIZE, (db.sqlite_path.stat().st_size + 65_536, limits[1]))
     try:
-        with pytest.raises(StorageFullError, match="disk is full"), db.transaction() as session:
-            session.add(workspace("moss"))
-            session.flush()
-            for number in range(200):
-                session.add(
-                    LogLine(
-                        subject_id="run_1",
-                        timestamp=SystemClock().now(),
-                        level="info",
-                        step="",
-                        message=f"{number}" * 4000,
-                    )
-                )
-            session.flush()
+        with pytest.raises(StorageFullError, match="disk is full"):
+            fill()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(db) == ["fern"]

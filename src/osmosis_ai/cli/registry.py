@@ -34,6 +34,9 @@ COMMANDS: dict[str, Entry] = {
     "doctor": Entry(
         "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
     ),
+    "platform": Entry(
+        "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
+    ),
 }
 
 

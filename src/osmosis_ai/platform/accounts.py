@@ -122,6 +122,11 @@ class Accounts:
             )
         return user
 
+    def users(self) -> list[User]:
+        """Return every user, by address."""
+        with self._db.session() as session:
+            return list(session.scalars(select(User).order_by(User.email)))
+
     def set_password(self, email: str, password: str) -> None:
         """Replace a user's password.
 
@@ -236,6 +241,18 @@ class Accounts:
             rows = session.execute(query.order_by(Token.created_at.desc(), Token.id.desc()))
             return [(token, user) for token, user in rows]
 
+    def find_token(self, token_id: str) -> Token:
+        """Return a token by its id.
+
+        Raises:
+            NotFoundError: there is no such token.
+        """
+        with self._db.session() as session:
+            token = session.get(Token, token_id)
+        if token is None:
+            raise _no_such_token(token_id)
+        return token
+
     def revoke_token(self, token_id: str, *, user_id: str | None = None) -> Token:
         """Make a token useless from now on; a second time changes nothing.
 
@@ -249,9 +266,7 @@ class Accounts:
         with self._db.transaction() as session:
             token = session.get(Token, token_id)
             if token is None or (user_id is not None and token.user_id != user_id):
-                raise NotFoundError(
-                    f"there is no token '{token_id}'.", hint="see them with `osmosis platform token list`"
-                )
+                raise _no_such_token(token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
         return token
 
@@ -284,6 +299,12 @@ def bootstrap(
     home = workspaces.create(workspace)
     workspaces.add_member(home.id, user.id, "owner")
     return FirstLogin(user.email, password, user.id, home.id, home.name)
+
+
+def _no_such_token(token_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no token '{token_id}'.", hint="see them with `osmosis platform token list`"
+    )
 
 
 def _normal_email(email: str) -> str:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from typing import Literal, cast, get_args
-from urllib.parse import urlsplit
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from osmosis_ai.api.git_identity import parse_identity
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Membership, Repository, Workspace, new_id
+from osmosis_ai.platform.db.models import Membership, Repository, User, Workspace, new_id
+from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 
 Role = Literal["owner", "admin", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -99,6 +99,50 @@ class Workspaces:
             membership.role = role
         return membership
 
+    def remove_member(self, workspace_id: str, user_id: str) -> None:
+        """Take a user out; one who is not in is out already."""
+        with self._db.transaction() as session:
+            session.execute(
+                delete(Membership).where(
+                    Membership.workspace_id == workspace_id, Membership.user_id == user_id
+                )
+            )
+
+    def require_member(self, workspace: Workspace, user: User) -> None:
+        """Check that a user is in a workspace.
+
+        Raises:
+            NotFoundError: they are not.
+        """
+        with self._db.session() as session:
+            if session.get(Membership, (workspace.id, user.id)) is None:
+                raise NotFoundError(
+                    f"{user.email} is not a member of {workspace.name}.",
+                    hint=f"let them in with `osmosis platform member add {workspace.name} {user.email}`",
+                )
+
+    def members(self, workspace_id: str) -> list[tuple[User, Role]]:
+        """Return who is in a workspace, by address."""
+        with self._db.session() as session:
+            rows = session.execute(
+                select(User, Membership.role)
+                .join(Membership, Membership.user_id == User.id)
+                .where(Membership.workspace_id == workspace_id)
+                .order_by(User.email)
+            )
+            return [(user, cast(Role, role)) for user, role in rows]
+
+    def repositories(self, workspace_id: str) -> list[Repository]:
+        """Return the repositories of a workspace, the first connected first."""
+        with self._db.session() as session:
+            return list(
+                session.scalars(
+                    select(Repository)
+                    .where(Repository.workspace_id == workspace_id)
+                    .order_by(Repository.created_at, Repository.id)
+                )
+            )
+
     def of_user(self, user_id: str) -> list[tuple[Workspace, Role, list[Repository]]]:
         """Return where a user is a member, by name: the workspace, the role, the repositories connected."""
         with self._db.session() as session:
@@ -157,17 +201,11 @@ class Workspaces:
 
 
 def _checked_clone_url(clone_url: str) -> str:
-    text = clone_url.strip()
-    if not text or text.startswith("-") or any(not c.isprintable() for c in text):
-        raise OsmosisError("a repository needs a clone URL or a path.")
-    try:
-        password = urlsplit(text).password if "://" in text else None
-    except ValueError:
-        raise OsmosisError("the clone URL is malformed.") from None
-    if password:
-        # It would lie readable in the database and show in process lists.
+    """Return what Git will be given; credentials would lie readable in the database."""
+    parsed = parse_clone_url(clone_url, allow_local=True)
+    if parsed.username or parsed.password:
         raise OsmosisError(
-            "a clone URL must not carry a password or token.",
+            "a clone URL must not carry credentials.",
             hint="give the account that runs the platform an SSH key or a Git credential helper",
         )
-    return text
+    return parsed.address

@@ -1,0 +1,33 @@
+"""`osmosis platform`: a platform of one's own."""
+
+from __future__ import annotations
+
+import typer
+
+from osmosis_ai.cli.platform import member, token, user, workspace
+from osmosis_ai.cli.platform.connect import connect
+
+app = typer.Typer(help="Run a platform of your own, and administer it on its machine.")
+app.command("connect")(connect)
+
+tokens = typer.Typer(help="Make, list and revoke tokens.")
+tokens.command("create")(token.create)
+tokens.command("list")(token.list_)
+tokens.command("revoke")(token.revoke)
+app.add_typer(tokens, name="token")
+
+users = typer.Typer(help="Add and list users, change passwords.")
+users.command("add")(user.add)
+users.command("list")(user.list_)
+users.command("password")(user.password)
+app.add_typer(users, name="user")
+
+workspaces = typer.Typer(help="Add and list workspaces.")
+workspaces.command("add")(workspace.add)
+workspaces.command("list")(workspace.list_)
+app.add_typer(workspaces, name="workspace")
+
+members = typer.Typer(help="Let users into workspaces and out of them.")
+members.command("add")(member.add)
+members.command("remove")(member.remove)
+app.add_typer(members, name="member")

@@ -1,0 +1,155 @@
+"""`osmosis platform token`: what lets programs in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from osmosis_ai.platform.db.models import Token, User
+
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", "-u", metavar="EMAIL", help="Whose; not needed while there is one user."),
+]
+
+
+class Kind(str, Enum):
+    """What a token is good for."""
+
+    cli = "cli"
+    api_key = "api_key"
+
+
+def create(
+    user: UserOption = None,
+    kind: Annotated[
+        Kind, typer.Option(help="`cli` for commands and the API, `api_key` for calling served models.")
+    ] = Kind.cli,
+    name: Annotated[str | None, typer.Option(help="What it is for; shown in the list.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it works.")] = 90,
+    no_expiry: Annotated[bool, typer.Option("--no-expiry", help="Let it work until it is revoked.")] = False,
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", "-w", help="Make it good for this workspace alone.")
+    ] = None,
+) -> OperationResult:
+    """Make a token and print it. It is shown this once; the platform keeps a hash."""
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.cli.platform.opened import iso, opened_platform
+
+    with opened_platform() as platform:
+        owner = platform.user(user)
+        home = platform.workspaces.find(workspace) if workspace is not None else None
+        if home is not None:
+            platform.workspaces.require_member(home, owner)
+        token, plain = platform.accounts.create_token(
+            owner.id,
+            kind.value,
+            name=name,
+            ttl=None if no_expiry else timedelta(days=days),
+            workspace_id=home.id if home is not None else None,
+        )
+        url = platform.config.base_url
+    current().note(
+        f"Token {token.id} of {owner.email}, "
+        + (f"good until {iso(token.expires_at)}" if token.expires_at else "good until it is revoked")
+        + ". It is not shown again."
+    )
+    return OperationResult(
+        operation="platform.token.create",
+        message=plain,
+        resource={
+            "token": plain,
+            "id": token.id,
+            "kind": token.kind,
+            "name": token.name,
+            "user": owner.email,
+            "workspace": home.name if home is not None else None,
+            "expires_at": iso(token.expires_at),
+            "platform_url": url,
+        },
+    )
+
+
+def list_(
+    user: UserOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show expired and revoked tokens too.")] = False,
+) -> ListResult:
+    """List tokens, newest first. The tokens themselves are not kept and cannot be shown."""
+    from osmosis_ai.cli.output import formats
+    from osmosis_ai.cli.platform.opened import opened_platform
+
+    with opened_platform() as platform:
+        owner_id = platform.accounts.find_user(user).id if user is not None else None
+        now = platform.clock.now()
+        names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
+        items = [
+            _item(token, owner, names, now) for token, owner in platform.accounts.tokens(user_id=owner_id)
+        ]
+    shown = [item for item in items if everything or item["status"] == "active"]
+    return ListResult(
+        title="Tokens",
+        items=shown,
+        columns=[
+            Column("ID", "id", keep=True),
+            Column("Kind", "kind"),
+            Column("Name", value=lambda item: item["name"] or formats.MISSING),
+            Column("User", "user"),
+            Column("Status", value=lambda item: Status(str(item["status"]))),
+            Column(
+                "Expires",
+                value=lambda item: formats.date(item["expires_at"]) if item["expires_at"] else "never",
+            ),
+            Column("Last used", value=lambda item: formats.date(item["last_used_at"])),
+        ],
+        hints=[f"{len(items) - len(shown)} expired or revoked: add --all to see them."]
+        if len(items) > len(shown)
+        else [],
+    )
+
+
+def revoke(
+    token_id: Annotated[
+        str, typer.Argument(help="The token's id, as `osmosis platform token list` shows it.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> OperationResult:
+    """Make a token useless at once and for good."""
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.cli.platform.opened import iso, opened_platform
+
+    with opened_platform() as platform:
+        before = platform.accounts.find_token(token_id)
+        if before.revoked_at is None:
+            current().confirm(f"Revoke {token_id}? Whoever uses it is locked out.", yes=yes)
+        token = platform.accounts.revoke_token(token_id)
+    return OperationResult(
+        operation="platform.token.revoke",
+        status="success" if before.revoked_at is None else "noop",
+        message=f"Revoked {token_id}." if before.revoked_at is None else f"{token_id} was revoked already.",
+        resource={"id": token.id, "revoked_at": iso(token.revoked_at)},
+    )
+
+
+def _item(token: Token, owner: User, names: dict[str, str], now: datetime) -> dict[str, Any]:
+    from osmosis_ai.cli.platform.opened import iso
+
+    expired = token.expires_at is not None and token.expires_at <= now
+    return {
+        "id": token.id,
+        "kind": token.kind,
+        "name": token.name,
+        "user": owner.email,
+        "workspace": names.get(token.workspace_id or ""),
+        "status": "revoked" if token.revoked_at is not None else "expired" if expired else "active",
+        "created_at": iso(token.created_at),
+        "expires_at": iso(token.expires_at),
+        "last_used_at": iso(token.last_used_at),
+    }

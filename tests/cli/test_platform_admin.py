@@ -1,0 +1,228 @@
+"""Administration on the platform's machine: what an operator types and sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.api.git_identity import identify_origin
+from osmosis_ai.platform.accounts import TokenRejected, bootstrap
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.services import PlatformServices, build_services
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture(autouse=True)
+def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "platform"))
+    return tmp_path / "platform"
+
+
+@pytest.fixture
+def running(platform_home: Path) -> PlatformServices:
+    """A platform that has been started once and is open in this process."""
+    services = build_services(PlatformConfig(home=platform_home))
+    bootstrap(services.db, services.clock)
+    return services
+
+
+def envelope(cli: Cli, *arguments: str) -> dict[str, Any]:
+    done = cli("--json", "platform", *arguments)
+    assert done.status == 0, done.err
+    parsed: dict[str, Any] = json.loads(done.out)
+    return parsed
+
+
+def test_a_token_is_printed_alone_on_stdout_and_works(cli: Cli, running: PlatformServices) -> None:
+    done = cli("platform", "token", "create", "--plain")
+    assert done.status == 0
+    plain = done.out.strip()
+    assert plain.startswith("osm_") and len(plain.split()) == 1
+    assert "admin@localhost" in done.err and plain not in done.err
+    assert running.accounts.authenticate(plain).user.email == "admin@localhost"
+
+
+def test_a_token_in_json_says_what_it_is_good_for(cli: Cli, running: PlatformServices) -> None:
+    running.accounts.create_user("mara@fern.example")
+    created = envelope(
+        cli, "token", "create", "-u", "mara@fern.example", "--kind", "api_key", "--name", "ci", "--no-expiry"
+    )
+    resource = created["resource"]
+    assert created["operation"] == "platform.token.create"
+    assert (resource["kind"], resource["name"], resource["expires_at"]) == ("api_key", "ci", None)
+    assert resource["platform_url"] == "http://127.0.0.1:8733"
+    assert running.accounts.authenticate(resource["token"], kinds=("api_key",))
+
+
+def test_tokens_are_listed_and_revoked(cli: Cli, running: PlatformServices) -> None:
+    first = envelope(cli, "token", "create", "--name", "laptop")["resource"]
+    envelope(cli, "token", "create", "--name", "ci")
+    listed = cli("platform", "token", "list", "--json")
+    assert first["token"] not in listed.out
+    assert [item["name"] for item in json.loads(listed.out)["items"]] == ["ci", "laptop"]
+
+    assert cli("platform", "token", "revoke", first["id"], "--plain").status == 1
+    assert cli("platform", "token", "revoke", first["id"], "--yes").status == 0
+    assert envelope(cli, "token", "revoke", first["id"])["status"] == "noop"
+    with pytest.raises(TokenRejected):
+        running.accounts.authenticate(first["token"])
+    assert [item["name"] for item in envelope(cli, "token", "list")["items"]] == ["ci"]
+    everything = envelope(cli, "token", "list", "--all")["items"]
+    assert [item["status"] for item in everything] == ["active", "revoked"]
+
+
+def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: PlatformServices) -> None:
+    running.workspaces.create("moss")
+    done = cli("platform", "token", "create", "--workspace", "moss")
+    assert done.status == 1
+    assert "osmosis platform member add moss admin@localhost" in done.err
+    assert cli("platform", "member", "add", "moss", "admin@localhost").status == 0
+    assert envelope(cli, "token", "create", "-w", "moss")["resource"]["workspace"] == "moss"
+
+
+def test_a_user_is_added_with_a_password_that_is_shown_once(cli: Cli, running: PlatformServices) -> None:
+    added = envelope(cli, "user", "add", "Mara@fern.example", "--name", "Mara", "-w", "default")["resource"]
+    assert added["email"] == "mara@fern.example"
+    assert running.accounts.check_password("mara@fern.example", added["password"]) is not None
+    listed = cli("platform", "user", "list", "--json")
+    assert added["password"] not in listed.out
+    assert [user["workspaces"] for user in json.loads(listed.out)["items"]] == [["default"], ["default"]]
+
+
+def test_a_password_can_come_from_standard_input(
+    cli: Cli, running: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse battery\n"))
+    done = cli("platform", "user", "add", "mara@fern.example", "--password-stdin", "--json")
+    assert done.status == 0 and "correct horse" not in done.out
+    assert running.accounts.check_password("mara@fern.example", "correct horse battery") is not None
+    changed = envelope(cli, "user", "password", "mara@fern.example")["resource"]
+    assert running.accounts.check_password("mara@fern.example", changed["password"]) is not None
+
+
+def test_workspaces_and_members(cli: Cli, running: PlatformServices) -> None:
+    assert envelope(cli, "workspace", "add", "fern")["resource"]["owner"] == "admin@localhost"
+    running.accounts.create_user("tom@fern.example")
+    assert envelope(cli, "member", "add", "fern", "tom@fern.example", "--role", "admin")
+    fern = envelope(cli, "workspace", "list")["items"][1]
+    assert fern["members"] == [
+        {"email": "admin@localhost", "role": "owner"},
+        {"email": "tom@fern.example", "role": "admin"},
+    ]
+    assert cli("platform", "member", "remove", "fern", "tom@fern.example", "-y").status == 0
+    assert len(envelope(cli, "workspace", "list")["items"][1]["members"]) == 1
+    assert cli("platform", "workspace", "add", "FERN").status == 1
+    assert cli("platform", "member", "add", "fern", "tom@fern.example", "--role", "king").status == 2
+
+
+def test_what_is_missing_is_named_with_what_to_do(cli: Cli) -> None:
+    done = cli("platform", "token", "create")
+    assert done.status == 1
+    assert "osmosis platform start" in done.err
+    error = json.loads(cli("--json", "platform", "user", "password", "nobody@fern.example").err)["error"]
+    assert error["code"] == "NOT_FOUND"
+
+
+def test_several_users_make_the_choice_explicit(cli: Cli, running: PlatformServices) -> None:
+    running.accounts.create_user("mara@fern.example")
+    done = cli("platform", "token", "create")
+    assert done.status == 1 and "--user" in done.err and "mara@fern.example" in done.err
+
+
+def test_the_data_directory_is_private(cli: Cli, platform_home: Path) -> None:
+    platform_home.mkdir(mode=0o755)
+    assert cli("platform", "user", "add", "mara@fern.example").status == 0
+    assert platform_home.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OSMOSIS_PLATFORM_PORT", "many"),
+        ("OSMOSIS_EXECUTOR_SLOTS", "-1"),
+        ("OSMOSIS_DATABASE_URL", "mysql://root:hunter2@host/db"),
+        ("OSMOSIS_MINIMUM_CLI_VERSION", "newest"),
+        ("OSMOSIS_PUBLIC_URL", "ftp://x"),
+    ],
+)
+def test_a_setting_that_is_no_good_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    done = cli("platform", "user", "list")
+    assert done.status == 1 and "hunter2" not in done.err
+    assert name in done.err or "mysql" in done.err
+
+
+# -- connect ---------------------------------------------------------------------------------------
+
+
+def repository(path: Path, origin: str | None = None) -> Path:
+    path.mkdir()
+    subprocess.run(["git", "init", "-q", str(path)], check=True)
+    if origin is not None:
+        subprocess.run(["git", "-C", str(path), "remote", "add", "origin", origin], check=True)
+    return path
+
+
+def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, running: PlatformServices) -> None:
+    url = "https://gitlab.fern.example/lab/agents.git"
+    resource = envelope(cli, "connect", url)["resource"]
+    assert resource["identity"] == identify_origin(url).identity
+    assert (resource["clone_url"], resource["workspace"]) == (url, "default")
+    named = envelope(cli, "connect", "ssh://git@host/x.git", "--identity", "Fern/Agents", "--branch", "main")
+    assert named["resource"]["identity"] == "fern/agents"
+    assert named["resource"]["default_branch"] == "main"
+
+
+def test_a_checkout_is_cloned_from_where_it_is_and_known_by_its_origin(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    root = repository(tmp_path / "agents", "git@github.com:Fern/Agents.git")
+    (root / "rollouts").mkdir()
+    resource = envelope(cli, "connect", str(root / "rollouts"))["resource"]
+    assert (resource["identity"], resource["clone_url"]) == ("fern/agents", str(root))
+
+
+def test_a_repository_without_an_origin_is_known_by_its_path(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    root = repository(tmp_path / "agents")
+    done = envelope(cli, "connect", str(root))
+    assert done["resource"]["identity"] == identify_origin(str(root)).identity
+    assert "remote add origin" in cli("platform", "connect", str(root), "--plain").out
+    bare = tmp_path / "bare.git"
+    subprocess.run(["git", "init", "-q", "--bare", str(bare)], check=True)
+    assert envelope(cli, "connect", str(bare))["resource"]["clone_url"] == str(bare)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nowhere", "no directory"),
+        (".", "not a Git repository"),
+        ("ext::sh -c touch%20/tmp/x", "remote helper"),
+        ("https://mara:hunter2@git.example/x.git", "credentials"),
+        ("https://git.example/", "repository"),
+    ],
+)
+def test_what_cannot_be_cloned_is_refused(
+    cli: Cli, running: PlatformServices, source: str, words: str
+) -> None:
+    done = cli("platform", "connect", source)
+    assert done.status == 1
+    assert words in done.err and "hunter2" not in done.err
+
+
+def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: PlatformServices) -> None:
+    running.workspaces.create("moss")
+    url = "https://git.example/x.git"
+    assert cli("platform", "connect", url).status == 1  # which of the two?
+    assert cli("platform", "connect", url, "-w", "moss").status == 0
+    error = json.loads(cli("--json", "platform", "connect", url, "-w", "default").err)["error"]
+    assert error["code"] == "CONFLICT"

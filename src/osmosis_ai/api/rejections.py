@@ -82,8 +82,10 @@ def rejection(reply: Reply, asker: Asker, redactor: Redactor) -> PlatformError:
         asker: whose request it answers.
         redactor: takes secrets out of everything the platform may have echoed.
     """
-    status, body = reply.status, _object(reply.content, redactor)
-    platform_code = body.get("code") if isinstance(body.get("code"), str) else None
+    received = _object(reply.content)
+    status, body = reply.status, dict(redactor.tree(received))
+    # Decided on what was received: a secret that happens to be part of a code must not change its meaning.
+    platform_code = received.get("code") if isinstance(received.get("code"), str) else None
     hint: str | None
     if status == 401:
         message, hint = _unauthorized(platform_code, asker)
@@ -101,10 +103,10 @@ def rejection(reply: Reply, asker: Asker, redactor: Redactor) -> PlatformError:
     return PlatformError(
         message,
         status=status,
-        platform_code=platform_code,
+        platform_code=None if platform_code is None else redactor.text(platform_code),
         body=body,
         code=_code(status, platform_code, body),
-        details={} if status == 401 else _details(status, platform_code, body),
+        details={} if status == 401 else _details(status, body),
         hint=hint,
     )
 
@@ -121,9 +123,9 @@ def _code(status: int, platform_code: str | None, body: Mapping[str, Any]) -> Er
     return _CODES.get(status, "PLATFORM_ERROR")
 
 
-def _details(status: int, platform_code: str | None, body: Mapping[str, Any]) -> dict[str, Any]:
-    known: dict[str, Any] = {} if platform_code is None else {"platform_code": platform_code}
-    return {**known, **body, "status_code": status}
+def _details(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    code = body.get("code")
+    return {**({"platform_code": code} if isinstance(code, str) else {}), **body, "status_code": status}
 
 
 def _excerpt(reply: Reply, redactor: Redactor) -> str:
@@ -241,12 +243,12 @@ def _issue(issue: Any) -> str:
     return f"{line} (did you mean '{correction}'?)" if correction and line else line
 
 
-def _object(content: bytes, redactor: Redactor) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, Any]:
     try:
         body = json.loads(content, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return dict(redactor.tree(body)) if isinstance(body, dict) else {}
+    return body if isinstance(body, dict) else {}
 
 
 def _printable(text: str) -> str:

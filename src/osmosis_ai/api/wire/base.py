@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
 
 class WireModel(BaseModel):
@@ -26,11 +26,13 @@ class WireModel(BaseModel):
     def _null_is_absent(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {
-            key: value
-            for key, value in data.items()
-            if value is not None or (key in cls.model_fields and cls.model_fields[key].default is None)
-        }
+        return {key: value for key, value in data.items() if value is not None or cls._null_is_a_value(key)}
+
+    @classmethod
+    def _null_is_a_value(cls, key: str) -> bool:
+        field = cls.model_fields.get(key)
+        # Of several spellings of a field, one that is null must not hide the others.
+        return field is not None and field.default is None and field.validation_alias is None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON object to send: the fields that were set, no others."""
@@ -82,6 +84,10 @@ class ErrorBody(WireModel):
     existing_dataset_id: str | None = None
 
 
+def _object_or_none(value: Any) -> Any:
+    return value if isinstance(value, dict) else None
+
+
 class LogEntry(WireModel):
     """One line of a log."""
 
@@ -89,7 +95,7 @@ class LogEntry(WireModel):
     level: str | None = None
     step: str | None = None
     message: str | None = None
-    details: dict[str, Any] | None = None
+    details: Annotated[dict[str, Any] | None, BeforeValidator(_object_or_none)] = None
 
 
 class LogPage(WireModel):

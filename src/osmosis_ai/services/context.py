@@ -1,0 +1,138 @@
+"""What a command about a workspace needs before it can begin, found out in one fixed order.
+
+Work tree, directories, origin, identity, login: each is settled before the next is looked at, and nothing is
+sent before all of them are, so that the first thing wrong is the one the user hears of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.api.client import DEFAULT_TIMEOUT_S, PlatformClient
+from osmosis_ai.api.credentials import Credentials, require_credentials
+from osmosis_ai.api.git_identity import GitIdentity, identify_origin
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.workspace.git import read_origin
+from osmosis_ai.workspace.layout import Workspace, find_workspace
+
+Warn = Callable[[str, "str | None"], None]
+"""Takes what the user should hear of although the command goes on: a sentence, and its code."""
+
+NOT_CONNECTED_CODES = ("GIT_REPOSITORY_NOT_CONNECTED", "GIT_SCOPE_HEADER_ACCESS_DENIED")
+_logger = logging.getLogger("osmosis_ai")
+
+
+def log_warning(message: str, code: str | None = None) -> None:
+    """Put a warning into the log; what services do with warnings unless told otherwise."""
+    _logger.warning("%s", message, extra={"code": code})
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A workspace directory and the repository it is a checkout of."""
+
+    workspace: Workspace
+    git: GitIdentity
+
+    def resource(self) -> dict[str, Any]:
+        """Return the keys that every result about a workspace carries."""
+        return {
+            "git": {"identity": self.git.identity, "remote_url": self.git.display_url},
+            "workspace_directory": str(self.workspace.root),
+        }
+
+
+@dataclass(frozen=True)
+class PlatformContext:
+    """A checkout, who is logged in, and a client that speaks for both."""
+
+    checkout: Checkout
+    credentials: Credentials
+    client: PlatformClient
+
+    @property
+    def workspace(self) -> Workspace:
+        """The workspace directory."""
+        return self.checkout.workspace
+
+    def resource(self) -> dict[str, Any]:
+        """Return the keys that every result about a workspace carries."""
+        return self.checkout.resource()
+
+
+def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -> Checkout:
+    """Return the checkout that ``start`` (a directory or file; the current directory when None) is in.
+
+    Args:
+        start: where to look from.
+        require_scaffold: whether the directories of a workspace must be there.
+
+    Raises:
+        WorkspaceRequiredError: outside a Git work tree.
+        OsmosisError: directories are missing, or `origin` is, or it names no repository.
+    """
+    workspace = find_workspace(start, require_scaffold=require_scaffold)
+    origin = read_origin(workspace.root)
+    if origin is None:
+        raise OsmosisError(
+            f"{workspace.root} has no Git remote `origin`, by which a platform knows the repository.",
+            details={"workspace_directory": str(workspace.root)},
+            hint=f"git -C {workspace.root} remote add origin URL",
+        )
+    return Checkout(workspace, identify_origin(origin, base=workspace.root))
+
+
+@contextmanager
+def open_context(
+    start: Path | None = None, *, require_scaffold: bool = True, warn: Warn = log_warning
+) -> Iterator[PlatformContext]:
+    """Settle everything a command about a workspace needs, and hold a connection while it runs.
+
+    Args:
+        start: a directory or file of the workspace directory; the current directory when None.
+        require_scaffold: whether the directories of a workspace must be there.
+        warn: takes what the platform says of this version.
+
+    Raises:
+        OsmosisError: as :func:`find_checkout`; ``AUTH_REQUIRED`` and its kin when nobody is logged in.
+    """
+    checkout = find_checkout(start, require_scaffold=require_scaffold)
+    credentials = require_credentials()
+    with connect(credentials, git_identity=checkout.git.identity, warn=warn) as client:
+        try:
+            yield PlatformContext(checkout, credentials, client)
+        except PlatformError as error:
+            if error.platform_code in NOT_CONNECTED_CODES:
+                error.hint = connect_hint(checkout.git, credentials.platform_url)
+            raise
+
+
+def connect(
+    credentials: Credentials,
+    *,
+    git_identity: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    warn: Warn = log_warning,
+) -> PlatformClient:
+    """Return a client for the platform and user of ``credentials``; close it when done."""
+    return PlatformClient.from_credentials(
+        credentials,
+        git_identity=git_identity,
+        timeout_s=timeout_s,
+        on_warning=lambda warning: warn(warning.message, warning.code),
+    )
+
+
+def connect_hint(git: GitIdentity, platform_url: str) -> str:
+    """Return how a repository gets connected to a workspace of this platform."""
+    renamed = "if it was renamed: git remote set-url origin NEW-URL"
+    if platform_url == DEFAULT_PLATFORM_URL:
+        return f"connect it at {platform_url}, on the workspace's page Integrations > Git; {renamed}"
+    return f"on the platform's machine: osmosis platform connect {git.display_url}; {renamed}"

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.http import auth, device, pages, workspaces
+from osmosis_ai.platform.http import auth, device, inference, models, pages, rollouts, secrets, workspaces
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
 from osmosis_ai.platform.http.limits import BodyLimit
 from osmosis_ai.platform.http.routing import RawPath
@@ -33,7 +33,11 @@ def create_app(services: PlatformServices) -> FastAPI:
         import anyio.to_thread
 
         anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        yield
+        try:
+            yield
+        finally:
+            await services.served.close()
+            await anyio.to_thread.run_sync(services.rollouts.close)
 
     app = FastAPI(
         title="Osmosis platform",
@@ -59,5 +63,9 @@ def create_app(services: PlatformServices) -> FastAPI:
     app.include_router(auth.router)
     app.include_router(device.router)
     app.include_router(workspaces.router)
+    app.include_router(secrets.router)
+    app.include_router(rollouts.router)
+    app.include_router(models.router)
+    app.include_router(inference.router)
     app.include_router(pages.router)
     return app

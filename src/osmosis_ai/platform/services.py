@@ -9,8 +9,13 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.device_logins import DeviceLogins
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import Logs
+from osmosis_ai.platform.rollouts import Rollouts
+from osmosis_ai.platform.secrets import Secrets
+from osmosis_ai.platform.served import ServedModels
 from osmosis_ai.platform.sign_in import SignIns
+from osmosis_ai.platform.vault import Vault
 from osmosis_ai.platform.workspaces import Workspaces
 
 
@@ -26,6 +31,11 @@ class PlatformServices:
     sign_ins: SignIns
     device_logins: DeviceLogins
     logs: Logs
+    vault: Vault
+    secrets: Secrets
+    mirrors: MirrorStore
+    rollouts: Rollouts
+    served: ServedModels
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
@@ -39,6 +49,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     db = Database(config.database_url)
     db.migrate()
     accounts = Accounts(db, used_clock)
+    vault = Vault(config.keys_dir / "vault.json")
+    mirrors = MirrorStore(config.git_dir)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -48,4 +60,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         sign_ins=SignIns(accounts, used_clock),
         device_logins=DeviceLogins(db, used_clock, accounts),
         logs=Logs(db, used_clock),
+        vault=vault,
+        secrets=Secrets(db, vault, used_clock),
+        mirrors=mirrors,
+        rollouts=Rollouts(db, mirrors, used_clock),
+        served=ServedModels(),
     )

@@ -17,6 +17,7 @@ class Source:
     clone_url: str
     id: str = "repo_1"
     identity: str = "acme/agents"
+    default_branch: str | None = None
 
 
 class Repository:

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.gitsync.remote import SyncError
 from tests.platform.gitsync.repositories import Repository, Source
-from tests.processes import alive
 
 
 def test_a_first_sync_knows_the_default_branch_and_its_commit(mirrors: MirrorStore, tmp_path: Path) -> None:
@@ -99,6 +99,18 @@ def test_an_empty_repository_syncs_and_says_that_there_is_nothing(
 
     sha = repository.commit("a")
     assert mirrors.sync(repository.source).sha == sha
+
+
+def test_a_branch_that_was_chosen_when_connecting_is_the_default_one(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    sha = repository.commit("a")
+    repository.git("checkout", "--quiet", "-b", "next")
+    repository.commit("b")
+
+    assert mirrors.sync(replace(repository.source, default_branch="main")).sha == sha
+    with pytest.raises(RevisionError, match="there is no branch 'mian' in acme/agents; did you mean main"):
+        mirrors.resolve(replace(repository.source, default_branch="mian"))
 
 
 def test_a_checkout_with_a_detached_head_and_without_history_can_be_used(
@@ -372,7 +384,7 @@ def test_credentials_reach_the_host_and_nothing_else(
         mirrors.sync(Source(f"http://bob:s3cret-canary@{host}/a.git"))
 
     assert seen == ["", "Basic Ym9iOnMzY3JldC1jYW5hcnk="]
-    assert "token in the clone URL" in str(caught.value.hint)
+    assert "credential.helper" in str(caught.value.hint)
     assert "s3cret" not in f"{caught.value} {caught.value.hint} {caught.value.details}"
     assert not [path for path in mirrors.root.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
 
@@ -383,7 +395,7 @@ def test_without_credentials_nobody_is_asked(mirrors: MirrorStore, git_host: tup
     with pytest.raises(SyncError, match="could not read Username") as caught:
         mirrors.sync(Source(f"http://{host}/a.git"))
     assert seen == [""]
-    assert "token in the clone URL" in str(caught.value.hint)
+    assert "credential.helper" in str(caught.value.hint)
 
 
 def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
@@ -403,19 +415,21 @@ def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
 def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ssh = tmp_path / "bin" / "ssh"
+    ssh, fifo = tmp_path / "bin" / "ssh", tmp_path / "fifo"
     ssh.parent.mkdir()
-    ssh.write_text(
-        '#!/bin/sh\necho $$ > "$PID_FILE"\nexec sleep 600\n'.replace("$PID_FILE", str(tmp_path / "pid"))
-    )
+    ssh.write_text(f"#!/bin/sh\nexec 9> {fifo}\necho $$ >&9\nexec sleep 600\n")
     ssh.chmod(0o755)
+    os.mkfifo(fifo)
+    lifeline = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(lifeline, True)
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("osmosis_ai.platform.gitsync.remote.QUERY_TIMEOUT_S", 1.0)
     mirrors = MirrorStore(tmp_path / "git")
 
     with pytest.raises(SyncError, match="`git ls-remote` did not finish within 1 s"):
         mirrors.sync(Source("git@silent.example:a.git"))
-    assert not alive(int((tmp_path / "pid").read_text()))
+    with os.fdopen(lifeline, "rb") as output:
+        assert int(output.read()) > 0  # returns only once nobody holds the other end
 
 
 def test_a_closed_store_starts_nothing(mirrors: MirrorStore, repository: Repository) -> None:

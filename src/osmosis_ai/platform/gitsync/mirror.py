@@ -36,7 +36,10 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[0-9a-fA-F]{64}")
 
 
 class RepositorySource(Protocol):
-    """What a mirror needs to know of a connected repository; its row has it."""
+    """What a mirror needs to know of a connected repository; its row has it.
+
+    ``default_branch`` is None where the repository's own default is meant.
+    """
 
     @property
     def id(self) -> str: ...
@@ -46,6 +49,9 @@ class RepositorySource(Protocol):
 
     @property
     def clone_url(self) -> str: ...
+
+    @property
+    def default_branch(self) -> str | None: ...
 
 
 class RevisionError(OsmosisError):
@@ -131,8 +137,9 @@ class MirrorStore:
             SyncError: when the repository was never fetched.
         """
         mirror = self._existing(repository)
-        named = self._git.run([f"--git-dir={mirror}", "symbolic-ref", "--quiet", "HEAD"])
-        branch = named.output.decode("utf-8", "surrogateescape").strip().removeprefix("refs/heads/")
+        branch = repository.default_branch
+        if branch is None:
+            branch = self._read(mirror, "symbolic-ref", "HEAD").strip().removeprefix("refs/heads/")
         sha = self.branches(repository).get(branch)
         return MirrorHead(branch if sha else None, sha)
 
@@ -168,6 +175,8 @@ class MirrorStore:
             return self._branch(repository, branch)
         sha = self.head(repository).sha
         if sha is None:
+            if repository.default_branch is not None:
+                return self._branch(repository, repository.default_branch)
             raise RevisionError(
                 f"{repository.identity} has no commit on its default branch.",
                 field="branch",

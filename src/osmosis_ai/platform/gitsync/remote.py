@@ -30,8 +30,8 @@ _HINTS = (
         re.compile(
             r"permission denied|authentication|could not read (username|password)|403|401", re.IGNORECASE
         ),
-        "give the platform access: an ssh key of its user, or a token in the clone URL "
-        "(https://USER:TOKEN@host/...) with `osmosis platform connect`",
+        "give the platform's user an ssh key that may read it, or name a `credential.helper` in the file "
+        "`git/config` of the platform's data directory",
     ),
     (
         re.compile(r"dubious ownership", re.IGNORECASE),

@@ -56,9 +56,9 @@ def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[Tree
         raise GitError(f"the commit {sha} cannot be read: {listed.reason}.")
     for record in listed.output.split(b"\0"):
         if record:
-            facts, _, path = record.partition(b"\t")
+            facts, _, name = record.partition(b"\t")
             mode, _kind, object_id, size = facts.decode("ascii").split()
-            yield TreeEntry(mode, object_id, int(size) if size.isdigit() else 0, os.fsdecode(path))
+            yield TreeEntry(mode, object_id, int(size) if size.isdigit() else 0, os.fsdecode(name))
 
 
 def checked_sha(sha: str) -> str:

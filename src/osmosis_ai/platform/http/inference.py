@@ -1,0 +1,209 @@
+"""The models served here, as OpenAI's clients want them: `/v1/chat/completions` and `/v1/models`.
+
+Requests carry an API key, never a token of the command line. Whatever goes wrong has OpenAI's error shape. A
+client that goes away takes its generation with it, whether it waits for a reply or reads a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from osmosis_ai.inference.protocol import ApiError as OpenAIError
+from osmosis_ai.platform.accounts import Principal, TokenRejected
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Services, bearer_token
+from osmosis_ai.platform.served import ModelUnavailableError, TooManyRequestsError
+from osmosis_ai.platform.services import PlatformServices
+
+if TYPE_CHECKING:
+    import aiohttp
+
+router = api_router("/v1")
+
+_EVENTS = "text/event-stream"
+_T = TypeVar("_T")
+
+
+@router.post("/chat/completions", response_class=Response)
+async def chat_completions(request: Request, services: Services) -> Response:
+    """Complete a chat, at once or as a stream of events."""
+    return await _openai_shaped(_complete(request, services))
+
+
+@router.get("/models", response_class=Response)
+async def list_models(request: Request, services: Services) -> Response:
+    """List the served models."""
+    return await _openai_shaped(_models(request, services))
+
+
+@router.get("/models/{name:path}", response_class=Response)
+async def get_model(request: Request, services: Services, name: str) -> Response:
+    """Show one served model."""
+    return await _openai_shaped(_model(request, services, name))
+
+
+@router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+async def no_such_route(request: Request, path: str) -> Response:
+    """Refuse in the shape that these clients read."""
+    return _refusal(
+        OpenAIError(404, f"there is nothing at {request.method} /v1/{path[:200]}.", code="unknown_url")
+    )
+
+
+async def _complete(request: Request, services: PlatformServices) -> Response:
+    key = await _authenticate(request, services)
+    body = await request.body()
+    model = _requested_model(services, body)
+    with ExitStack() as held:
+        held.enter_context(services.served.place(key.token.id))
+        upstream = await _unless_gone(request, services.served.post(model, "/chat/completions", body))
+        held.callback(upstream.close)
+        if upstream.content_type == _EVENTS:
+            return _Relay(upstream, held.pop_all())
+        content = await _unless_gone(request, _content(upstream))
+        headers = {name: upstream.headers[name] for name in ("Retry-After",) if name in upstream.headers}
+        return Response(content, upstream.status, headers, upstream.content_type)
+
+
+async def _models(request: Request, services: PlatformServices) -> Response:
+    await _authenticate(request, services)
+    return JSONResponse(
+        {"object": "list", "data": [_described(services, name) for name in services.served.models]}
+    )
+
+
+async def _model(request: Request, services: PlatformServices, name: str) -> Response:
+    await _authenticate(request, services)
+    return JSONResponse(_described(services, _served_model(services, name)))
+
+
+def _described(services: PlatformServices, model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": services.served.created, "owned_by": "osmosis"}
+
+
+async def _authenticate(request: Request, services: PlatformServices) -> Principal:
+    key = bearer_token(request)
+    return await run_in_threadpool(services.accounts.authenticate, key, kinds=("api_key",))
+
+
+def _requested_model(services: PlatformServices, body: bytes) -> str:
+    try:
+        name = orjson.loads(body)["model"]
+    except orjson.JSONDecodeError:
+        raise OpenAIError(400, "the request body is not valid JSON.") from None
+    except (KeyError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        raise OpenAIError(
+            400, "the request must name a model.", param="model", code="missing_required_parameter"
+        )
+    return _served_model(services, name)
+
+
+def _served_model(services: PlatformServices, name: str) -> str:
+    model = services.served.find(name)
+    if model is None:
+        served = ", ".join(f"'{known}'" for known in services.served.models)
+        raise OpenAIError(
+            404,
+            f"the model '{name[:200]}' is not served here; these are: {served}.",
+            param="model",
+            code="model_not_found",
+        )
+    return model
+
+
+async def _content(upstream: aiohttp.ClientResponse) -> bytes:
+    import aiohttp
+
+    try:
+        return await upstream.read()
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        raise ModelUnavailableError("the model ended before its answer was complete.") from error
+
+
+class _Relay(StreamingResponse):
+    """The events of a stream as they come; everything ``held`` for it is let go when it ends, however it does."""
+
+    def __init__(self, upstream: aiohttp.ClientResponse, held: ExitStack) -> None:
+        # Without the second one, proxies collect a stream before they pass it on.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_events(upstream), upstream.status, headers, _EVENTS)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    import aiohttp
+
+    try:
+        async for chunk in upstream.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, asyncio.TimeoutError):
+        # The status line is out: the error is an event.
+        error = OpenAIError(503, "the model ended before its answer was complete.", type="server_error")
+        yield b"\n\ndata: " + orjson.dumps(error.body()) + b"\n\n"
+
+
+async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+    """Await ``work``, and cancel it when the client goes away meanwhile.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _openai_shaped(reply: Awaitable[Response]) -> Response:
+    try:
+        return await reply
+    except OpenAIError as error:
+        return _refusal(error)
+    except TokenRejected as error:
+        message = f"{error.message} API keys are made with `osmosis platform token create --kind api_key`."
+        return _refusal(OpenAIError(401, message, code="invalid_api_key"))
+    except ApiError as error:
+        code = "invalid_api_key" if error.status == 401 else error.code.lower()
+        return _refusal(OpenAIError(error.status, error.message, code=code))
+    except TooManyRequestsError as error:
+        return _refusal(
+            OpenAIError(
+                429, error.message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=1
+            )
+        )
+    except ModelUnavailableError as error:
+        return _refusal(
+            OpenAIError(503, error.message, type="server_error", code="model_unavailable", retry_after_s=10)
+        )
+
+
+def _refusal(error: OpenAIError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers())

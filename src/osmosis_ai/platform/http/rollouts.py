@@ -1,0 +1,92 @@
+"""Rollouts: what the connected repository has under ``rollouts/``, synced when somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Query
+from starlette.concurrency import run_in_threadpool
+
+from osmosis_ai.api.wire import rollouts as wire
+from osmosis_ai.platform.db.models import Repository
+from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.paging import PageParams, Paging
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
+from osmosis_ai.platform.rollouts import RolloutAt
+from osmosis_ai.platform.services import PlatformServices
+
+router = api_router("/api/cli/rollouts")
+
+# Clients give up after 30 s; a sync that takes longer goes on, and the next list shows what it found.
+SYNC_WAIT_S = 20.0
+
+
+class RolloutList(wire.RolloutList):
+    """A page of rollouts. ``sync_error`` says why they may be out of date."""
+
+    sync_error: str | None = None
+
+
+@router.get("")
+async def list_rollouts(
+    services: Services,
+    scope: WorkspaceScope,
+    page: Paging,
+    branch: Annotated[str | None, Query(max_length=255, description="Default: the default branch.")] = None,
+) -> RolloutList:
+    """List the rollouts of the repository, at the head of its default branch or of another one."""
+    problem = await _sync(services, scope.repository.id)
+    return await run_in_threadpool(_list, services, scope, page, branch, problem)
+
+
+async def _sync(services: PlatformServices, repository_id: str) -> str | None:
+    """Wait for the latest sync, within reason; return what keeps the list from being up to date."""
+    syncing = asyncio.wrap_future(services.rollouts.start_sync(repository_id))
+    done, _ = await asyncio.wait({syncing}, timeout=SYNC_WAIT_S)
+    if done:
+        return syncing.result().sync_error
+    return "the repository is still being fetched; list again in a moment."
+
+
+def _list(
+    services: PlatformServices, scope: Scope, page: PageParams, branch: str | None, problem: str | None
+) -> RolloutList:
+    if branch:
+        try:
+            on_branch = services.rollouts.on_branch(scope.repository, branch)
+        except GitError as error:
+            raise _not_synced(problem or error.message) from error
+        shown, total = on_branch[page.offset : page.offset + page.limit], len(on_branch)
+    else:
+        shown, total = services.rollouts.page(scope.repository.id, limit=page.limit, offset=page.offset)
+    if problem and not total:
+        raise _not_synced(problem)
+    listed = RolloutList(
+        rollouts=[_wire_rollout(rollout, scope.repository) for rollout in shown],
+        **page.keys(total, len(shown)),
+    )
+    if problem:
+        listed.sync_error = problem
+    return listed
+
+
+def _not_synced(problem: str) -> ApiError:
+    # Not a failure of this server, and nothing the request could say otherwise.
+    return ApiError(424, "GIT_SYNC_FAILED", problem)
+
+
+def _wire_rollout(rollout: RolloutAt, repository: Repository) -> wire.Rollout:
+    row = rollout.row
+    return wire.Rollout(
+        id=row.id,
+        name=row.name,
+        description=row.description,
+        is_active=rollout.active,
+        last_synced_commit_sha=rollout.sha,
+        last_synced_at=row.last_synced_at,
+        repo_full_name=repository.identity,
+        created_at=row.created_at,
+    )

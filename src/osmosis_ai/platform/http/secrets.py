@@ -1,0 +1,81 @@
+"""Environment secrets: they can be listed, set and deleted, and no reply ever holds a value."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Query
+
+from osmosis_ai.api.wire import secrets as wire
+from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
+from osmosis_ai.platform.secrets import SECRET_SCOPES, ListedSecret, SecretScope
+
+router = api_router("/api/cli/environment-secrets")
+
+
+class SetRequest(wire.SecretSetRequest):
+    """A secret to be stored."""
+
+    scope: SecretScope
+
+
+class DeleteRequest(wire.SecretDeleteRequest):
+    """A secret to be forgotten."""
+
+    scope: SecretScope
+
+
+@router.get("")
+def list_secrets(
+    services: Services,
+    scope: WorkspaceScope,
+    page: Paging,
+    scope_filter: Annotated[Literal["all", "workspace", "user"], Query(alias="scope")] = "all",
+) -> wire.SecretList:
+    """List the workspace's secrets and the caller's own."""
+    scopes = SECRET_SCOPES if scope_filter == "all" else (scope_filter,)
+    listed, total = services.secrets.page(
+        scope.workspace_id, scope.user.id, scopes, limit=page.limit, offset=page.offset
+    )
+    return wire.SecretList(
+        environment_secrets=[_wire_secret(item) for item in listed],
+        **page.keys(total, len(listed)),
+    )
+
+
+@router.post("")
+def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -> wire.Secret:
+    """Store a secret, or replace its value; one of the workspace needs an admin or owner."""
+    _require_write_access(scope, request.scope)
+    stored = services.secrets.put(
+        scope.workspace_id, scope.user.id, request.name, request.value, request.scope
+    )
+    return _wire_secret(stored)
+
+
+@router.delete("")
+def delete_secret(services: Services, scope: WorkspaceScope, request: DeleteRequest) -> dict[str, Any]:
+    """Forget a secret; one of the workspace needs an admin or owner."""
+    _require_write_access(scope, request.scope)
+    services.secrets.delete(scope.workspace_id, scope.user.id, request.name, request.scope)
+    return {}
+
+
+def _require_write_access(scope: Scope, secret_scope: SecretScope) -> None:
+    if secret_scope == "workspace":
+        scope.require_role("admin")
+
+
+def _wire_secret(listed: ListedSecret) -> wire.Secret:
+    secret = listed.secret
+    return wire.Secret(
+        id=secret.id,
+        name=secret.name,
+        scope=secret.scope,
+        created_at=secret.created_at,
+        updated_at=secret.updated_at,
+        creator_name=listed.creator,
+        updater_name=listed.updater,
+    )

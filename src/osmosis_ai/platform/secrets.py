@@ -1,0 +1,274 @@
+"""Environment secrets: values go in, and come out in the process of a run alone.
+
+A secret belongs to a workspace or to one of its members; a member's own goes before the workspace's of the
+same name. Rows hold sealed values, and nothing here returns a value but :func:`resolve_secrets`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import Secret, User, new_id
+from osmosis_ai.platform.vault import Vault
+
+SecretScope = Literal["workspace", "user"]
+ResolvedScope = Literal["workspace", "user", "user_override"]
+SECRET_SCOPES: tuple[SecretScope, ...] = get_args(SecretScope)
+
+MAX_VALUE_BYTES = 64 * 1024
+_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,254}")
+
+
+class MissingSecretsError(NotFoundError):
+    """Some secrets of a run are not stored. Clients read the names out of the message."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"Secret(s) not found: {', '.join(names)}",
+            hint=f"store each with `osmosis secret set NAME`, for instance `osmosis secret set {names[0]}`",
+            details={"missing": list(names)},
+        )
+        self.names = tuple(names)
+
+
+class ResolvedSecret(NamedTuple):
+    """A value for a run, and where it comes from; printing it shows the latter alone.
+
+    ``user_override`` says that the member's own value hides one of the workspace.
+    """
+
+    value: str
+    scope: ResolvedScope
+
+    def __repr__(self) -> str:
+        return f"ResolvedSecret(scope={self.scope!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSecret:
+    """A secret as it may be shown."""
+
+    secret: Secret
+    creator: str | None
+    updater: str | None
+
+
+class Secrets:
+    """The secrets of all workspaces.
+
+    Args:
+        db: where the sealed values are.
+        vault: what seals them.
+        clock: dates them.
+    """
+
+    def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
+        self._db = db
+        self._vault = vault
+        self._clock = clock
+
+    def page(
+        self, workspace_id: str, user_id: str, scopes: Iterable[SecretScope], *, limit: int, offset: int
+    ) -> tuple[list[ListedSecret], int]:
+        """Return one page of the secrets that a user may know of, by name, and how many there are in all.
+
+        Args:
+            workspace_id: the workspace.
+            user_id: whose personal ones are included.
+            scopes: which kinds.
+            limit: items on the page.
+            offset: items before it.
+        """
+        creator, updater = aliased(User), aliased(User)
+        visible = _visible(workspace_id, user_id, scopes)
+        with self._db.session() as session:
+            total = session.scalar(select(func.count()).select_from(Secret).where(visible)) or 0
+            rows = session.execute(
+                select(Secret, creator, updater)
+                .outerjoin(creator, creator.id == Secret.creator_id)
+                .outerjoin(updater, updater.id == Secret.updater_id)
+                .where(visible)
+                .order_by(Secret.name, Secret.scope, Secret.id)
+                .limit(limit)
+                .offset(offset)
+            ).all()
+        return [
+            ListedSecret(secret, _name_of(made), _name_of(changed)) for secret, made, changed in rows
+        ], total
+
+    def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> ListedSecret:
+        """Store a value, in place of an earlier one of the same name and scope.
+
+        Raises:
+            OsmosisError: the name or the value is not allowed; the value is not repeated.
+        """
+        check_name(name)
+        plaintext = _checked_value(value)
+        try:
+            return self._put(workspace_id, user_id, name, plaintext, scope)
+        except IntegrityError:
+            # Another process created it a moment ago: now it is there to be changed.
+            return self._put(workspace_id, user_id, name, plaintext, scope)
+
+    def _put(
+        self, workspace_id: str, user_id: str, name: str, plaintext: bytes, scope: SecretScope
+    ) -> ListedSecret:
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            secret = session.scalar(select(Secret).where(_one(workspace_id, user_id, name, scope)))
+            if secret is None:
+                secret = Secret(
+                    id=new_id("sec"),
+                    workspace_id=workspace_id,
+                    scope=scope,
+                    owner_id=_owner(user_id, scope),
+                    name=name,
+                    creator_id=user_id,
+                    created_at=now,
+                )
+                session.add(secret)
+            secret.sealed = self._vault.seal(plaintext, context=_context(secret))
+            secret.updater_id = user_id
+            secret.updated_at = now
+            creator = session.get(User, secret.creator_id) if secret.creator_id else None
+            updater = session.get(User, user_id)
+        return ListedSecret(secret, _name_of(creator), _name_of(updater))
+
+    def delete(self, workspace_id: str, user_id: str, name: str, scope: SecretScope) -> None:
+        """Forget a secret.
+
+        Raises:
+            NotFoundError: there is none of this name and scope.
+        """
+        with self._db.transaction() as session:
+            secret = session.scalar(select(Secret).where(_one(workspace_id, user_id, name, scope)))
+            if secret is None:
+                kind = "personal" if scope == "user" else "workspace"
+                raise NotFoundError(f"there is no {kind} secret '{name[:255]}'.")
+            session.delete(secret)
+
+
+def resolve_scopes(
+    db: Database, workspace_id: str, user_id: str, names: Sequence[str]
+) -> dict[str, ResolvedScope]:
+    """Return where each secret of a run would come from, without opening any.
+
+    Raises:
+        MissingSecretsError: naming all that are not stored.
+    """
+    return {name: scope for name, (_, scope) in _find(db, workspace_id, user_id, names).items()}
+
+
+def resolve_secrets(
+    db: Database, vault: Vault, workspace_id: str, user_id: str, names: Sequence[str]
+) -> dict[str, ResolvedSecret]:
+    """Return the value of each secret of a run; a member's own goes before the workspace's.
+
+    What is still sealed with a replaced key is sealed anew on the way.
+
+    Raises:
+        MissingSecretsError: naming all that are not stored.
+        VaultError: a key is lost, or a value damaged.
+    """
+    resolved: dict[str, ResolvedSecret] = {}
+    stale: list[tuple[Secret, bytes]] = []
+    for name, (secret, scope) in _find(db, workspace_id, user_id, names).items():
+        plaintext = vault.open(secret.sealed, context=_context(secret))
+        if vault.is_stale(secret.sealed):
+            stale.append((secret, plaintext))
+        resolved[name] = ResolvedSecret(plaintext.decode("utf-8"), scope)
+    if stale:
+        _seal_anew(db, vault, stale)
+    return resolved
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a secret's name.
+
+    Raises:
+        OsmosisError: it does not match ``^[A-Z][A-Z0-9_]*$`` or has more than 255 characters.
+    """
+    if not _NAME.fullmatch(name):
+        # A value is easily put in the place of the name, so the name is not repeated.
+        raise OsmosisError(
+            "the name of a secret must match ^[A-Z][A-Z0-9_]*$ and have at most 255 characters.",
+            details={"key": "name"},
+        )
+
+
+def _checked_value(value: str) -> bytes:
+    try:
+        plaintext = value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise OsmosisError("the value of a secret must be valid Unicode text.") from None
+    if not plaintext:
+        raise OsmosisError("the value of a secret must not be empty.")
+    if b"\0" in plaintext:
+        raise OsmosisError("the value of a secret must not contain NUL: no environment variable can hold it.")
+    if len(plaintext) > MAX_VALUE_BYTES:
+        raise OsmosisError(
+            f"the value of a secret may have {MAX_VALUE_BYTES // 1024} KiB at most; this one has "
+            f"{len(plaintext)} bytes."
+        )
+    return plaintext
+
+
+def _find(
+    db: Database, workspace_id: str, user_id: str, names: Sequence[str]
+) -> dict[str, tuple[Secret, ResolvedScope]]:
+    wanted = and_(_visible(workspace_id, user_id, SECRET_SCOPES), Secret.name.in_(names))
+    with db.session() as session:
+        rows = session.scalars(select(Secret).where(wanted)).all() if names else []
+    found: dict[str, dict[str, Secret]] = {}
+    for secret in rows:
+        found.setdefault(secret.name, {})[secret.scope] = secret
+    if missing := [name for name in dict.fromkeys(names) if name not in found]:
+        raise MissingSecretsError(missing)
+    return {name: _preferred(found[name]) for name in names}
+
+
+def _preferred(by_scope: dict[str, Secret]) -> tuple[Secret, ResolvedScope]:
+    personal = by_scope.get("user")
+    if personal is None:
+        return by_scope["workspace"], "workspace"
+    return personal, "user_override" if "workspace" in by_scope else "user"
+
+
+def _seal_anew(db: Database, vault: Vault, stale: Iterable[tuple[Secret, bytes]]) -> None:
+    with db.transaction() as session:
+        for secret, plaintext in stale:
+            # A value that was set meanwhile stays.
+            unchanged = and_(Secret.id == secret.id, Secret.sealed == secret.sealed)
+            sealed = vault.seal(plaintext, context=_context(secret))
+            session.execute(update(Secret).where(unchanged).values(sealed=sealed))
+
+
+def _visible(workspace_id: str, user_id: str, scopes: Iterable[SecretScope]) -> ColumnElement[bool]:
+    owned = [and_(Secret.scope == scope, Secret.owner_id == _owner(user_id, scope)) for scope in scopes]
+    return and_(Secret.workspace_id == workspace_id, or_(*owned))
+
+
+def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> ColumnElement[bool]:
+    return and_(_visible(workspace_id, user_id, [scope]), Secret.name == name)
+
+
+def _owner(user_id: str, scope: SecretScope) -> str:
+    return user_id if scope == "user" else ""
+
+
+def _context(secret: Secret) -> str:
+    return f"secrets:{secret.id}"
+
+
+def _name_of(user: User | None) -> str | None:
+    return (user.name or user.email) if user is not None else None

@@ -1,13 +1,20 @@
-"""Rollouts in the workspace directory."""
+"""Rollouts: written in the workspace directory, listed as the platform has read them from the repository."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.workspace.layout import Workspace, find_workspace
 from osmosis_ai.workspace.scaffold import InitResult, init_rollout
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.rollouts import Rollout
+    from osmosis_ai.services.listing import Listing
+
+_KEYS = ("id", "name", "is_active", "repo_full_name", "last_synced_commit_sha", "created_at")
 
 
 @dataclass(frozen=True)
@@ -43,3 +50,23 @@ def initialize_rollout(name: str, *, force: bool = False, start: Path | None = N
     """
     workspace = find_workspace(start)
     return InitializedRollout(workspace, init_rollout(workspace, name, force=force))
+
+
+def list_rollouts(
+    client: PlatformClient, *, branch: str | None, limit: int, everything: bool
+) -> Listing[Rollout]:
+    """Return the rollouts of the default branch or of ``branch``; the rest as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
+
+    return fetch_listing(
+        lambda size, offset: client.rollouts.list(branch=branch, limit=size, offset=offset),
+        lambda page: page.rollouts,
+        limit=limit,
+        everything=everything,
+    )
+
+
+def rollout_item(rollout: Rollout) -> dict[str, Any]:
+    """Return a rollout as scripts see it."""
+    known = rollout.model_dump(mode="json", include=set(_KEYS))
+    return {key: known[key] for key in _KEYS}

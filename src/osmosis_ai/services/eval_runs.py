@@ -1,0 +1,215 @@
+"""Evaluation runs of the platform: listed, described, stopped, their logs and numbers read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.base import LogPage
+    from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalResults, EvalRun, EvalRunDetail, EvalRunRow
+    from osmosis_ai.services.listing import Listing
+
+TERMINAL = frozenset({"finished", "failed", "stopped"})
+PENDING = "pending"
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Samples that are done, and all that are planned."""
+
+    completed: int
+    total: int
+
+
+@dataclass(frozen=True)
+class DescribedRun:
+    """A run in full.
+
+    Attributes:
+        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
+    """
+
+    detail: EvalRunDetail
+    metrics: EvalMetrics | None = None
+    metrics_error: str | None = None
+
+    @property
+    def run(self) -> EvalRun:
+        """The run's own fields."""
+        return self.detail.eval_run
+
+    @property
+    def model(self) -> str | None:
+        """The policy's name."""
+        path = (self.detail.config or {}).get("model_path")
+        return path if isinstance(path, str) else None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it, but for what a command adds."""
+        detail, run = self.detail, self.run
+        dataset = detail.dataset.name if detail.dataset else None
+        rollout = detail.rollout.name if detail.rollout else None
+        return {
+            "eval_run": {
+                **_own_fields(run, model=self.model, dataset=dataset, rollout=rollout),
+                **({"platform_url": run.platform_url} if run.platform_url else {}),
+            },
+            "summary": run_summary(detail.results, detail.config, full=True),
+            "config": detail.config,
+            "results": plain(detail.results),
+            "model": self.model,
+            "dataset": dataset,
+            "rollout": rollout,
+            "entrypoint": detail.entrypoint,
+            "commit_sha": detail.commit_sha,
+            "branch": detail.branch,
+            "env_config": detail.env_config,
+            "resolved_secret_scopes": detail.resolved_secret_scopes,
+            "dataset_df_stats": detail.dataset_df_stats,
+            "metrics": plain(self.metrics),
+            "metrics_available": self.metrics is not None,
+            "metrics_error": self.metrics_error,
+        }
+
+
+def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[EvalRunRow]:
+    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
+
+    return fetch_listing(
+        lambda size, offset: client.eval_runs.list(limit=size, offset=offset),
+        lambda page: page.eval_runs,
+        limit=limit,
+        everything=everything,
+    )
+
+
+def describe_run(client: PlatformClient, name: str) -> DescribedRun:
+    """Return a run with its numbers; that the numbers cannot be had is no failure.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    from osmosis_ai.api.rejections import PlatformError
+
+    detail = client.eval_runs.get(name)
+    if detail.eval_run.status == PENDING:
+        return DescribedRun(detail)
+    try:
+        return DescribedRun(detail, client.eval_runs.metrics(detail.eval_run.id))
+    except PlatformError as error:
+        return DescribedRun(detail, metrics_error=error.message)
+
+
+def stop_run(client: PlatformClient, name: str) -> None:
+    """Ask for a run to stop.
+
+    Raises:
+        PlatformError: no such run, or it has ended.
+    """
+    client.eval_runs.stop(name)
+
+
+def run_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:
+    """Return a page of a run's log, the oldest line first."""
+    return client.eval_runs.logs(name, limit=limit, cursor=cursor)
+
+
+def run_item(row: EvalRunRow) -> dict[str, Any]:
+    """Return a listed run as scripts see it."""
+    item = _own_fields(
+        row,
+        model=row.model.name if row.model else None,
+        dataset=row.dataset.name if row.dataset else None,
+        rollout=row.rollout.name if row.rollout else None,
+    )
+    optional = {"results": plain(row.results), "config": row.config, "platform_url": row.platform_url}
+    item |= {key: value for key, value in optional.items() if value}
+    return {**item, "summary": run_summary(row.results, row.config)}
+
+
+def run_summary(
+    results: EvalResults | None, config: Mapping[str, Any] | None, *, full: bool = False
+) -> dict[str, Any]:
+    """Return the numbers of a run that are known; ``full`` adds those that only a detail shows."""
+    if results is None:
+        return {}
+    known: dict[str, Any] = {
+        "avg_reward": finite(results.score),
+        "pass_rate": finite(results.pass_rate),
+        "graded": results.graded,
+        "passed": results.passed,
+        "failed": results.failed,
+        "skipped": results.skipped,
+    }
+    progress = run_progress(results, config)
+    if progress is not None:
+        known["progress"] = {"completed": progress.completed, "total": progress.total, "unit": "samples"}
+    if full:
+        known |= {
+            "pass_threshold": finite(results.pass_threshold),
+            "total_tokens": results.total_tokens,
+            "dataset_rows": results.total_dataset_rows,
+            "resumed_count": results.resumed_count,
+        }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) -> RunProgress | None:
+    """Return how far a run is; never more than all of it. None while the platform does not say."""
+    if results is None or results.sampled_rows is None:
+        return None
+    attempts = (config or {}).get("n")
+    planned = results.sampled_rows * (attempts if type(attempts) is int and attempts > 0 else 1)
+    completed = results.total_runs or 0
+    return RunProgress(completed, max(planned, completed))
+
+
+def require_started(run: EvalRun) -> EvalRun:
+    """Return ``run`` when it has anything to download.
+
+    Raises:
+        OsmosisError: it has not begun.
+    """
+    if run.status == PENDING:
+        raise OsmosisError(
+            f"Evaluation run `{run.name or run.id}` has not started yet; there is nothing to download.",
+            details={"id": run.id, "status": run.status},
+            hint=f"follow it with: osmosis eval watch {run.name or run.id}",
+        )
+    return run
+
+
+def finite(value: float | None) -> float | None:
+    """Return ``value`` where JSON can say it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def plain(model: Any) -> Any:
+    """Return a message of the platform as the JSON it was, infinities as null."""
+    return None if model is None else _jsonable(model.to_wire())
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def _own_fields(
+    run: EvalRun, *, model: str | None, dataset: str | None, rollout: str | None
+) -> dict[str, Any]:
+    known = run.model_dump(mode="json")
+    fields = {key: known[key] for key in ("id", "name", "status", "created_at", "started_at", "completed_at")}
+    fields |= {"model": model, "dataset": dataset, "rollout": rollout}
+    fields |= {"creator_name": run.creator_name, "creator_email": run.creator_email}
+    return {**fields, "error": run.error} if run.error else fields

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import typer
 
+from osmosis_ai.cli.dataset.download import download
+from osmosis_ai.cli.dataset.info import info
+from osmosis_ai.cli.dataset.list import list_
+from osmosis_ai.cli.dataset.logs import logs
+from osmosis_ai.cli.dataset.preview import preview
+from osmosis_ai.cli.dataset.upload import upload
 from osmosis_ai.cli.dataset.validate import validate
 
-app = typer.Typer(help="Check dataset files.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `validate` a sub-command while it is the only one."""
-
-
+app = typer.Typer(help="Check, upload and fetch datasets.")
 app.command("validate")(validate)
+app.command("upload")(upload)
+app.command("list")(list_)
+app.command("info")(info)
+app.command("preview")(preview)
+app.command("logs")(logs)
+app.command("download")(download)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from osmosis_ai.cli.output.progress import Progress
-    from osmosis_ai.cli.output.results import Block, Result
+    from osmosis_ai.cli.output.results import Block, Result, StreamResult
 
 Mode = Literal["rich", "plain", "json"]
 _BOLD_RED, _YELLOW, _DIM = "1;31", "33", "2"
@@ -156,7 +156,11 @@ class OutputContext:
 
     def emit(self, result: Result) -> int:
         """Write the result to stdout, once, and return the exit status that follows from it."""
-        if self.mode == "json":
+        from osmosis_ai.cli.output.results import StreamResult
+
+        if isinstance(result, StreamResult):
+            self._emit_stream(result)
+        elif self.mode == "json":
             from osmosis_ai.cli.output.envelopes import dumps, result_envelope
 
             self.stdout.write(dumps(result_envelope(result)) + "\n")
@@ -170,6 +174,20 @@ class OutputContext:
             terminal.print_result(terminal.open_console(self.stdout), result)
         self.stdout.flush()
         return result.exit_code
+
+    def _emit_stream(self, result: StreamResult) -> None:
+        from osmosis_ai.cli.output.envelopes import dumps
+        from osmosis_ai.cli.output.plain import joined
+
+        if self.mode == "rich":
+            from osmosis_ai.cli.output import terminal
+
+            terminal.print_stream(terminal.open_console(self.stdout), result)
+            return
+        for item in result.items:
+            shown = dumps(dict(item)) if self.mode == "json" else joined(c.cell(item) for c in result.columns)
+            self.stdout.write(f"{shown}\n")
+            self.stdout.flush()
 
     def error(self, message: str, *, hint: str | None = None) -> None:
         """Write an error for people: the sentence in red, then one dim hint."""

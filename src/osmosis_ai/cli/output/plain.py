@@ -58,8 +58,8 @@ def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
         if isinstance(block, Table):
             headings = [c.heading if isinstance(c, Column) else c for c in block.columns]
             if any(heading.strip() for heading in headings):
-                yield _joined(headings)
-            yield from (_joined(row) for row in block.rows)
+                yield joined(headings)
+            yield from (joined(row) for row in block.rows)
             if block.note:
                 yield formats.literal(block.note)
         elif isinstance(block, Conversation):
@@ -88,7 +88,7 @@ def cell_text(cell: Cell) -> str:
 
 def _list_lines(result: ListResult) -> Iterator[str]:
     for item in result.items:
-        yield _joined(column.cell(item) for column in result.columns)
+        yield joined(column.cell(item) for column in result.columns)
 
 
 def _row_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -96,5 +96,6 @@ def _row_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{label}: {cell_text(value)}"
 
 
-def _joined(cells: Iterable[Cell]) -> str:
+def joined(cells: Iterable[Cell]) -> str:
+    """Return a record's line."""
     return "\t".join(map(cell_text, cells))

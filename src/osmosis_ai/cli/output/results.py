@@ -7,7 +7,7 @@ always literal; colour is asked for by tone (:class:`Styled`, :class:`Status`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -210,5 +210,25 @@ class MessageResult(_Result):
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-Result = ListResult | SectionedListResult | DetailResult | OperationResult | MessageResult
-RESULT_TYPES = (ListResult, SectionedListResult, DetailResult, OperationResult, MessageResult)
+@dataclass(frozen=True)
+class StreamResult(_Result):
+    """Items that are shown one by one while they come (a log that is followed), without an envelope.
+
+    Args:
+        items: JSON-encodable; taken one at a time, each shown before the next is asked for.
+        columns: what people see of each, on one line.
+    """
+
+    items: Iterable[Mapping[str, Any]]
+    columns: Sequence[Column] = ()
+
+
+Result = ListResult | SectionedListResult | DetailResult | OperationResult | MessageResult | StreamResult
+RESULT_TYPES = (
+    ListResult,
+    SectionedListResult,
+    DetailResult,
+    OperationResult,
+    MessageResult,
+    StreamResult,
+)

@@ -38,6 +38,7 @@ from osmosis_ai.cli.output.results import (
     Row,
     SectionedListResult,
     Status,
+    StreamResult,
     Styled,
     Table,
     Tone,
@@ -111,6 +112,13 @@ def print_result(console: Console, result: Result) -> None:
         _print_detail(console, result)
     elif isinstance(result, OperationResult):
         _print_operation(console, result)
+
+
+def print_stream(console: Console, result: StreamResult) -> None:
+    """Print each item of ``result`` on a line of its own, as it comes."""
+    for item in result.items:
+        line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
+        console.print(line, soft_wrap=True)
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:

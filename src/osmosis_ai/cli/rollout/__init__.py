@@ -5,13 +5,8 @@ from __future__ import annotations
 import typer
 
 from osmosis_ai.cli.rollout.init import init
+from osmosis_ai.cli.rollout.list import list_
 
 app = typer.Typer(help="Write the agents that are evaluated and trained.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `init` a sub-command while it is the only one."""
-
-
 app.command("init")(init)
+app.command("list")(list_)

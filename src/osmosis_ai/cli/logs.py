@@ -1,0 +1,74 @@
+"""Logs of the platform, as a page and as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Cell, Column, ListResult, StreamResult, Styled, Tone
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.base import LogEntry, LogPage
+
+LinesOption = Annotated[int, typer.Option(min=1, max=200, help="How many lines at most, the newest.")]
+CursorOption = Annotated[
+    str | None, typer.Option(help="Go on towards older lines from a `next_cursor`.", show_default=False)
+]
+_TONES: dict[str, Tone] = {
+    "error": "bad",
+    "critical": "bad",
+    "warning": "warn",
+    "warn": "warn",
+    "debug": "dim",
+}
+
+
+def page_result(page: LogPage, *, older: str, extra: Mapping[str, Any]) -> ListResult:
+    """Return a page of a log.
+
+    Args:
+        page: the page.
+        older: the command that shows the lines before it, up to the cursor.
+        extra: further keys for scripts.
+    """
+    return ListResult(
+        items=[entry_item(entry) for entry in page.logs],
+        columns=_columns(),
+        has_more=page.next_cursor is not None,
+        total_count=len(page.logs),
+        more=f"Older lines: {older} --cursor {page.next_cursor}",
+        extra={**extra, "next_cursor": page.next_cursor},
+    )
+
+
+def stream_result(entries: Iterable[LogEntry]) -> StreamResult:
+    """Return a log that is shown line by line as it grows."""
+    return StreamResult(items=map(entry_item, entries), columns=_columns())
+
+
+def entry_item(entry: LogEntry) -> dict[str, Any]:
+    """Return a line as scripts see it."""
+    return {
+        "timestamp": entry.timestamp,
+        "level": entry.level,
+        "step": entry.step,
+        "message": entry.message,
+        "details": entry.details,
+    }
+
+
+def _columns() -> tuple[Column, ...]:
+    return (
+        Column("Time", value=lambda item: formats.date(item["timestamp"], seconds=True)),
+        Column("Level", value=lambda item: _toned(item["level"])),
+        Column("Step", "step"),
+        Column("Message", "message"),
+    )
+
+
+def _toned(level: str | None) -> Cell:
+    tone = _TONES.get((level or "").lower())
+    return Styled(level or "", tone) if tone else level

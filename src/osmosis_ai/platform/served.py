@@ -156,6 +156,10 @@ class ServedModels:
         try:
             # Who asked first may go away; the others still want the server.
             await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            if not serving.cancelled():
+                raise
+            raise ModelUnavailableError("the platform is stopping.") from None
         except OsmosisError as error:
             raise ModelUnavailableError(f"`{model}` cannot be served: {error.message}") from error
         return serving

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
 REPOSITORY = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
 pytestmark = pytest.mark.e2e

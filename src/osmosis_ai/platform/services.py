@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.signing import UrlSigner, load_signing_key
+from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.device_logins import DeviceLogins
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
@@ -31,6 +35,8 @@ class PlatformServices:
     sign_ins: SignIns
     device_logins: DeviceLogins
     logs: Logs
+    blobs: BlobStore
+    datasets: Datasets
     vault: Vault
     secrets: Secrets
     mirrors: MirrorStore
@@ -51,6 +57,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     accounts = Accounts(db, used_clock)
     vault = Vault(config.keys_dir / "vault.json")
     mirrors = MirrorStore(config.git_dir)
+    logs = Logs(db, used_clock)
+    signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, used_clock)
+    blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -59,7 +68,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         workspaces=Workspaces(db, used_clock),
         sign_ins=SignIns(accounts, used_clock),
         device_logins=DeviceLogins(db, used_clock, accounts),
-        logs=Logs(db, used_clock),
+        logs=logs,
+        blobs=blobs,
+        datasets=Datasets(db, blobs, used_clock, logs),
         vault=vault,
         secrets=Secrets(db, vault, used_clock),
         mirrors=mirrors,

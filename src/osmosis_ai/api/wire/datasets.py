@@ -39,7 +39,11 @@ class UploadInstructions(WireModel):
 
 
 class Dataset(WireModel):
-    """``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes."""
+    """``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes.
+
+    ``upload_error`` says why the bytes sent last were refused; a dataset that had good bytes before
+    keeps those, and is ``uploaded``. The hosted service does not send it.
+    """
 
     id: str
     file_name: str | None = None
@@ -56,6 +60,7 @@ class Dataset(WireModel):
     platform_url: str | None = None
     is_internal_user: bool = False
     upload: UploadInstructions | None = None
+    upload_error: str | None = None
 
 
 class CompletedPart(WireModel):

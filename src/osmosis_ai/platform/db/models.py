@@ -58,7 +58,12 @@ _NAMES = {
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=_NAMES)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON}
+    # None is NULL, not JSON's null: queries can ask for it.
+    type_annotation_map = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+    }
 
 
 def new_id(prefix: str) -> str:

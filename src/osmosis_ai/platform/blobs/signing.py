@@ -1,0 +1,167 @@
+"""URLs that are permissions: whoever has one may do exactly what it says until it expires, and nothing else.
+
+What is allowed (method, blob or part, exact size, file name, expiry) stands in the URL itself, under an HMAC
+of a key that never leaves the platform. Nothing is stored per URL, so every process that shares the key can
+honour it. Changing the key ends all URLs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import write_atomic
+from osmosis_ai.platform.blobs.store import UrlRefused
+from osmosis_ai.platform.clock import Clock
+
+BLOBS_PATH = "/blobs"
+_KEY_BYTES = 32
+# What is signed begins with this, so that the key can never be made to sign anything else.
+_PURPOSE = b"osmosis blob url 1\n"
+_MAX_TOKEN_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadGrant:
+    """May fetch the blob ``key``, which is to be saved as ``filename``."""
+
+    key: str
+    filename: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartGrant:
+    """May send exactly ``size`` bytes as one part of an upload."""
+
+    upload_id: str
+    part_number: int
+    size: int
+
+
+@dataclass(frozen=True)
+class UrlSigner:
+    """Makes and checks signed URLs.
+
+    Args:
+        key: 32 random bytes, see :func:`load_signing_key`.
+        base_url: how clients reach the platform, without a trailing slash.
+        clock: decides what has expired.
+    """
+
+    key: bytes = field(repr=False)
+    base_url: str
+    clock: Clock
+
+    def sign(self, grant: DownloadGrant | PartGrant, *, ttl: timedelta) -> str:
+        """Return the URL that grants ``grant`` until ``ttl`` has passed."""
+        expires_at = int((self.clock.now() + ttl).timestamp())
+        if isinstance(grant, DownloadGrant):
+            claims: list[Any] = ["GET", expires_at, grant.key, grant.filename]
+        else:
+            claims = ["PUT", expires_at, grant.upload_id, grant.part_number, grant.size]
+        payload = json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode()
+        return f"{self.base_url}{BLOBS_PATH}/{_encode(payload)}.{_encode(self._mac(payload))}"
+
+    def download(self, token: str) -> DownloadGrant:
+        """Return what the last segment of a URL allows to fetch.
+
+        Raises:
+            UrlRefused: it was altered, has expired, or allows something else.
+        """
+        key, filename = self._claims(token, "GET")
+        return DownloadGrant(key, filename)
+
+    def part(self, token: str) -> PartGrant:
+        """Return what the last segment of a URL allows to send.
+
+        Raises:
+            UrlRefused: it was altered, has expired, or allows something else.
+        """
+        upload_id, part_number, size = self._claims(token, "PUT")
+        return PartGrant(upload_id, part_number, size)
+
+    def _claims(self, token: str, method: str) -> list[Any]:
+        encoded, _, signature = token.partition(".")
+        try:
+            if len(token) > _MAX_TOKEN_CHARS:
+                raise ValueError
+            payload, mac = _decode(encoded), _decode(signature)
+        except ValueError:
+            raise _altered() from None
+        if not hmac.compare_digest(mac, self._mac(payload)):
+            raise _altered()
+        # From here on the platform itself wrote it.
+        allowed, expires_at, *claims = cast(list[Any], json.loads(payload))
+        if allowed != method:
+            raise UrlRefused(f"this URL allows {allowed}, not {method}.", expired=False)
+        if self.clock.now().timestamp() >= expires_at:
+            raise UrlRefused("this URL has expired; run the command again for a new one.", expired=True)
+        return claims
+
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.new(self.key, _PURPOSE + payload, hashlib.sha256).digest()
+
+
+def load_signing_key(path: Path) -> bytes:
+    """Return the key kept in ``path``; made on first use, readable by the platform's user alone.
+
+    Raises:
+        OsmosisError: the file is damaged, open to other users, or cannot be made.
+    """
+    try:
+        if not path.exists():
+            _create_key(path)
+        if path.stat().st_mode & 0o007:
+            raise OsmosisError(
+                f"every user of this machine can reach the key in {path}.", hint=f"chmod 600 {path}"
+            )
+        key = bytes.fromhex(path.read_text("ascii").strip())
+    except OSError as error:
+        raise OsmosisError(f"the signing key {path} cannot be used: {error.strerror}.") from error
+    except ValueError:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise OsmosisError(
+            f"the signing key {path} is damaged.",
+            hint="remove the file; a new key is made, and URLs given out before stop working",
+        )
+    return key
+
+
+def _create_key(path: Path) -> None:
+    """Write a new key, unless another process is faster."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    write_atomic(draft, f"{secrets.token_hex(_KEY_BYTES)}\n")
+    try:
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _altered() -> UrlRefused:
+    return UrlRefused("this URL is not one that the platform gave out.", expired=False)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        # Strict: Python's own decoder for URLs passes over characters that do not belong.
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError(str(error)) from None

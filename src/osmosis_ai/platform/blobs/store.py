@@ -1,0 +1,192 @@
+"""What every blob store promises.
+
+A blob is whole or absent, and never changes under its key: new bytes get a new key. Clients send bytes as an
+*upload*: one or more parts, each PUT to a signed URL of its exact size, that become a blob when the upload is
+completed and leave nothing behind when it is not. An upload in one piece is an upload of one part, so that
+nothing a client sends late can touch a blob. All methods block; none belongs inside a database transaction.
+
+    BlobError
+    ├── BlobNotFound      no blob has the key
+    ├── UploadNotFound    the upload was completed, given up, or never begun
+    ├── PartsMismatch     the parts named are not the parts received
+    ├── BodyTooLarge      more bytes than announced
+    ├── BodyTooSmall      fewer bytes than announced
+    ├── DigestMismatch    other bytes than announced
+    └── UrlRefused        a signed URL that was altered, or has expired
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from osmosis_ai.errors import OsmosisError
+
+MAX_KEY_CHARS = 255
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
+
+
+class BlobError(OsmosisError):
+    """Bytes did not get where they belong."""
+
+
+class BlobNotFound(BlobError):
+    """No blob has the key."""
+
+    default_code = "NOT_FOUND"
+
+
+class UploadNotFound(BlobError):
+    """The upload was completed, given up, or never begun."""
+
+    default_code = "NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this upload has ended: it was completed, aborted or replaced.", hint="start the upload again"
+        )
+
+
+class PartsMismatch(BlobError):
+    """The parts named at the end of an upload are not those received."""
+
+
+class BodyTooLarge(BlobError):
+    """More bytes came than the URL was made for."""
+
+
+class BodyTooSmall(BlobError):
+    """Fewer bytes came than the URL was made for."""
+
+
+class DigestMismatch(BlobError):
+    """Other bytes came than the sender meant."""
+
+
+class UrlRefused(BlobError):
+    """A signed URL that is not one of ours, or no longer valid."""
+
+    def __init__(self, message: str, *, expired: bool) -> None:
+        super().__init__(message)
+        self.expired = expired
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A stored blob: its size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload that has begun: ``id`` is the store's, ``key`` what it will become."""
+
+    id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A received part: its ETag, without quotes, and its size in bytes."""
+
+    etag: str
+    size: int
+
+
+class BlobStore(Protocol):
+    """Bytes by key. Disk failures surface as the ``OSError`` they are, and leave nothing half-written."""
+
+    def put(self, key: str, stream: BinaryIO) -> BlobInfo:
+        """Store everything ``stream`` has; an existing blob is replaced in one step."""
+        ...
+
+    def open(self, key: str) -> BinaryIO:
+        """Open a blob for reading; what was opened stays readable when the blob is deleted.
+
+        Raises:
+            BlobNotFound: there is none.
+        """
+        ...
+
+    def size(self, key: str) -> int:
+        """Return a blob's size in bytes.
+
+        Raises:
+            BlobNotFound: there is none.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove a blob; one that is not there is no error."""
+        ...
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below ``prefix``, a key without its last segments, in no order."""
+        ...
+
+    def local_copy(self, key: str) -> AbstractContextManager[Path]:
+        """Give a file with the blob's bytes and the key's extension, to be read and not changed.
+
+        Raises:
+            BlobNotFound: there is none.
+        """
+        ...
+
+    def signed_get_url(self, key: str, *, filename: str, ttl: timedelta) -> str:
+        """Return a URL that serves the blob, as a download named ``filename``, until ``ttl`` has passed."""
+        ...
+
+    def begin_upload(self, key: str) -> Upload:
+        """Begin an upload of a new blob."""
+        ...
+
+    def signed_part_url(self, upload: Upload, part_number: int, *, size: int, ttl: timedelta) -> str:
+        """Return a URL that takes exactly ``size`` bytes by PUT as a part, numbered from 1."""
+        ...
+
+    def parts(self, upload: Upload) -> Mapping[int, Part]:
+        """Return the parts received so far, by number.
+
+        Raises:
+            UploadNotFound: the upload has ended.
+        """
+        ...
+
+    def complete_upload(self, upload: Upload, etags: Sequence[str]) -> BlobInfo:
+        """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash.
+
+        Raises:
+            PartsMismatch: one of them was not received.
+            UploadNotFound: the upload has ended without a blob.
+        """
+        ...
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Give an upload up and forget its parts; one that has ended is no error."""
+        ...
+
+    def unfinished_uploads(self) -> Iterator[tuple[Upload, datetime]]:
+        """Yield the uploads that have not ended, each with the moment it began."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what processes that were killed have left half-written."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it is one: segments of letters, digits, ``.``, ``_`` and ``-`` between slashes.
+
+    Raises:
+        ValueError: it is none; keys are made by the platform, so this is a bug and no user's mistake.
+    """
+    if len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
+        raise ValueError(f"not a blob key: {key[:MAX_KEY_CHARS]!r}")
+    return key

@@ -1,0 +1,246 @@
+"""What happens to received bytes: put together, checked, and only then what the dataset is.
+
+The row says what is to be done: a dataset in ``processing`` is checked, by this process or by the one that
+starts after it was killed. Every step may be repeated. The row changes in one transaction at the end, and only
+if it still waits for these very bytes; until then the former ones are what runs and downloads get.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, PartsMismatch, UploadNotFound
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
+from osmosis_ai.platform.datasets.pending import PendingUpload
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.models import Dataset
+from osmosis_ai.platform.logs import Line, Logs
+
+logger = logging.getLogger("osmosis_ai.platform.datasets")
+
+BLOB_PREFIX = "datasets"
+_MAINTENANCE_S = 600.0
+# Between the beginning of an upload and the commit of the row that knows it.
+_ORPHAN_AGE = timedelta(hours=1)
+# On the wire, a moment has milliseconds; clients tell versions of a dataset by it.
+_TICK = timedelta(milliseconds=1)
+
+
+class Ingest:
+    """Checks datasets in the background.
+
+    Args:
+        db, blobs, clock, logs: of the platform.
+        workers: how many files are checked at a time.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock, logs: Logs, *, workers: int = 2) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+        self._logs = logs
+        self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._maintenance: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[None]] = {}
+        # Completed again while the former upload is still being worked on.
+        self._again: set[str] = set()
+
+    def start(self) -> None:
+        """Pick up what an earlier process left, and take new work from now on."""
+        self._stopping.clear()
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="osmosis-dataset-check")
+        self._maintenance = threading.Thread(
+            target=self._maintain, name="osmosis-dataset-maintenance", daemon=True
+        )
+        self._maintenance.start()
+
+    def close(self) -> None:
+        """Stop; what is not done is picked up at the next start."""
+        self._stopping.set()
+        if self._maintenance is not None:
+            self._maintenance.join()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        # What was cancelled before it began has not removed itself.
+        self._running.clear()
+        self._again.clear()
+
+    def submit(self, dataset_id: str) -> None:
+        """Check a dataset that is ``processing``, each dataset once at a time.
+
+        Does nothing before :meth:`start`: the row itself is the order, and is found then.
+        """
+        with self._lock:
+            if self._pool is None or self._stopping.is_set():
+                return
+            if dataset_id in self._running:
+                self._again.add(dataset_id)
+            else:
+                self._launch(self._pool, dataset_id)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being checked; whether that was so in time."""
+        while True:
+            with self._lock:
+                running = list(self._running.values())
+            if not running:
+                return True
+            if wait(running, timeout=timeout_s).not_done:
+                return False
+
+    def recover(self) -> None:
+        """Check what is ``processing``, end uploads whose time is over, remove what nobody refers to."""
+        self._blobs.sweep()
+        with self._db.session() as session:
+            waiting = list(session.scalars(select(Dataset.id).where(Dataset.status == "processing")))
+            uploading = list(session.scalars(select(Dataset).where(Dataset.upload.is_not(None))))
+        for dataset_id in waiting:
+            self.submit(dataset_id)
+        for row in uploading:
+            pending = PendingUpload.of(row)
+            if pending is not None and pending.etags is None and pending.expires_at <= self._clock.now():
+                self.give_up(row.id, pending, "the upload was not completed in time")
+        self._remove_orphans()
+
+    def give_up(self, dataset_id: str, pending: PendingUpload, reason: str) -> None:
+        """End an upload that will not become a dataset, if the row still waits for it."""
+        with self._db.transaction() as session:
+            row = session.get(Dataset, dataset_id, with_for_update=True)
+            current = PendingUpload.of(row) if row is not None else None
+            if row is not None and current is not None and current.upload == pending.upload:
+                row.upload = None
+                row.status = "uploaded" if row.blob_key is not None else "cancelled"
+                row.updated_at = later_than(row, self._clock) if row.blob_key is None else row.updated_at
+                self._logs.add(session, dataset_id, [Line(reason, "warning", "upload")])
+        self._blobs.abort_upload(pending.upload)
+
+    def _launch(self, pool: ThreadPoolExecutor, dataset_id: str) -> None:
+        future = pool.submit(self._run, dataset_id)
+        self._running[dataset_id] = future
+
+    def _run(self, dataset_id: str) -> None:
+        try:
+            self._work_on(dataset_id)
+        except CheckCancelled:
+            pass
+        except Exception:
+            # The edge of this thread. The row stays `processing` and is tried again.
+            logger.exception("dataset %s could not be checked now", dataset_id)
+        finally:
+            with self._lock:
+                del self._running[dataset_id]
+                again = dataset_id in self._again
+                self._again.discard(dataset_id)
+                if again and self._pool is not None and not self._stopping.is_set():
+                    self._launch(self._pool, dataset_id)
+
+    def _work_on(self, dataset_id: str) -> None:
+        with self._db.session() as session:
+            row = session.get(Dataset, dataset_id)
+        pending = PendingUpload.of(row) if row is not None else None
+        if row is None or pending is None or pending.etags is None:
+            return
+        try:
+            info: BlobInfo | None = self._blobs.complete_upload(pending.upload, pending.etags)
+            with self._blobs.local_copy(pending.upload.key) as path:
+                check = check_dataset(path, stopping=self._stopping)
+            if info is not None and info.size != pending.size:
+                check = Check(errors=[f"{info.size} bytes were stored instead of {pending.size}"])
+        except (UploadNotFound, PartsMismatch):
+            info, check = None, Check(errors=["the bytes received are gone; upload the file again"])
+        except (OSError, OsmosisError) as error:
+            logger.exception("dataset %s could not be checked", dataset_id)
+            reason = error.strerror if isinstance(error, OSError) else error.message
+            info, check = None, Check(errors=[f"the platform could not check the file: {reason}"])
+        self._finish(dataset_id, pending, info, check)
+
+    def _finish(self, dataset_id: str, pending: PendingUpload, info: BlobInfo | None, check: Check) -> None:
+        """Write down what was found, unless a later upload has taken the place of this one."""
+        unneeded: str | None = pending.upload.key
+        good = info is not None and not check.errors
+        with self._db.transaction() as session:
+            row = session.get(Dataset, dataset_id, with_for_update=True)
+            current = PendingUpload.of(row) if row is not None else None
+            if row is not None and current is not None and current.upload == pending.upload:
+                row.upload = None
+                if info is not None and good:
+                    unneeded = row.blob_key
+                    _accept(row, pending, info, check)
+                    row.updated_at = later_than(row, self._clock)
+                else:
+                    row.error = "; ".join(check.errors)
+                    row.status = "error" if row.blob_key is None else "uploaded"
+                self._logs.add(session, dataset_id, _lines(row, check))
+        if unneeded is not None:
+            self._blobs.delete(unneeded)
+        self._blobs.abort_upload(pending.upload)
+
+    def _maintain(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.recover()
+            except (DatabaseBusyError, StorageFullError, OSError) as error:
+                logger.error("datasets could not be tidied up now: %s", error)
+            except Exception:
+                # The edge of this thread, which the next round needs.
+                logger.exception("datasets could not be tidied up now")
+            self._stopping.wait(_MAINTENANCE_S)
+
+    def _remove_orphans(self) -> None:
+        """Remove uploads and blobs that no row refers to: their request or their process ended too early."""
+        # Listed before the rows are read: what a row refers to by then is no orphan.
+        keys = set(self._blobs.keys(BLOB_PREFIX))
+        oldest = self._clock.now() - _ORPHAN_AGE
+        uploads = [upload for upload, begun_at in self._blobs.unfinished_uploads() if begun_at < oldest]
+        if not keys and not uploads:
+            return
+        with self._db.session() as session:
+            rows = session.scalars(select(Dataset).where(Dataset.upload.is_not(None)))
+            pending = {found.upload for row in rows if (found := PendingUpload.of(row)) is not None}
+            used = set(session.scalars(select(Dataset.blob_key).where(Dataset.blob_key.is_not(None))))
+        for key in keys - used - {upload.key for upload in pending}:
+            self._blobs.delete(key)
+        for upload in uploads:
+            if upload.key.startswith(f"{BLOB_PREFIX}/") and upload not in pending:
+                self._blobs.abort_upload(upload)
+
+
+def later_than(row: Dataset, clock: Clock) -> datetime:
+    """Return the moment of a change to ``row``: later than the one before, even if the clock was set back."""
+    return max(clock.now(), row.updated_at + _TICK)
+
+
+def _accept(row: Dataset, pending: PendingUpload, info: BlobInfo, check: Check) -> None:
+    row.status = "uploaded"
+    row.error = None
+    row.blob_key = pending.upload.key
+    row.sha256 = info.sha256
+    row.file_size = info.size
+    row.extension = pending.extension
+    row.row_count = check.row_count
+    row.preview = list(check.preview)
+    row.creator_id = pending.creator_id
+
+
+def _lines(row: Dataset, check: Check) -> list[Line]:
+    lines = [Line(problem, "error", "validate") for problem in check.errors]
+    lines += [Line(remark, "warning", "validate") for remark in check.warnings]
+    if not check.errors:
+        details = {"row_count": check.row_count, "mode": check.mode, "sha256": row.sha256}
+        lines.append(Line(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details))
+    elif row.blob_key is not None:
+        lines.append(Line("the file was refused; the dataset keeps its former rows", "error", "validate"))
+    else:
+        lines.append(Line("the file was refused", "error", "validate"))
+    return lines

@@ -1,0 +1,110 @@
+"""Datasets, in the order of their life: announced, completed, listed, read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from osmosis_ai.api.wire import datasets as wire
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
+from osmosis_ai.platform.datasets.announcement import Announcement
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.paging import LogPaging, Paging
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Services, WorkspaceScope
+
+router = api_router("/api/cli/datasets")
+
+
+@router.post("")
+def create_dataset(
+    services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest
+) -> wire.Dataset:
+    """Announce a file; the reply says where to send its bytes.
+
+    A name that is taken gets 409 with `existing_dataset_id`, which `overwrite_dataset_id` then may be.
+    """
+    datasets = services.datasets
+    try:
+        announced = Announcement.checked(
+            request.file_name, request.extension, request.file_size, max_bytes=datasets.limits.max_bytes
+        )
+        record, instructions = datasets.create(
+            scope.workspace_id, scope.user.id, announced, overwrite_id=request.overwrite_dataset_id
+        )
+    except DatasetRejected as error:
+        raise _rejected(error) from None
+    return _wire(record, upload=instructions)
+
+
+@router.post("/{dataset_id}/complete")
+def complete_dataset(
+    services: Services, scope: WorkspaceScope, dataset_id: str, request: wire.DatasetCompleteRequest
+) -> wire.Dataset:
+    """Say that all bytes have been sent; asking again changes nothing."""
+    try:
+        record = services.datasets.complete(
+            scope.workspace_id, dataset_id, request.file_extension, request.parts
+        )
+    except DatasetRejected as error:
+        raise _rejected(error) from None
+    return _wire(record)
+
+
+@router.post("/{dataset_id}/abort")
+def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) -> wire.Dataset:
+    """Give an upload up; asking again changes nothing."""
+    return _wire(services.datasets.abort(scope.workspace_id, dataset_id))
+
+
+@router.get("")
+def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wire.DatasetList:
+    """List datasets, the newest first."""
+    records, total = services.datasets.list(scope.workspace_id, limit=page.limit, offset=page.offset)
+    return wire.DatasetList(datasets=[_wire(record) for record in records], **page.keys(total, len(records)))
+
+
+@router.get("/{name_or_id}")
+def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.Dataset:
+    """Return one dataset, with its first rows once it has been checked."""
+    record = services.datasets.get(scope.workspace_id, name_or_id)
+    return _wire(record, **({"data_preview": record.row.preview} if record.row.preview else {}))
+
+
+@router.get("/{name_or_id}/download")
+def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.DatasetDownload:
+    """Return where the bytes can be had for a while."""
+    url, ttl, filename = services.datasets.download_url(scope.workspace_id, name_or_id)
+    return wire.DatasetDownload(presigned_url=url, expires_in=ttl.total_seconds(), file_name=filename)
+
+
+@router.get("/{name_or_id}/logs")
+def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
+    """Return a page of what was said while the dataset was uploaded and checked."""
+    return services.datasets.logs(
+        scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
+    )
+
+
+def _wire(record: DatasetRecord, **more: Any) -> wire.Dataset:
+    row = record.row
+    optional: dict[str, Any] = {
+        "row_count": row.row_count,
+        "creator_name": record.creator_name,
+        "upload_error": row.error,
+    }
+    return wire.Dataset(
+        id=row.id,
+        file_name=row.name,
+        file_size=row.file_size,
+        status=row.status,
+        file_format=row.extension,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        **{key: value for key, value in optional.items() if value is not None},
+        **more,
+    )
+
+
+def _rejected(error: DatasetRejected) -> ApiError:
+    return ApiError(400, "INVALID_DATASET", error.message, field=error.field, issues=error.wire_issues())

@@ -62,7 +62,19 @@ def find_issues(
     document: Mapping[str, Any], text: str, workspace: Workspace, kind: ConfigKind
 ) -> list[Issue]:
     """Return everything wrong in ``document`` (parsed from ``text``), in the order of the file."""
-    found = [
+    found = document_issues(document, kind)
+    if not any(issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in found):
+        found += _code_issues(document["experiment"], workspace)
+    if not found:
+        return []
+    lines = {".".join(path): line for path, line in key_lines(text).items()}
+    placed = [replace(issue, line=lines.get(issue.key, lines.get(_section_of(issue)))) for issue in found]
+    return sorted(placed, key=lambda issue: issue.line or 0)
+
+
+def document_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
+    """Return everything wrong in ``document`` itself, wherever it came from: a file, or the body of a submit."""
+    return [
         *_unknown_sections(document, kind),
         *(issue for name in kind.sections for issue in _section_issues(document, name, kind)),
         *_pin_issues(document),
@@ -71,13 +83,6 @@ def find_issues(
         *_overlap_issues(document),
         *_advanced_issues(document),
     ]
-    if not any(issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in found):
-        found += _code_issues(document["experiment"], workspace)
-    if not found:
-        return []
-    lines = {".".join(path): line for path, line in key_lines(text).items()}
-    placed = [replace(issue, line=lines.get(issue.key, lines.get(_section_of(issue)))) for issue in found]
-    return sorted(placed, key=lambda issue: issue.line or 0)
 
 
 def _section_of(issue: Issue) -> str:

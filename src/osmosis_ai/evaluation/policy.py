@@ -1,0 +1,68 @@
+"""The policy under evaluation: an endpoint that answers while a run lasts, whoever serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.inference import InferenceServer
+    from osmosis_ai.llm.providers import ModelEndpoint
+
+
+@asynccontextmanager
+async def open_policy(
+    model_path: str, env: Mapping[str, str], lost: Callable[[Exception], None]
+) -> AsyncIterator[ModelEndpoint]:
+    """Open the endpoint of a model, starting its server when it is one of ours.
+
+    Args:
+        model_path: as the config writes it.
+        env: where keys and addresses are looked up.
+        lost: told when a server of ours ends before it should.
+
+    Raises:
+        OsmosisError: when the model has no known provider, or its key or address is missing.
+    """
+    from osmosis_ai.inference import InferenceServer, served_models
+    from osmosis_ai.llm.providers import resolve_model
+
+    if model_path not in served_models():
+        endpoint = resolve_model(model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+        with _exported(env if endpoint.transport == "litellm" else {}):
+            yield endpoint
+        return
+    async with InferenceServer(model_path) as server:
+        watch = asyncio.create_task(_watch(server, lost))
+        try:
+            yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
+@contextmanager
+def _exported(env: Mapping[str, str]) -> Iterator[None]:
+    """Let LiteLLM find what it looks up by itself (AWS profiles, regions …) while a run lasts."""
+    added = {name: value for name, value in env.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+async def _watch(server: InferenceServer, lost: Callable[[Exception], None]) -> None:
+    status = await server.wait_exit()
+    lost(
+        OsmosisError(
+            f"the server of `{server.model}` ended unexpectedly (exit status {status}).\n{server.log_tail()}",
+            code="INTERNAL",
+        )
+    )

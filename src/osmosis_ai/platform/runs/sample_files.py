@@ -1,0 +1,160 @@
+"""The files of samples, from a worker's disk to blobs: each is stored once, whole, and without secrets.
+
+A file's key follows from its path alone, so that storing it again after a crash replaces it by itself. What the
+download layout has no place for (a name that is no text, a path too long) is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import orjson
+
+from osmosis_ai.evaluation.projection import item_name
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.redaction import Redactor
+
+MAX_PATH_CHARS = 1024
+_LOOKS_PER_ROUND = 128
+_FILES_PER_TRANSACTION = 500
+_THREADS = 4
+_IN_MEMORY_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file to be stored: where it lies, what it is called in downloads, and whose it is."""
+
+    file: Path
+    path: str
+    kind: str
+    source_row_index: int | None
+
+
+class SampleFiles:
+    """Stores trajectories and artifacts of one run.
+
+    Args:
+        run_id: which run.
+        directory: the engine's run directory.
+        blobs: where they go.
+        redactor: blanks the run's secrets.
+        stored: the paths that earlier workers have stored.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        directory: RunDirectory,
+        blobs: BlobStore,
+        redactor: Redactor,
+        stored: Collection[str],
+    ) -> None:
+        self._run_id = run_id
+        self._directory = directory
+        self._blobs = blobs
+        self._redactor = redactor
+        self._stored = set(stored)
+        # Items whose files are not stored yet, with their row in the dataset; looked at in turn.
+        self._expected: dict[tuple[int, int], int | None] = {}
+
+    def expect(self, records: Iterable[TerminalRecord]) -> None:
+        """Watch out for the files of these attempts."""
+        for record in records:
+            self._expected[record.row_index, record.run_index] = record.source_row_index
+
+    def take_ready(self) -> list[dict[str, Any]]:
+        """Store the files of some attempts that have all of theirs; return their rows of ``run_files``."""
+        ready: list[_Found] = []
+        for item in list(islice(self._expected, _LOOKS_PER_ROUND)):
+            source_row = self._expected.pop(item)
+            name = item_name(*item)
+            # The engine copies the trajectory last.
+            if (self._directory.trajectories / f"{name}.json").exists():
+                ready += self._files_of(name, source_row)
+            else:
+                self._expected[item] = source_row
+        return self._store(ready)
+
+    def take_rest(self) -> Iterator[list[dict[str, Any]]]:
+        """Store what the other attempts have; yield rows in portions. Call it when the engine has ended."""
+        while self._expected:
+            some = list(islice(self._expected, _FILES_PER_TRANSACTION))
+            found = [
+                file for item in some for file in self._files_of(item_name(*item), self._expected.pop(item))
+            ]
+            for start in range(0, len(found), _FILES_PER_TRANSACTION):
+                yield self._store(found[start : start + _FILES_PER_TRANSACTION])
+
+    def _files_of(self, name: str, source_row: int | None) -> Iterator[_Found]:
+        trajectory = self._directory.trajectories / f"{name}.json"
+        if trajectory.exists():
+            yield _Found(trajectory, f"trajectories/{name}.json", "trajectories", source_row)
+        root = self._directory.artifacts / name
+        for folder, _, files in os.walk(root):
+            for file in files:
+                found = Path(folder) / file
+                path = f"artifacts/{name}/{found.relative_to(root).as_posix()}"
+                if _has_place(path):
+                    yield _Found(found, path, "artifacts", source_row)
+
+    def _store(self, files: list[_Found]) -> list[dict[str, Any]]:
+        new = [file for file in files if file.path not in self._stored]
+        if not new:
+            return []
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sample-files") as threads:
+            rows = list(threads.map(self._store_one, new))
+        self._stored.update(file.path for file in new)
+        return rows
+
+    def _store_one(self, found: _Found) -> dict[str, Any]:
+        key = f"runs/{self._run_id}/files/{hashlib.sha256(found.path.encode()).hexdigest()}"
+        with found.file.open("rb") as raw, _clean(raw, found.kind, self._redactor) as clean:
+            info = self._blobs.put(key, clean)
+        return {
+            "run_id": self._run_id,
+            "path": found.path,
+            "kind": found.kind,
+            "source_row_index": found.source_row_index,
+            "size": info.size,
+            "blob_key": key,
+        }
+
+
+def _has_place(path: str) -> bool:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return len(path) <= MAX_PATH_CHARS and "\\" not in path and all(c.isprintable() for c in path)
+
+
+def _clean(raw: BinaryIO, kind: str, redactor: Redactor) -> BinaryIO:
+    """Return ``raw`` without secrets; a document of JSON stays one."""
+    clean: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - the caller closes it
+        max_size=_IN_MEMORY_BYTES
+    )
+    if kind == "trajectories":
+        clean.write(_clean_json(raw.read(), redactor))
+    else:
+        for line in raw:
+            text = line.decode("utf-8", "surrogateescape")
+            clean.write(redactor.text(text).encode("utf-8", "surrogateescape"))
+    clean.seek(0)
+    return cast(BinaryIO, clean)
+
+
+def _clean_json(content: bytes, redactor: Redactor) -> bytes:
+    document = orjson.loads(content)
+    clean = redactor.tree(document)
+    return content if clean == document else orjson.dumps(clean)

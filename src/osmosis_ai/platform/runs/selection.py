@@ -1,0 +1,54 @@
+"""Which rows of which bytes a run uses: decided when it is submitted, written down, and never decided again.
+
+The recorded draw makes the rows reproducible from the dataset alone; the digest makes sure that they are rows of
+the very bytes that were counted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from osmosis_ai.datasets.selection import Selection, sample_rows, select_rows
+
+SAMPLED_FRACTION = 0.1
+"""The share of rows that a run without a limit uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """How a run's rows are chosen.
+
+    Attributes:
+        total_rows: how many rows the dataset has.
+        limit: use the first so many; None to draw :data:`SAMPLED_FRACTION` of them with ``draw_seed``.
+        sha256, blob_key: the bytes whose rows these are.
+    """
+
+    total_rows: int
+    limit: int | None
+    draw_seed: int | None
+    sha256: str
+    blob_key: str
+
+    @classmethod
+    def of(cls, *, total_rows: int, limit: int | None, sha256: str, blob_key: str) -> RowChoice:
+        """Choose for a new run; without a limit, a draw of its own."""
+        draw_seed = secrets.randbits(31) if limit is None else None
+        return cls(total_rows, limit, draw_seed, sha256, blob_key)
+
+    @classmethod
+    def read(cls, recorded: dict[str, Any]) -> RowChoice:
+        """Return the choice that a run's row keeps."""
+        return cls(**recorded)
+
+    def record(self) -> dict[str, Any]:
+        """Return what a run's row keeps."""
+        return asdict(self)
+
+    def rows(self) -> Selection:
+        """Return the rows; the same ones every time."""
+        if self.draw_seed is None:
+            return select_rows(self.total_rows, limit=self.limit, rows=None)
+        return sample_rows(self.total_rows, fraction=SAMPLED_FRACTION, seed=self.draw_seed)

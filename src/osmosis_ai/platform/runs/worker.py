@@ -1,0 +1,178 @@
+"""The process that executes one run: ``python -m osmosis_ai.platform.runs.worker RUN_ID``.
+
+It owns the run while it holds its lease, and writes nothing without it. However it ends, the run is either
+terminal, with one sentence on why, or open and ready for the next worker, which continues from the journal.
+Nothing is printed unless something went wrong before there was a log to write it to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.redaction import Redactor
+from osmosis_ai.platform.runs.evaluation_work import EvaluationWork, Interrupt, Prepared, Verdict
+from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.process_environment import TOKEN_VARIABLE
+from osmosis_ai.platform.runs.publisher import Publisher, record_metrics
+from osmosis_ai.platform.runs.sentence import one_sentence
+from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.supervision import watch_parent
+
+# The worker before this one is being ended together with its platform.
+_LOCK_WAIT_S = 10.0
+_LISTEN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker: what it works on, and with what."""
+
+    config: PlatformConfig
+    db: Database
+    leases: Leases
+    logs: Logs
+    directory: WorkingDirectory
+    lease: Lease
+
+    def run(self) -> int:
+        """Work on the run until it has ended or is to be left; return the exit status."""
+        interrupt = Interrupt()
+        signal.signal(signal.SIGTERM, lambda *_: interrupt.set())
+        heart = _Heart(self.leases, self.lease, on_stop=interrupt.set)
+        heart.start()
+        work = EvaluationWork(self.config, self.db, self.directory, self.lease)
+        redactor = Redactor(())
+        publisher = Publisher(self.lease, self.leases, self.logs, redactor)
+        prepared: Prepared | None = None
+        try:
+            try:
+                prepared = work.prepare()
+                redactor = prepared.redactor
+                publisher = Publisher(self.lease, self.leases, self.logs, redactor)
+                publisher.start()
+                publisher.log(
+                    Line(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
+                )
+                verdict = asyncio.run(work.execute(prepared, publisher, interrupt))
+            except Exception as error:
+                verdict = _failed(error)
+                publisher.log(_proof(error))
+            publisher.finish()
+            self._conclude(verdict, prepared, redactor)
+        finally:
+            heart.stop()
+        return ENDED
+
+    def _conclude(self, verdict: Verdict, prepared: Prepared | None, redactor: Redactor) -> None:
+        """Write how it ended; a run that was asked to stop is stopped, whatever else happened to it."""
+        with self.leases.writing(self.lease) as (session, run):
+            outcome = "stopped" if run.stop_requested_at is not None else verdict.outcome
+            if prepared is not None:
+                record_metrics(run, self.directory.evaluation(run.name))
+            if outcome is None:
+                line = Line("the worker was asked to end; the run goes on when the platform does", step="run")
+                self.logs.add(session, run.id, [line], redactor=redactor)
+            else:
+                sentence = redactor.text(verdict.error) if verdict.error and outcome == "failed" else None
+                line = Line(sentence or outcome, level="error" if sentence else "info", step="run")
+                self.logs.add(session, run.id, [line], redactor=redactor)
+                self.leases.end(run, outcome, sentence)
+        if outcome is None:
+            self.leases.release(self.lease.run_id, self.lease.token)
+        else:
+            self.directory.remove()
+
+
+class _Heart:
+    """Renews the lease in a thread of its own, and hears whether the run is to stop.
+
+    A worker that has lost its lease ends at once: its children follow, and its successor waits for nothing else.
+    """
+
+    def __init__(self, leases: Leases, lease: Lease, *, on_stop: Callable[[], None]) -> None:
+        self._leases = leases
+        self._lease = lease
+        self._on_stop = on_stop
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="heart", daemon=True)
+
+    def start(self) -> None:
+        self._listen()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _work(self) -> None:
+        beat_at = time.monotonic()
+        while not self._ended.wait(_LISTEN_S):
+            try:
+                self._listen()
+                if time.monotonic() >= beat_at:
+                    self._leases.renew(self._lease)
+                    beat_at = time.monotonic() + HEARTBEAT_S
+            except LeaseLostError:
+                if not self._ended.is_set():
+                    os._exit(LEASE_LOST)
+            except OsmosisError:
+                continue  # busy or full: the token still decides, so trying again is safe
+
+    def _listen(self) -> None:
+        if self._leases.is_to_stop(self._lease):
+            self._on_stop()
+
+
+def _failed(error: Exception) -> Verdict:
+    if isinstance(error, OsmosisError):
+        return Verdict("failed", one_sentence(error))
+    return Verdict(
+        "failed",
+        f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",
+    )
+
+
+def _proof(error: Exception) -> Line:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if isinstance(error, OsmosisError):
+        text = error.message if error.hint is None else f"{error.message}\n{error.hint}"
+    return Line(text, level="error", step="run")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a worker; return its exit status."""
+    watch_parent()
+    (run_id,) = sys.argv[1:] if arguments is None else arguments
+    token = os.environ.pop(TOKEN_VARIABLE)
+    config = from_environment()
+    directory = WorkingDirectory(config.runs_dir, run_id)
+    # On one machine the lock tells more surely than any clock that the worker before is gone.
+    if not directory.lock(timeout_s=_LOCK_WAIT_S):
+        return NOT_MINE
+    db, clock = Database(config.database_url), SystemClock()
+    leases = Leases(db, clock)
+    lease = leases.claim(run_id, token)
+    if lease is None:
+        return NOT_MINE
+    worker = Worker(config, db, leases, Logs(db, clock), directory, lease)
+    try:
+        return worker.run()
+    except LeaseLostError:
+        return LEASE_LOST
+
+
+if __name__ == "__main__":
+    sys.exit(main())

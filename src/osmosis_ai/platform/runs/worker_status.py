@@ -1,0 +1,10 @@
+"""How a worker's process may end; any other way is a death."""
+
+from __future__ import annotations
+
+ENDED = 0
+"""The run is terminal, or was let go on purpose."""
+NOT_MINE = 75
+"""Another worker has the run; try again later (``EX_TEMPFAIL``)."""
+LEASE_LOST = 76
+"""Another worker took the run over while this one was at it."""

@@ -1,0 +1,84 @@
+"""Where a run works on this machine: everything in it can be made again except the engine's journal.
+
+    <home>/runs/<run id>/
+        worker.lock     held by the worker's process for as long as it lives
+        worker.log      what the worker's process printed; nothing, if all is well
+        source/         the commit's files
+        dataset.<ext>   the rows
+        evaluation/<run name>/   the engine's run directory, with the journal
+
+The lock is the kernel's: it is free exactly when no worker of this machine is alive, whatever killed it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from osmosis_ai.evaluation.run_directory import RunDirectory
+
+
+class WorkingDirectory:
+    """The files of one run.
+
+    Args:
+        runs_dir: the directory of all runs.
+        run_id: which run.
+    """
+
+    def __init__(self, runs_dir: Path, run_id: str) -> None:
+        self.path = runs_dir / run_id
+        self.log = self.path / "worker.log"
+        self.source = self.path / "source"
+        self.output_root = self.path / "evaluation"
+        self._lock = FileLock(
+            self.path / "worker.lock",
+            mode=0o600,
+            thread_local=False,
+            preserve_lock_file=True,
+            fallback_to_soft=False,
+        )
+
+    def create(self) -> None:
+        """Make it, private to the platform's user."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def dataset(self, suffix: str) -> Path:
+        """Return where the rows lie; ``suffix`` is the file's extension, with its dot."""
+        return self.path / f"dataset{suffix}"
+
+    def evaluation(self, run_name: str) -> RunDirectory:
+        """Return the engine's run directory."""
+        return RunDirectory(self.output_root / run_name)
+
+    def journal_bytes(self, run_name: str) -> int:
+        """Return how much has been recorded so far: what a worker got done, even if it could not say so."""
+        try:
+            return self.evaluation(run_name).events.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def lock(self, *, timeout_s: float = 0.0) -> bool:
+        """Become the one worker of this run on this machine, until the process ends; False if there is one."""
+        self.create()
+        try:
+            self._lock.acquire(timeout=timeout_s)
+        except Timeout:
+            return False
+        return True
+
+    def is_worked_on(self) -> bool:
+        """Tell whether a worker of this machine is alive."""
+        if not self.path.is_dir():
+            return False
+        try:
+            with self._lock.acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def remove(self) -> None:
+        """Delete everything; what could not be deleted is left to the next start of the platform."""
+        shutil.rmtree(self.path, ignore_errors=True)

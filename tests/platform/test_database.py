@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.models import Base, LogLine, Token, Workspace, new_id
@@ -189,6 +190,16 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     writer.join(20)
     assert done.is_set()
     assert names(db) == ["fern"]
+
+
+def test_a_token_is_checked_while_another_process_writes(
+    db: Database, request: pytest.FixtureRequest
+) -> None:
+    accounts = Accounts(db, SystemClock())
+    user = accounts.create_user("mara@fern.example")
+    _, plain = accounts.create_token(user.id)
+    request.getfixturevalue("holder")
+    assert accounts.authenticate(plain).user.id == user.id
 
 
 def test_a_lock_held_for_too_long_is_said_in_a_sentence(db: Database, holder: subprocess.Popen[str]) -> None:

@@ -209,6 +209,12 @@ def test_a_full_disk_and_a_busy_database_say_so(probe: TestClient, how: str, sta
     assert_flat_error(probe.post(f"/api/cli/probe/fail/{how}", json={}), status, code)
 
 
+def test_the_platform_says_that_it_is_up_without_a_token(client: TestClient) -> None:
+    from osmosis_ai._version import __version__
+
+    assert client.get("/health").json() == {"status": "ok", "version": __version__}
+
+
 def test_nothing_is_compressed(probe: TestClient) -> None:
     reply = probe.post(
         "/api/cli/probe/body", json={"a": "x" * 10_000}, headers={"Accept-Encoding": "gzip, br, zstd"}

@@ -12,7 +12,19 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.http import auth, device, inference, models, pages, rollouts, secrets, workspaces
+from osmosis_ai.platform.http import (
+    auth,
+    blobs,
+    datasets,
+    device,
+    health,
+    inference,
+    models,
+    pages,
+    rollouts,
+    secrets,
+    workspaces,
+)
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
 from osmosis_ai.platform.http.limits import BodyLimit
 from osmosis_ai.platform.http.routing import RawPath
@@ -22,7 +34,7 @@ from osmosis_ai.platform.services import PlatformServices, build_services
 __all__ = ["PlatformServices", "build_services", "create_app"]
 
 # Requests that may wait for the disk or another writer at a time, while others are served.
-_THREADS = 64
+_THREADS = 32
 
 
 def create_app(services: PlatformServices) -> FastAPI:
@@ -33,9 +45,11 @@ def create_app(services: PlatformServices) -> FastAPI:
         import anyio.to_thread
 
         anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        services.datasets.ingest.start()
         try:
             yield
         finally:
+            await anyio.to_thread.run_sync(services.datasets.ingest.close)
             await services.served.close()
             await anyio.to_thread.run_sync(services.rollouts.close)
 
@@ -63,9 +77,12 @@ def create_app(services: PlatformServices) -> FastAPI:
     app.include_router(auth.router)
     app.include_router(device.router)
     app.include_router(workspaces.router)
+    app.include_router(datasets.router)
+    app.include_router(blobs.router)
     app.include_router(secrets.router)
     app.include_router(rollouts.router)
     app.include_router(models.router)
     app.include_router(inference.router)
     app.include_router(pages.router)
+    app.include_router(health.router)
     return app

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, cast, get_args
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from osmosis_ai.api.git_identity import parse_identity
@@ -26,6 +26,14 @@ ROLES: tuple[Role, ...] = get_args(Role)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # A workspace has its pages at `/<name>/…`, beside these.
 _TAKEN_PATHS = frozenset({"api", "blobs", "cli-auth", "device", "health", "static", "v1"})
+
+_OF_USER = (
+    select(Workspace, Membership.role, Repository)
+    .join(Membership, Membership.workspace_id == Workspace.id)
+    .outerjoin(Repository, Repository.workspace_id == Workspace.id)
+    .where(Membership.user_id == bindparam("user_id"))
+    .order_by(Workspace.name, Repository.created_at, Repository.id)
+)
 
 
 class Workspaces:
@@ -145,21 +153,13 @@ class Workspaces:
 
     def of_user(self, user_id: str) -> list[tuple[Workspace, Role, list[Repository]]]:
         """Return where a user is a member, by name: the workspace, the role, the repositories connected."""
+        found: dict[str, tuple[Workspace, Role, list[Repository]]] = {}
         with self._db.session() as session:
-            rows = session.execute(
-                select(Workspace, Membership.role)
-                .join(Membership, Membership.workspace_id == Workspace.id)
-                .where(Membership.user_id == user_id)
-                .order_by(Workspace.name)
-            ).all()
-            repositories: dict[str, list[Repository]] = {workspace.id: [] for workspace, _ in rows}
-            for repository in session.scalars(
-                select(Repository)
-                .where(Repository.workspace_id.in_(repositories))
-                .order_by(Repository.created_at, Repository.id)
-            ):
-                repositories[repository.workspace_id].append(repository)
-        return [(workspace, cast(Role, role), repositories[workspace.id]) for workspace, role in rows]
+            for workspace, role, repository in session.execute(_OF_USER, {"user_id": user_id}):
+                _, _, repositories = found.setdefault(workspace.id, (workspace, cast(Role, role), []))
+                if repository is not None:
+                    repositories.append(repository)
+        return list(found.values())
 
     def connect_repository(
         self, workspace_id: str, identity: str, clone_url: str, *, default_branch: str | None = None

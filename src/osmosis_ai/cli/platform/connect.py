@@ -29,7 +29,7 @@ def connect(
         str | None, typer.Option(help="The branch runs use; the repository's default when not given.")
     ] = None,
 ) -> OperationResult:
-    """Connect a Git repository to a workspace, so that `osmosis eval submit` works in its checkouts."""
+    """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts."""
     from osmosis_ai.cli.platform.opened import opened_platform
 
     clone_url, origin, steps = _located(source)

@@ -11,7 +11,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy import and_, select
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.git_identity import parse_identity
@@ -24,6 +24,17 @@ from osmosis_ai.platform.workspaces import ROLES, Role
 
 _BEARER = HTTPBearer(
     auto_error=False, description="A token of `osmosis login` or `osmosis platform token create`."
+)
+
+# Every request asks this; a statement that is built once is also compiled once.
+_REPOSITORY_AND_ROLE = (
+    select(Repository, Workspace, Membership.role)
+    .join(Workspace, Workspace.id == Repository.workspace_id)
+    .outerjoin(
+        Membership,
+        and_(Membership.workspace_id == Workspace.id, Membership.user_id == bindparam("user_id")),
+    )
+    .where(Repository.identity == bindparam("identity"))
 )
 
 
@@ -124,13 +135,7 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
             400, "GIT_SCOPE_HEADER_INVALID", "X-Osmosis-Git must be a repository's identity: owner/repo."
         ) from None
     found = session.execute(
-        select(Repository, Workspace, Membership.role)
-        .join(Workspace, Workspace.id == Repository.workspace_id)
-        .outerjoin(
-            Membership,
-            and_(Membership.workspace_id == Workspace.id, Membership.user_id == principal.user.id),
-        )
-        .where(Repository.identity == identity)
+        _REPOSITORY_AND_ROLE, {"identity": identity, "user_id": principal.user.id}
     ).first()
     if found is None:
         raise ApiError(

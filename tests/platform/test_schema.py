@@ -1,0 +1,45 @@
+"""Whatever is sent to a route the platform describes, it answers as the contract says: never a 5xx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.services import build_services
+from tests.platform.conftest import ManualClock, World
+
+EXAMPLES_PER_ROUTE = 15
+
+
+def test_no_request_breaks_a_route(tmp_path: Path) -> None:
+    services = build_services(PlatformConfig(home=tmp_path / "platform"), clock=ManualClock())
+    member = World(services).member()
+    described = schemathesis.openapi.from_asgi("/api/openapi.json", create_app(services))
+    for found in described.get_all_operations():
+
+        @given(case=found.ok().as_strategy())
+        @settings(
+            max_examples=EXAMPLES_PER_ROUTE,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        def check(case: schemathesis.Case) -> None:
+            # The member asks, whatever headers were generated: what lies behind is what is tested.
+            _check_reply(case, case.call(headers=member.headers))
+
+        check()
+
+
+def _check_reply(case: schemathesis.Case, reply: schemathesis.Response) -> None:
+    assert reply.status_code < 500, f"{case.as_curl_command()}\n{reply.text}"
+    assert reply.status_code < 300 or reply.status_code >= 400
+    if reply.status_code >= 400 and case.path.startswith("/api/cli"):
+        body = reply.json()
+        assert isinstance(body["error"], str) and isinstance(body["code"], str)
+        assert reply.status_code != 422

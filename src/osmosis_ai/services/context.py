@@ -89,6 +89,14 @@ def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -
     return Checkout(workspace, identify_origin(origin, base=workspace.root))
 
 
+def find_checkout_if_any(start: Path | None = None) -> Checkout | None:
+    """Return the checkout that ``start`` is in, whatever its directories; None when there is none to speak of."""
+    try:
+        return find_checkout(start, require_scaffold=False)
+    except OsmosisError:
+        return None
+
+
 @contextmanager
 def open_context(
     start: Path | None = None, *, require_scaffold: bool = True, warn: Warn = log_warning

@@ -16,6 +16,7 @@ from tests.platform.conftest import ManualClock, Member, World, assert_flat_erro
 
 PATH = "/api/cli/environment-secrets"
 CANARY = "canary-4e91c7"
+DELETE = "DELETE"  # with a body, which the client's own method for it does not take
 
 
 def _set(api: TestClient, name: str, value: str = CANARY, scope: str = "user", **options: Any) -> Any:
@@ -88,9 +89,6 @@ def test_another_workspace_sees_and_touches_nothing(api: TestClient, stranger: M
     assert _listed(api) == [("KEY", "workspace")]
 
 
-DELETE = "DELETE"
-
-
 def test_a_deleted_secret_is_gone_in_its_scope_alone(api: TestClient) -> None:
     _set(api, "KEY", scope="workspace")
     _set(api, "KEY", scope="user")
@@ -99,6 +97,12 @@ def test_a_deleted_secret_is_gone_in_its_scope_alone(api: TestClient) -> None:
     assert _listed(api) == [("KEY", "workspace")]
     again = api.request(DELETE, PATH, json={"name": "KEY", "scope": "user"})
     assert "personal secret 'KEY'" in assert_flat_error(again, 404, "NOT_FOUND")["error"]
+
+
+@pytest.mark.parametrize("name", ["", "key", "K\0", "../KEY", "Ä" * 300])
+def test_deleting_what_is_no_name_finds_nothing(api: TestClient, name: str) -> None:
+    reply = api.request(DELETE, PATH, json={"name": name, "scope": "user"})
+    assert_flat_error(reply, 404, "NOT_FOUND")
 
 
 def test_a_member_keeps_their_own_secrets_and_only_reads_the_workspaces(
@@ -184,7 +188,7 @@ def test_no_value_is_readable_in_any_file_of_the_platform_or_its_log(
 def test_a_platform_whose_key_is_lost_fails_without_showing_anything(
     api: TestClient, services: PlatformServices, caplog: pytest.LogCaptureFixture
 ) -> None:
-    services.vault.key_file.parent.mkdir()
+    services.vault.key_file.parent.mkdir(exist_ok=True)
     services.vault.key_file.write_text("damaged")
     services.vault.key_file.chmod(0o600)
 

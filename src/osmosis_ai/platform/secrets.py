@@ -150,8 +150,10 @@ class Secrets:
         Raises:
             NotFoundError: there is none of this name and scope.
         """
+        wanted = select(Secret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
-            secret = session.scalar(select(Secret).where(_one(workspace_id, user_id, name, scope)))
+            # What is no name is not looked up: not every database takes every text.
+            secret = session.scalar(wanted) if _NAME.fullmatch(name) else None
             if secret is None:
                 kind = "personal" if scope == "user" else "workspace"
                 raise NotFoundError(f"there is no {kind} secret '{name[:255]}'.")

@@ -206,6 +206,6 @@ def _checked_clone_url(clone_url: str) -> str:
     if parsed.username or parsed.password:
         raise OsmosisError(
             "a clone URL must not carry credentials.",
-            hint="give the account that runs the platform an SSH key or a Git credential helper",
+            hint="connect over SSH, or name a Git credential helper in `git/config` of the platform's data directory",
         )
     return parsed.address

@@ -10,6 +10,7 @@ from typing import Any
 from osmosis_ai.api import routes
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
+from osmosis_ai.api.credentials.login import TokenStoreKind
 from osmosis_ai.api.rejections import PlatformError
 from osmosis_ai.api.wire.auth import User, Verification, Workspace, WorkspaceMembership
 from osmosis_ai.errors import OsmosisError
@@ -25,7 +26,7 @@ class Account:
         user: whose they are.
         expires_at: when the token ends; None when nobody says.
         token_id: its name at the platform.
-        persistent_login: whether a login is saved for this platform, in use or not.
+        saved_in: where a login for this platform is saved, in use or not; None when none is.
         workspace: that of the repository one is in.
         workspaces: all of the user's; None when the platform would not tell.
     """
@@ -34,7 +35,7 @@ class Account:
     user: User
     expires_at: datetime | None
     token_id: str | None
-    persistent_login: bool
+    saved_in: TokenStoreKind | None
     workspace: WorkspaceMembership | None
     workspaces: tuple[Workspace, ...] | None
 
@@ -47,7 +48,7 @@ class Account:
             "platform_url": self.credentials.platform_url,
             "source": self.credentials.source,
             "effective_source": self.credentials.source,
-            "persistent_login": self.persistent_login,
+            "persistent_login": self.saved_in is not None,
         }
         return {
             "account": facts if self.token_id is None else {**facts, "token_id": self.token_id},
@@ -80,7 +81,7 @@ def whoami(
         user=known_user(verified.user),
         expires_at=verified.expires_at or credentials.expires_at,
         token_id=verified.token_id or credentials.token_id,
-        persistent_login=credentials.source != "environment" or _is_saved(store, credentials.platform_url),
+        saved_in=_saved_in(store, credentials),
         workspace=verified.workspace,
         workspaces=workspaces,
     )
@@ -130,8 +131,11 @@ def _workspaces_of(client: PlatformClient) -> tuple[Workspace, ...] | None:
         return None
 
 
-def _is_saved(store: CredentialStore, platform_url: str) -> bool:
+def _saved_in(store: CredentialStore, credentials: Credentials) -> TokenStoreKind | None:
+    if credentials.source != "environment":
+        return credentials.source
     try:
-        return any(login.platform_url == platform_url for login in store.all())
+        saved = {login.platform_url: login.token_store for login in store.all()}
     except OsmosisError:
-        return False
+        return None
+    return saved.get(credentials.platform_url)

@@ -1,0 +1,141 @@
+"""`osmosis login`: as oneself, on this machine, until the token ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import OperationResult, Text
+from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.auth import DeviceAuthorization
+    from osmosis_ai.services.auth import Login
+
+
+def login(
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="Log in with a token you have; `-` reads it from stdin, out of the process list.",
+            show_default=False,
+        ),
+    ] = None,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the page's address and leave the browser alone.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Log in again although you are logged in.")
+    ] = False,
+) -> OperationResult:
+    """Log in: confirm a code in your browser, or give a token.
+
+    The token is kept in the system's keyring; where there is none, in a file that only you can read.
+    The token it replaces is revoked.
+    """
+    from osmosis_ai.services import auth
+
+    output = current()
+    if token is not None:
+        secret = _token_from_stdin(output) if token == "-" else token
+        with output.status("Checking the token"):
+            return _logged_in(auth.login_with_token(secret, warn=output.warn))
+    auth.require_device_login()
+    if output.mode != "rich":
+        raise InteractiveRequiredError(
+            "Logging in without a token needs a person: the code is confirmed in a browser.",
+            details={"flags": ["--token"]},
+            hint="give a token with `osmosis login --token -`, or set OSMOSIS_TOKEN",
+        )
+    if not force and (known := auth.saved_login(warn=output.warn)) is not None:
+        return OperationResult(
+            operation="auth.login",
+            status="noop",
+            message=f"Already logged in as {known.user.email} on {known.credentials.platform_url}.",
+            resource=known.resource(),
+            next_steps=["Log in again, as yourself or another: osmosis login --force"],
+        )
+    open_page = output.interactive and not no_browser
+    return _logged_in(
+        auth.login_with_device(lambda code: _announce(output, code, open_page=open_page), warn=output.warn)
+    )
+
+
+def _token_from_stdin(output: OutputContext) -> str:
+    if output.interactive:
+        from osmosis_ai.cli.hidden_prompt import ask_hidden
+
+        token = ask_hidden(output, "Token")
+        if token is None:
+            raise KeyboardInterrupt
+    else:
+        try:
+            token = output.stdin.read() if output.stdin is not None else ""
+        except UnicodeDecodeError:
+            raise OsmosisError("What stdin holds is no token: it is not text.") from None
+    if not token.strip():
+        raise OsmosisError("There is no token on stdin.", hint="osmosis login --token - < FILE")
+    return token.strip()
+
+
+def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open_page: bool) -> None:
+    from osmosis_ai.services.auth.device_code import minutes_to_confirm
+
+    page = authorization.verification_uri_complete or authorization.verification_uri
+    output.note(
+        f"Your code: {authorization.user_code}\n"
+        f"Confirm it within {minutes_to_confirm(authorization)} minutes at {page}"
+    )
+    opened = open_page and _open_browser(page)
+    output.note(
+        "Your browser should show that page now. Waiting …" if opened else "Waiting for you to confirm …"
+    )
+
+
+def _open_browser(page: str) -> bool:
+    """Show a page in the user's browser; False where none would open a window of its own."""
+    if not page.startswith(("https://", "http://")):
+        return False
+    has_windows = not sys.platform.startswith("linux") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if not has_windows:
+        return False
+    import webbrowser
+
+    try:
+        return webbrowser.open(page)
+    except webbrowser.Error:
+        return False
+
+
+def _logged_in(login: Login) -> OperationResult:
+    from osmosis_ai.cli.output import formats
+
+    outranked = ["OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN"]
+    facts = {
+        "Email": login.user.email,
+        "Name": login.user.name or formats.MISSING,
+        "Platform": login.credentials.platform_url,
+        "Expires": formats.date(login.credentials.expires_at, seconds=True),
+    }
+    return OperationResult(
+        operation="auth.login",
+        message=f"Logged in as {login.user.email}.",
+        resource=login.resource(),
+        blocks=[
+            Text("\n".join(f"{label + ':':<10}{value}" for label, value in facts.items()), title="Osmosis")
+        ],
+        next_steps=[
+            *(outranked if os.environ.get("OSMOSIS_TOKEN") else []),
+            "Go to a repository that is connected to a workspace: git clone URL",
+            "Check it: osmosis doctor",
+        ],
+        next_steps_structured=[{"action": "platform.clone_repository"}, {"action": "doctor"}],
+    )

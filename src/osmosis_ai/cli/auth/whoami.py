@@ -1,0 +1,43 @@
+"""`osmosis whoami`: who the platform says you are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import DetailResult, Row, Section
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.auth import Account
+
+_SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "saved login"}
+
+
+def whoami() -> DetailResult:
+    """Show who you are, and the workspace of the repository you are in."""
+    from osmosis_ai.services import auth
+
+    output = current()
+    with output.status("Asking the platform"):
+        account = auth.whoami(warn=output.warn)
+    return DetailResult(
+        data=account.data(),
+        title="Account",
+        rows=_rows(account),
+        sections=[Section("Workspaces", [(item.name, item.role) for item in account.workspaces or ()])],
+    )
+
+
+def _rows(account: Account) -> list[Row]:
+    from osmosis_ai.cli.output import formats
+
+    return [
+        ("Email", account.user.email),
+        ("Name", account.user.name),
+        ("Workspace", account.workspace.name if account.workspace else None),
+        ("Role", account.workspace.role if account.workspace else None),
+        ("Platform", account.credentials.platform_url),
+        ("Auth Source", _SOURCES[account.credentials.source]),
+        ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
+        ("Expires", formats.date(account.expires_at, seconds=True)),
+    ]

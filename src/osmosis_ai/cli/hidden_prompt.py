@@ -1,0 +1,104 @@
+"""Asking for what must not be seen: nothing typed is shown, and what was pasted arrives whole.
+
+The terminal's own line editing would cut a line at 4,096 bytes, so keys are read one by one. Esc and Ctrl-C
+mean that the user has changed their mind.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.context import OutputContext
+
+_ENTER, _CANCEL, _ERASE, _ERASE_ALL, _END, _ESCAPE = "\r\n", "\x03", "\x7f\b", "\x15", "\x04", "\x1b"
+# The bytes of an escape sequence (an arrow, a bracketed paste) come together; a lone Esc is followed by nothing.
+_SEQUENCE_WAIT_S = 0.05
+
+
+def ask_hidden(output: OutputContext, question: str) -> str | None:
+    """Ask for a secret on the terminal and return it as it was typed, or None when the user cancelled.
+
+    Args:
+        output: where the question goes; stdin must be a terminal (``output.interactive``).
+        question: what is asked for, without a colon.
+    """
+    output.stderr.write(f"{question}: ")
+    output.stderr.flush()
+    try:
+        return _read_hidden(output.stdin)
+    finally:
+        output.stderr.write("\n")
+        output.stderr.flush()
+
+
+def _read_hidden(stream: TextIO) -> str | None:
+    if sys.platform == "win32":
+        import getpass
+
+        try:
+            return getpass.getpass("")
+        except (EOFError, KeyboardInterrupt):
+            return None
+    import termios
+
+    descriptor = stream.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = termios.tcgetattr(descriptor)
+    silent[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN)
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        return _Line(descriptor).read()
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class _Line:
+    """One line, key by key, from a terminal that neither shows nor edits."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+
+    def read(self) -> str | None:
+        typed = ""
+        while True:
+            key = self._next()
+            if key == _ESCAPE:
+                if not self._skip_sequence():
+                    return None
+            elif key == "" or key == _CANCEL or (key == _END and not typed):
+                return None
+            elif key in _ENTER:
+                return typed
+            elif key in _ERASE:
+                typed = typed[:-1]
+            elif key == _ERASE_ALL:
+                typed = ""
+            elif key != _END:
+                typed += key
+
+    def _next(self) -> str:
+        """Return the next character; an empty text at the end of input."""
+        while not self._pending:
+            chunk = os.read(self._descriptor, 4096)
+            if not chunk:
+                return ""
+            self._pending = self._decoder.decode(chunk)
+        key, self._pending = self._pending[0], self._pending[1:]
+        return key
+
+    def _skip_sequence(self) -> bool:
+        """Skip the rest of an escape sequence; False when the Esc stood alone."""
+        import select
+
+        if not self._pending and not select.select([self._descriptor], [], [], _SEQUENCE_WAIT_S)[0]:
+            return False
+        if self._next() in "[O":
+            while (key := self._next()) and not "@" <= key <= "~":
+                pass
+        return True

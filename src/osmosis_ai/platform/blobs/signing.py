@@ -8,7 +8,6 @@ honour it. Changing the key ends all URLs.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -70,8 +69,8 @@ class UrlSigner:
             claims: list[Any] = ["GET", expires_at, grant.key, grant.filename]
         else:
             claims = ["PUT", expires_at, grant.upload_id, grant.part_number, grant.size]
-        payload = json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode()
-        return f"{self.base_url}{BLOBS_PATH}/{_encode(payload)}.{_encode(self._mac(payload))}"
+        payload = _encode(json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode())
+        return f"{self.base_url}{BLOBS_PATH}/{payload}.{self._mac(payload)}"
 
     def download(self, token: str) -> DownloadGrant:
         """Return what the last segment of a URL allows to fetch.
@@ -92,25 +91,21 @@ class UrlSigner:
         return PartGrant(upload_id, part_number, size)
 
     def _claims(self, token: str, method: str) -> list[Any]:
-        encoded, _, signature = token.partition(".")
-        try:
-            if len(token) > _MAX_TOKEN_CHARS:
-                raise ValueError
-            payload, mac = _decode(encoded), _decode(signature)
-        except ValueError:
-            raise _altered() from None
+        payload, _, mac = token.partition(".")
+        if not token.isascii() or len(token) > _MAX_TOKEN_CHARS:
+            raise _altered()
         if not hmac.compare_digest(mac, self._mac(payload)):
             raise _altered()
         # From here on the platform itself wrote it.
-        allowed, expires_at, *claims = cast(list[Any], json.loads(payload))
+        allowed, expires_at, *claims = cast(list[Any], json.loads(_decode(payload)))
         if allowed != method:
             raise UrlRefused(f"this URL allows {allowed}, not {method}.", expired=False)
         if self.clock.now().timestamp() >= expires_at:
             raise UrlRefused("this URL has expired; run the command again for a new one.", expired=True)
         return claims
 
-    def _mac(self, payload: bytes) -> bytes:
-        return hmac.new(self.key, _PURPOSE + payload, hashlib.sha256).digest()
+    def _mac(self, payload: str) -> str:
+        return _encode(hmac.new(self.key, _PURPOSE + payload.encode("ascii"), hashlib.sha256).digest())
 
 
 def load_signing_key(path: Path) -> bytes:
@@ -160,8 +155,4 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    try:
-        # Strict: Python's own decoder for URLs passes over characters that do not belong.
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise ValueError(str(error)) from None
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,261 @@
+"""Signed URLs over HTTP: what is sent, cut off, too long, altered or late, and what can be fetched again."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from datetime import timedelta
+from email.message import Message
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.blobs.store import BlobStore, Upload
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, assert_flat_error
+
+HOUR = timedelta(hours=1)
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def blobs(services: PlatformServices) -> BlobStore:
+    return services.blobs
+
+
+@pytest.fixture
+def upload(blobs: BlobStore) -> Upload:
+    return blobs.begin_upload("datasets/x.csv")
+
+
+@pytest.fixture
+def url(blobs: BlobStore, upload: Upload) -> str:
+    return blobs.signed_part_url(upload, 1, size=len(DATA), ttl=HOUR)
+
+
+def left_over(config: PlatformConfig) -> list[str]:
+    return [p.name for p in config.blobs_dir.rglob("*") if p.is_file() and p.name != "upload.json"]
+
+
+def in_pieces(data: bytes, size: int = 1000) -> Iterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def test_a_body_is_kept_and_its_etag_completes_the_upload(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str
+) -> None:
+    reply = client.put(url, content=DATA)
+
+    assert reply.status_code == 200
+    assert reply.headers["ETag"] == f'"{sha256(DATA).hexdigest()}"'
+    blobs.complete_upload(upload, [reply.headers["ETag"].strip('"')])
+    assert blobs.open("datasets/x.csv").read() == DATA
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(client: TestClient, url: str) -> None:
+    assert client.put(url, content=in_pieces(DATA)).status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_larger_than_announced_is_refused_and_nothing_kept(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig, chunked: bool
+) -> None:
+    larger = DATA + b"!"
+    reply = client.put(url, content=in_pieces(larger) if chunked else larger)
+    assert_flat_error(reply, 413, "BODY_TOO_LARGE")
+    assert blobs.parts(upload) == {} and left_over(config) == []
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_smaller_than_announced_is_refused_and_nothing_kept(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig, chunked: bool
+) -> None:
+    smaller = DATA[:-1]
+    reply = client.put(url, content=in_pieces(smaller) if chunked else smaller)
+    assert_flat_error(reply, 400, "BODY_INCOMPLETE")
+    assert blobs.parts(upload) == {} and left_over(config) == []
+
+
+async def test_an_upload_cut_off_half_way_leaves_nothing_and_can_be_sent_again(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+) -> None:
+    messages = iter(
+        [
+            {"type": "http.request", "body": DATA[:5000], "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = urlsplit(url).path
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "PUT",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-length", str(len(DATA)).encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    await client.app(scope, receive, send)
+
+    assert sent == []
+    assert blobs.parts(upload) == {} and left_over(config) == []
+    assert client.put(url, content=DATA).status_code == 200
+
+
+def test_a_body_with_another_checksum_than_announced_is_refused(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+) -> None:
+    def header(data: bytes) -> dict[str, str]:
+        digest = base64.b64encode(sha256(data).digest()).decode()
+        return {"Content-Digest": f"md5=:AAAA:, sha-256=:{digest}:"}
+
+    reply = client.put(url, content=DATA, headers=header(b"other"))
+    assert_flat_error(reply, 400, "DIGEST_MISMATCH")
+    reply = client.put(url, content=DATA, headers={"Content-Digest": "sha-256=:A:"})
+    assert_flat_error(reply, 400, "DIGEST_INVALID")
+    assert blobs.parts(upload) == {} and left_over(config) == []
+    assert client.put(url, content=DATA, headers=header(DATA)).status_code == 200
+
+
+def test_a_url_that_has_expired_or_was_altered_is_refused(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, clock: ManualClock
+) -> None:
+    larger = blobs.signed_part_url(upload, 1, size=99, ttl=HOUR)
+    mixed = url.rpartition(".")[0] + "." + larger.rpartition(".")[2]
+    for refused in (
+        url[:-1] + ("A" if url[-1] != "A" else "B"),
+        mixed,
+        url + "%2F..",
+        url.rpartition("/")[0] + "/x",
+    ):
+        assert_flat_error(client.put(refused, content=DATA), 403, "BLOB_URL_INVALID")
+    assert_flat_error(client.get(url), 403, "BLOB_URL_INVALID")
+    clock.advance(3600)
+    assert_flat_error(client.put(url, content=DATA), 403, "BLOB_URL_EXPIRED")
+
+
+def test_a_clock_that_jumps_back_does_not_end_a_url(client: TestClient, url: str, clock: ManualClock) -> None:
+    clock.jump(-86_400)
+    assert client.put(url, content=DATA).status_code == 200
+
+
+def test_an_upload_that_was_aborted_takes_nothing(
+    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+) -> None:
+    blobs.abort_upload(upload)
+    assert_flat_error(client.put(url, content=DATA), 404, "UPLOAD_NOT_FOUND")
+    assert left_over(config) == []
+
+
+def test_other_methods_are_refused_flat(client: TestClient, url: str) -> None:
+    assert_flat_error(client.post(url, content=b""), 405, "METHOD_NOT_ALLOWED")
+    assert_flat_error(client.delete(url), 405, "METHOD_NOT_ALLOWED")
+
+
+# Fetching
+
+
+@pytest.fixture
+def stored(blobs: BlobStore) -> str:
+    blobs.put("runs/r/a.bin", io.BytesIO(DATA))
+    return blobs.signed_get_url("runs/r/a.bin", filename='größe "1".csv', ttl=HOUR)
+
+
+def test_a_download_has_its_exact_length_and_name_and_needs_no_token(client: TestClient, stored: str) -> None:
+    reply = client.get(stored)
+    assert reply.content == DATA
+    assert reply.headers["Content-Length"] == str(len(DATA))
+    assert reply.headers["Content-Type"] == "application/octet-stream"
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert "sandbox" in reply.headers["Content-Security-Policy"]
+    assert "Content-Encoding" not in reply.headers
+    message = Message()
+    message["Content-Disposition"] = reply.headers["Content-Disposition"]
+    assert message.get_content_disposition() == "attachment"
+    assert "filename*=UTF-8''gr%C3%B6%C3%9Fe%20%221%22.csv" in reply.headers["Content-Disposition"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=100-199", 100, 200),
+        ("bytes=10000-", 10_000, len(DATA)),
+        ("bytes=10000-99999999", 10_000, len(DATA)),
+        ("bytes=-7", len(DATA) - 7, len(DATA)),
+        ("bytes=-99999999", 0, len(DATA)),
+    ],
+)
+def test_a_range_is_served_as_asked(
+    client: TestClient, stored: str, asked: str, start: int, stop: int
+) -> None:
+    reply = client.get(stored, headers={"Range": asked})
+    assert reply.status_code == 206
+    assert reply.content == DATA[start:stop]
+    assert reply.headers["Content-Length"] == str(stop - start)
+    assert reply.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(DATA)}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=5-2", "bytes=0-1,3-4", "rows=0-1", "bytes=", "bytes=-", "junk"])
+def test_a_range_that_is_none_gets_everything(client: TestClient, stored: str, asked: str) -> None:
+    reply = client.get(stored, headers={"Range": asked})
+    assert reply.status_code == 200 and reply.content == DATA
+
+
+@pytest.mark.parametrize("asked", [f"bytes={len(DATA)}-", "bytes=99999999-", "bytes=-0"])
+def test_a_range_behind_the_end_is_refused(client: TestClient, stored: str, asked: str) -> None:
+    reply = client.get(stored, headers={"Range": asked})
+    assert_flat_error(reply, 416, "RANGE_NOT_SATISFIABLE")
+    assert reply.headers["Content-Range"] == f"bytes */{len(DATA)}"
+
+
+def test_a_download_goes_on_only_with_the_same_bytes(
+    client: TestClient, stored: str, blobs: BlobStore
+) -> None:
+    etag = client.get(stored).headers["ETag"]
+    go_on = {"Range": "bytes=5-", "If-Range": etag}
+    assert client.get(stored, headers=go_on).status_code == 206
+    blobs.put("runs/r/a.bin", io.BytesIO(DATA[::-1]))
+    again = client.get(stored, headers=go_on)
+    assert again.status_code == 200 and again.content == DATA[::-1]
+
+
+def test_an_empty_blob_can_be_fetched(client: TestClient, blobs: BlobStore) -> None:
+    blobs.put("runs/r/empty", io.BytesIO(b""))
+    url = blobs.signed_get_url("runs/r/empty", filename="empty", ttl=HOUR)
+    reply = client.get(url)
+    assert reply.status_code == 200 and reply.headers["Content-Length"] == "0"
+
+
+def test_a_blob_that_is_gone_or_a_url_that_expired_is_said_flat(
+    client: TestClient, stored: str, blobs: BlobStore, clock: ManualClock
+) -> None:
+    blobs.delete("runs/r/a.bin")
+    assert_flat_error(client.get(stored), 404, "BLOB_NOT_FOUND")
+    clock.advance(3600)
+    assert_flat_error(client.get(stored), 403, "BLOB_URL_EXPIRED")
+
+
+def test_the_key_of_the_urls_lies_private_under_the_home(client: TestClient, config: PlatformConfig) -> None:
+    key: Path = config.keys_dir / "blob-urls.key"
+    assert key.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,307 @@
+"""Blobs are whole or absent, uploads leave nothing behind, and a URL allows what it says until it expires."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
+from osmosis_ai.platform.blobs.store import (
+    BlobNotFound,
+    BlobStore,
+    BodyTooLarge,
+    BodyTooSmall,
+    PartsMismatch,
+    Upload,
+    UploadNotFound,
+    UrlRefused,
+)
+from tests.platform.conftest import ManualClock
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def signer(tmp_path: Path, clock: ManualClock) -> UrlSigner:
+    return UrlSigner(
+        load_signing_key(tmp_path / "keys" / "blob-urls.key"), "https://osmosis.example/p", clock
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, signer: UrlSigner, clock: ManualClock) -> LocalBlobStore:
+    return LocalBlobStore(tmp_path / "blobs", signer, clock)
+
+
+def files_of(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def send(store: LocalBlobStore, upload: Upload, number: int, data: bytes, size: int | None = None) -> str:
+    grant = PartGrant(upload.id, number, len(data) if size is None else size)
+    with store.receive_part(grant) as incoming:
+        incoming.write(data)
+        return store.keep_part(grant, incoming).etag
+
+
+def test_what_is_put_can_be_read_measured_listed_and_deleted(store: BlobStore, tmp_path: Path) -> None:
+    info = store.put("runs/run_1/a.json", io.BytesIO(b"hello"))
+
+    assert (info.size, info.sha256) == (5, sha256(b"hello").hexdigest())
+    with store.open("runs/run_1/a.json") as handle:
+        assert handle.read() == b"hello"
+    assert store.size("runs/run_1/a.json") == 5
+    assert list(store.keys("runs")) == ["runs/run_1/a.json"]
+    with store.local_copy("runs/run_1/a.json") as path:
+        assert path.suffix == ".json" and path.read_bytes() == b"hello"
+
+    store.delete("runs/run_1/a.json")
+    store.delete("runs/run_1/a.json")
+    with pytest.raises(BlobNotFound):
+        store.open("runs/run_1/a.json")
+    with pytest.raises(BlobNotFound):
+        store.size("runs/run_1/a.json")
+    assert files_of(tmp_path / "blobs") == []
+
+
+def test_only_the_platforms_user_can_read_a_blob(store: LocalBlobStore, tmp_path: Path) -> None:
+    store.put("a/b", io.BytesIO(b"x"))
+    for path in (tmp_path / "blobs").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".a", "a\\b", "a b", "a\n", "é", "a" * 256]
+)
+def test_a_key_cannot_lead_out_of_the_store(store: LocalBlobStore, key: str) -> None:
+    for touch in (store.open, store.size, store.delete, store.begin_upload):
+        with pytest.raises(ValueError, match="not a blob key"):
+            touch(key)
+    with pytest.raises(ValueError, match="not a blob key"):
+        store.put(key, io.BytesIO(b"x"))
+
+
+def test_a_put_that_fails_half_way_leaves_the_former_blob(store: LocalBlobStore, tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(28, "No space left on device")
+
+    store.put("a", io.BytesIO(b"old"))
+    with pytest.raises(OSError, match="No space"):
+        store.put("a", Broken(b"new"))
+    assert files_of(tmp_path / "blobs") == ["objects/a"]
+    assert store.open("a").read() == b"old"
+
+
+def test_parts_become_a_blob_in_their_order(store: LocalBlobStore, tmp_path: Path) -> None:
+    upload = store.begin_upload("datasets/x.csv")
+    second, first = send(store, upload, 2, b"world"), send(store, upload, 1, b"hello ")
+
+    assert {n: (p.etag, p.size) for n, p in store.parts(upload).items()} == {1: (first, 6), 2: (second, 5)}
+    info = store.complete_upload(upload, [first, second])
+
+    assert (info.size, info.sha256) == (11, sha256(b"hello world").hexdigest())
+    assert store.open("datasets/x.csv").read() == b"hello world"
+    assert files_of(tmp_path / "blobs") == ["objects/datasets/x.csv"]
+
+
+def test_completing_an_upload_again_gives_the_same_blob(store: LocalBlobStore) -> None:
+    for parts in ([b"only"], [b"one", b"two"]):
+        upload = store.begin_upload(f"datasets/{len(parts)}.csv")
+        etags = [send(store, upload, number, data) for number, data in enumerate(parts, 1)]
+        assert store.complete_upload(upload, etags) == store.complete_upload(upload, etags)
+
+
+def test_a_part_sent_again_replaces_the_former(store: LocalBlobStore) -> None:
+    upload = store.begin_upload("a.csv")
+    former = send(store, upload, 1, b"former")
+    latter = send(store, upload, 1, b"latter")
+    with pytest.raises(PartsMismatch):
+        store.complete_upload(upload, [former])
+    store.complete_upload(upload, [latter])
+    assert store.open("a.csv").read() == b"latter"
+
+
+def test_a_part_sent_by_two_at_once_is_one_of_the_two(store: LocalBlobStore) -> None:
+    upload = store.begin_upload("a.csv")
+    barrier = threading.Barrier(6)
+    etags: list[str] = []
+
+    def race(data: bytes) -> None:
+        barrier.wait()
+        etags.append(send(store, upload, 1, data))
+
+    threads = [threading.Thread(target=race, args=(bytes([65 + n]) * 1000,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(etags) == 6
+    kept = store.parts(upload)[1]
+    assert kept.etag in etags
+    assert store.complete_upload(upload, [kept.etag]).size == 1000
+
+
+@pytest.mark.parametrize("etag", ["0" * 64, "../../../etc/passwd", "", "1.x", "upload.json"])
+def test_an_etag_that_was_not_given_completes_nothing(store: LocalBlobStore, etag: str) -> None:
+    upload = store.begin_upload("a.csv")
+    send(store, upload, 1, b"data")
+    with pytest.raises(PartsMismatch):
+        store.complete_upload(upload, [etag])
+    assert list(store.keys("a.csv")) == []
+
+
+def test_a_part_is_kept_only_with_its_exact_size(store: LocalBlobStore, tmp_path: Path) -> None:
+    upload = store.begin_upload("a.csv")
+    with pytest.raises(BodyTooLarge):
+        send(store, upload, 1, b"12345", size=4)
+    with pytest.raises(BodyTooSmall):
+        send(store, upload, 1, b"12345", size=6)
+    assert store.parts(upload) == {}
+    assert [name for name in files_of(tmp_path / "blobs") if not name.endswith("upload.json")] == []
+
+
+def test_an_aborted_upload_leaves_nothing_and_takes_nothing_more(
+    store: LocalBlobStore, tmp_path: Path
+) -> None:
+    upload = store.begin_upload("a.csv")
+    etag = send(store, upload, 1, b"data")
+    grant = PartGrant(upload.id, 2, 4)
+    with store.receive_part(grant) as late:
+        late.write(b"late")
+        store.abort_upload(upload)
+        store.abort_upload(upload)
+        with pytest.raises(UploadNotFound):
+            store.keep_part(grant, late)
+
+    with pytest.raises(UploadNotFound):
+        store.receive_part(grant)
+    with pytest.raises(UploadNotFound):
+        store.parts(upload)
+    with pytest.raises(UploadNotFound):
+        store.complete_upload(upload, [etag])
+    assert files_of(tmp_path / "blobs") == []
+
+
+def test_unfinished_uploads_are_known_with_their_age(store: LocalBlobStore, clock: ManualClock) -> None:
+    began = clock.now()
+    upload = store.begin_upload("a.csv")
+    clock.advance(60)
+    assert list(store.unfinished_uploads()) == [(upload, began)]
+    store.abort_upload(upload)
+    assert list(store.unfinished_uploads()) == []
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
+    store: LocalBlobStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    upload = store.begin_upload("a.csv")
+    incoming = tmp_path / "blobs" / "incoming"
+    incoming.mkdir(exist_ok=True)
+    (incoming / "abandoned").write_bytes(b"half")
+    (incoming / "ended-1").mkdir()
+    (incoming / "fresh").write_bytes(b"half")
+    long_ago, just_now = clock.now().timestamp() - 7200, clock.now().timestamp()
+
+    with store.receive_part(PartGrant(upload.id, 1, 4)) as writing:
+        for path in incoming.iterdir():
+            age = just_now if path.name == "fresh" else long_ago
+            os.utime(path, (age, age))
+        store.sweep()
+        assert not (incoming / "abandoned").exists()
+        assert not (incoming / "ended-1").exists()
+        assert (incoming / "fresh").exists()
+        writing.write(b"data")
+        assert store.keep_part(PartGrant(upload.id, 1, 4), writing).size == 4
+
+
+# Signed URLs
+
+
+def token_of(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def test_a_url_names_the_public_address_and_gives_back_what_was_granted(
+    store: LocalBlobStore, signer: UrlSigner
+) -> None:
+    url = store.signed_get_url("a/b.csv", filename="größe 1.csv", ttl=HOUR)
+    assert url.startswith("https://osmosis.example/p/blobs/")
+    assert signer.download(token_of(url)) == DownloadGrant("a/b.csv", "größe 1.csv")
+
+    upload = store.begin_upload("x.csv")
+    url = store.signed_part_url(upload, 3, size=17, ttl=HOUR)
+    assert signer.part(token_of(url)) == PartGrant(upload.id, 3, 17)
+
+
+def test_a_url_expires(signer: UrlSigner, clock: ManualClock) -> None:
+    token = token_of(signer.sign(DownloadGrant("a", "a"), ttl=HOUR))
+    clock.advance(3599)
+    signer.download(token)
+    clock.advance(1)
+    with pytest.raises(UrlRefused) as refused:
+        signer.download(token)
+    assert refused.value.expired
+
+
+def test_a_url_that_was_altered_in_any_place_is_refused(signer: UrlSigner) -> None:
+    token = token_of(signer.sign(PartGrant("0" * 32, 1, 10), ttl=HOUR))
+    for place in range(len(token)):
+        for other in ("A" if token[place] != "A" else "B", ".", "\n", "é", ""):
+            altered = token[:place] + other + token[place + 1 :]
+            if altered != token:
+                with pytest.raises(UrlRefused):
+                    signer.part(altered)
+    for nonsense in ("", ".", "a.b", "=.=", token * 100):
+        with pytest.raises(UrlRefused):
+            signer.part(nonsense)
+
+
+def test_a_url_to_fetch_does_not_send_and_the_other_way_round(signer: UrlSigner) -> None:
+    with pytest.raises(UrlRefused, match="allows GET, not PUT"):
+        signer.part(token_of(signer.sign(DownloadGrant("a", "a"), ttl=HOUR)))
+    with pytest.raises(UrlRefused, match="allows PUT, not GET"):
+        signer.download(token_of(signer.sign(PartGrant("0" * 32, 1, 1), ttl=HOUR)))
+
+
+def test_another_platforms_url_is_refused(signer: UrlSigner, tmp_path: Path, clock: ManualClock) -> None:
+    other = UrlSigner(load_signing_key(tmp_path / "other.key"), signer.base_url, clock)
+    with pytest.raises(UrlRefused):
+        signer.download(token_of(other.sign(DownloadGrant("a", "a"), ttl=HOUR)))
+
+
+def test_the_signing_key_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "urls.key"
+    keys: list[bytes] = []
+    threads = [threading.Thread(target=lambda: keys.append(load_signing_key(path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(keys)) == 1 and len(keys) == 8 and len(keys[0]) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["urls.key"]
+    assert keys[0].hex() not in repr(UrlSigner(keys[0], "https://x", ManualClock()))
+
+
+def test_a_signing_key_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "urls.key"
+    load_signing_key(path)
+    path.chmod(0o644)
+    with pytest.raises(OsmosisError, match="every user"):
+        load_signing_key(path)
+    path.chmod(0o600)
+    path.write_text("zz")
+    with pytest.raises(OsmosisError, match="damaged"):
+        load_signing_key(path)

@@ -34,7 +34,7 @@ COMMANDS: dict[str, Entry] = {
     "doctor": Entry(
         "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
     ),
-    "login": Entry("command", "osmosis_ai.cli.auth.login:login", "Log in to a platform.", PLATFORM),
+    "login": Entry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
     "logout": Entry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
     "whoami": Entry(
         "command", "osmosis_ai.cli.auth.whoami:whoami", "Show who you are, and in which workspace.", PLATFORM
@@ -42,6 +42,10 @@ COMMANDS: dict[str, Entry] = {
     "auth": Entry(
         "group", "osmosis_ai.cli.auth:app", "Log in, log out, see who you are.", PLATFORM, hidden=True
     ),
+    "workspace": Entry(
+        "group", "osmosis_ai.cli.workspace:app", "See your workspaces, and find their directories.", PLATFORM
+    ),
+    "secret": Entry("group", "osmosis_ai.cli.secret:app", "Keep the keys that runs need.", PLATFORM),
     "platform": Entry(
         "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
     ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from osmosis_ai.cli.auth.login import login
+from osmosis_ai.cli.auth.login import CONTEXT_SETTINGS, login
 from osmosis_ai.cli.auth.logout import logout
 from osmosis_ai.cli.auth.whoami import whoami
 
 app = typer.Typer(help="Log in, log out, see who you are.")
-app.command("login")(login)
+app.command("login", context_settings=CONTEXT_SETTINGS)(login)
 app.command("logout")(logout)
 app.command("whoami")(whoami)

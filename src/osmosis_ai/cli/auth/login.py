@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from osmosis_ai.services.auth import Login
 
 
+app = typer.Typer()
+# What stands on the line may be a token, and Typer's own error would repeat it.
+CONTEXT_SETTINGS = {"allow_extra_args": True}
+
+
+@app.command(context_settings=CONTEXT_SETTINGS)
 def login(
+    line: typer.Context,
     token: Annotated[
         str | None,
         typer.Option(
@@ -42,6 +49,8 @@ def login(
     from osmosis_ai.services import auth
 
     output = current()
+    if line.args:
+        line.fail("`osmosis login` takes no arguments. A token is given with --token.")
     if token is not None:
         secret = _token_from_stdin(output) if token == "-" else token
         with output.status("Checking the token"):

@@ -1,0 +1,172 @@
+"""Environment secrets: what a run's process finds in its environment. Values go in and never come out."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.api.paging import iterate_pages
+from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.listing import Listing, fetch_listing
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.resources.secrets import SecretScope
+    from osmosis_ai.api.wire.secrets import Secret, SecretList
+
+Scope = Literal["personal", "workspace"]
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_LONGEST_NAME = 255
+_ON_THE_WIRE: dict[Scope, SecretScope] = {"personal": "user", "workspace": "workspace"}
+_KEYS = ("id", "name", "scope", "created_at", "updated_at", "creator_name", "updater_name")
+
+
+def parse_scope(text: str) -> Scope:
+    """Return the scope that somebody typed.
+
+    Raises:
+        OsmosisError: there is no such scope.
+    """
+    if text == "personal":
+        return "personal"
+    if text == "workspace":
+        return "workspace"
+    raise OsmosisError(f"'{text}' is no scope of secrets: use `personal` or `workspace`.")
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name a secret.
+
+    Raises:
+        OsmosisError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        # Not repeated: it may be the value, given in place of the name.
+        raise OsmosisError(
+            "A secret's name consists of capital letters, digits and `_`, beginning with a letter, "
+            f"{_LONGEST_NAME} characters at most.",
+            hint="it becomes an environment variable of the run, as in OPENAI_API_KEY",
+        )
+    return name
+
+
+def check_value(value: str, *, source: str) -> str:
+    """Return ``value`` if it can be kept as a secret; no error repeats it.
+
+    Args:
+        value: the secret, taken as it is: nothing is trimmed.
+        source: where it came from, for the error.
+
+    Raises:
+        OsmosisError: it is empty or no text.
+    """
+    if not value:
+        raise OsmosisError(f"{source} is empty.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise OsmosisError(f"{source} is not valid UTF-8 text.") from None
+    return value
+
+
+def value_from_environment(variable: str) -> str:
+    """Return the value of an environment variable, to be kept as a secret.
+
+    Raises:
+        OsmosisError: it is not set, empty, or no text.
+    """
+    value = os.environ.get(variable)
+    if value is None:
+        raise OsmosisError(f"The environment variable {variable} is not set.")
+    return check_value(value, source=f"The environment variable {variable}")
+
+
+def list_secrets(
+    client: PlatformClient, scope: Scope | None = None, *, limit: int, everything: bool
+) -> tuple[Listing[Secret], str | None]:
+    """Return secrets of one scope or (None) of both, and where the platform shows them.
+
+    Raises:
+        OsmosisError: ``limit`` and ``everything`` exclude each other.
+        PlatformError: as every call.
+    """
+    pages: list[str] = []
+
+    def fetch(size: int, offset: int) -> SecretList:
+        wire_scope = "all" if scope is None else _ON_THE_WIRE[scope]
+        page = client.secrets.list(scope=wire_scope, limit=size, offset=offset)
+        pages.extend(url for url in [page.platform_url] if url)
+        return page
+
+    listing = fetch_listing(fetch, lambda page: page.environment_secrets, limit=limit, everything=everything)
+    return listing, next(iter(pages), None)
+
+
+def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:
+    """Store a value under a name, in place of the former one.
+
+    Raises:
+        PlatformError: as every call; the value is in none of it.
+    """
+    return client.secrets.set(check_name(name), value, scope=_ON_THE_WIRE[scope])
+
+
+def require_secret(client: PlatformClient, name: str, scope: Scope) -> None:
+    """Check that a secret is there before anybody is asked to agree to its end.
+
+    A platform that fails to list is not taken for one that has no such secret.
+
+    Raises:
+        NotFoundError: it is not there; says so when the other scope has it.
+        PlatformError: the request was refused.
+    """
+    try:
+        if _exists(client, name, scope):
+            return
+    except PlatformError as error:
+        if error.status is not None and error.status < 500:
+            raise
+        return
+    other: Scope = "workspace" if scope == "personal" else "personal"
+    message = f'Secret "{name}" was not found in {scope} scope.'
+    if _exists_if_known(client, name, other):
+        command = f"osmosis secret delete {name} --scope {other}"
+        message += f" It exists in {other} scope. Run: {command}"
+    raise NotFoundError(message, details={"name": name, "scope": scope}, hint="osmosis secret list")
+
+
+def delete_secret(client: PlatformClient, name: str, scope: Scope) -> None:
+    """Delete a secret.
+
+    Raises:
+        PlatformError: ``NOT_FOUND`` when it is not there, or as every call.
+    """
+    client.secrets.delete(check_name(name), scope=_ON_THE_WIRE[scope])
+
+
+def secret_item(secret: Secret) -> dict[str, Any]:
+    """Return a secret as scripts see it: everything but the value, which nobody gets."""
+    known = secret.model_dump(mode="json", include=set(_KEYS))
+    return {**{key: known[key] for key in _KEYS}, "scope": shown_scope(secret.scope)}
+
+
+def shown_scope(wire_scope: str | None) -> str | None:
+    """Return the word users have for a scope of the wire."""
+    return "personal" if wire_scope == "user" else wire_scope
+
+
+def _exists(client: PlatformClient, name: str, scope: Scope) -> bool:
+    pages = iterate_pages(
+        lambda size, offset: client.secrets.list(scope=_ON_THE_WIRE[scope], limit=size, offset=offset),
+        lambda page: page.environment_secrets,
+    )
+    return any(secret.name == name for page in pages for secret in page.environment_secrets)
+
+
+def _exists_if_known(client: PlatformClient, name: str, scope: Scope) -> bool:
+    try:
+        return _exists(client, name, scope)
+    except PlatformError:
+        return False

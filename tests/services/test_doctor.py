@@ -24,7 +24,10 @@ def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
     git(workspace.root, "remote", "add", "origin", "https://ada:token@example.org/team/agents.git")
     assert examine(workspace.data_dir).resource() == {
         "workspace_directory": str(workspace.root),
-        "git": {"identity": None, "remote_url": "https://example.org/team/agents.git"},
+        "git": {
+            "identity": "example-org/agents-63f5fb2e",
+            "remote_url": "https://example.org/team/agents.git",
+        },
         "workspace": None,
         "required_paths": REQUIRED,
         "missing": ["AGENTS.md", "CLAUDE.md", "configs/AGENTS.md"],

@@ -28,6 +28,7 @@ def doctor(
     rows = [
         (name, _state(name, resource["missing"], resource["fixed"])) for name in resource["required_paths"]
     ]
+    linked = resource["workspace"]
     steps = (
         ["Write the missing guides for coding agents: osmosis doctor --fix"] if resource["missing"] else []
     )
@@ -35,7 +36,15 @@ def doctor(
         operation="doctor",
         message="Workspace doctor completed.",
         resource=resource,
-        blocks=[Table(["Path", "State"], rows, title=resource["workspace_directory"], in_plain=True)],
+        blocks=[
+            Table(
+                ["Path", "State"],
+                rows,
+                title=resource["workspace_directory"],
+                note=f"Workspace on the platform: {linked['name']}" if linked else None,
+                in_plain=True,
+            )
+        ],
         next_steps=steps,
     )
 

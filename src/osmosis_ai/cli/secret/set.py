@@ -11,7 +11,6 @@ from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import InteractiveRequiredError
 
-
 # What stands after the name may be the value, and Typer's own error would repeat it.
 CONTEXT_SETTINGS = {"allow_extra_args": True}
 

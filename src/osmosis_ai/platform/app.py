@@ -17,6 +17,7 @@ from osmosis_ai.platform.http import (
     blobs,
     datasets,
     device,
+    eval_runs,
     health,
     inference,
     models,
@@ -51,6 +52,7 @@ def create_app(services: PlatformServices) -> FastAPI:
         finally:
             await anyio.to_thread.run_sync(services.datasets.ingest.close)
             await services.served.close()
+            services.submits.close()
             await anyio.to_thread.run_sync(services.rollouts.close)
 
     app = FastAPI(
@@ -82,6 +84,7 @@ def create_app(services: PlatformServices) -> FastAPI:
     app.include_router(secrets.router)
     app.include_router(rollouts.router)
     app.include_router(models.router)
+    app.include_router(eval_runs.router)
     app.include_router(inference.router)
     app.include_router(pages.router)
     app.include_router(health.router)

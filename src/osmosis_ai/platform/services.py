@@ -16,6 +16,9 @@ from osmosis_ai.platform.device_logins import DeviceLogins
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.rollouts import Rollouts
+from osmosis_ai.platform.runs.downloads import Downloads
+from osmosis_ai.platform.runs.reading import EvalRuns
+from osmosis_ai.platform.runs.submit import Submits
 from osmosis_ai.platform.secrets import Secrets
 from osmosis_ai.platform.served import ServedModels
 from osmosis_ai.platform.sign_in import SignIns
@@ -42,6 +45,9 @@ class PlatformServices:
     mirrors: MirrorStore
     rollouts: Rollouts
     served: ServedModels
+    submits: Submits
+    eval_runs: EvalRuns
+    downloads: Downloads
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
@@ -60,6 +66,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     logs = Logs(db, used_clock)
     signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, used_clock)
     blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
+    rollouts = Rollouts(db, mirrors, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -74,6 +81,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         vault=vault,
         secrets=Secrets(db, vault, used_clock),
         mirrors=mirrors,
-        rollouts=Rollouts(db, mirrors, used_clock),
+        rollouts=rollouts,
         served=ServedModels(),
+        submits=Submits(db, used_clock, vault, mirrors, rollouts),
+        eval_runs=EvalRuns(db, used_clock, logs),
+        downloads=Downloads(db, blobs),
     )

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +27,10 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import LocalEvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
 from osmosis_ai.evaluation.summary import RunSummary
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets.copies import open_dataset
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Repository, Run, RunFile
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
@@ -141,9 +141,7 @@ class EvaluationWork:
             request=request,
             commit_sha=run.commit_sha,
             rollout_dir=self._source(repository, run.commit_sha) / "rollouts" / run.rollout_name,
-            dataset=DatasetInput(
-                self._dataset(blobs, rows, run.dataset_name), run.dataset_name, rows.sha256, "platform"
-            ),
+            dataset=self._dataset(blobs, run, rows),
             rows=rows,
             stored=stored,
             blobs=blobs,
@@ -192,22 +190,19 @@ class EvaluationWork:
             mirrors.close()
         return source
 
-    def _dataset(self, blobs: BlobStore, rows: RowChoice, name: str) -> Path:
-        path = self._directory.dataset(Path(rows.blob_key).suffix)
-        if path.exists():
-            return path
-        partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        try:
-            with blobs.local_copy(rows.blob_key) as copy:
-                _link_or_copy(copy, partial)
-        except BlobNotFound:
-            raise OsmosisError(
-                f"the dataset '{name}' was replaced or deleted before the run began.",
-                hint="submit the run again",
-            ) from None
-        partial.replace(path)
-        return path
+    def _dataset(self, blobs: BlobStore, run: Run, rows: RowChoice) -> DatasetInput:
+        path = self._directory.dataset(rows.extension)
+        if not path.exists():
+            partial = path.with_name(f".{path.name}.partial")
+            row = open_dataset(self._db, blobs, run.dataset_id or "", partial)
+            if row.sha256 != rows.sha256:
+                partial.unlink()
+                raise OsmosisError(
+                    f"the dataset '{run.dataset_name}' was replaced before the run began.",
+                    hint="submit the run again",
+                )
+            partial.replace(path)
+        return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
 
     def _secret_values(self, run: Run, request: EvalRequest) -> dict[str, str]:
         """Return the value of every secret: those given with the submit, and those stored by now."""
@@ -292,10 +287,3 @@ def _provenance(run: Run, prepared: Prepared) -> dict[str, Any]:
         "config_commit_sha": experiment.commit_sha,
         "advanced": run.request.get("advanced_config"),
     }
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

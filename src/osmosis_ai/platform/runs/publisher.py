@@ -154,20 +154,25 @@ class Publisher:
         if progress is not None:
             run.results = live_results(run.results or {}, progress)
             run.progress = {"completed": progress.completed, "total": progress.total}
+            if self._directory is not None:
+                run.metrics = _metrics(self._directory) or run.metrics
         self._logs.add(session, run.id, lines, redactor=self._redactor)
 
 
 def record_metrics(run: Run, directory: RunDirectory) -> None:
     """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
+    metrics = _metrics(directory)
+    if metrics is not None:
+        run.metrics = metrics
+        run.results = summarised_results(run.results or {}, metrics["summary"])
+
+
+def _metrics(directory: RunDirectory) -> dict[str, Any] | None:
     written = directory.read_metrics()
     if written is None:
-        return
-    run.metrics = {
-        "duration_ms": written["eval_run"]["duration_ms"],
-        "summary": written["summary"],
-        "estimates": written["estimates"],
-    }
-    run.results = summarised_results(run.results or {}, written["summary"])
+        return None
+    duration_ms = written["eval_run"]["duration_ms"]
+    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
 
 
 def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any]:

@@ -23,20 +23,20 @@ class RowChoice:
     Attributes:
         total_rows: how many rows the dataset has.
         limit: use the first so many; None to draw :data:`SAMPLED_FRACTION` of them with ``draw_seed``.
-        sha256, blob_key: the bytes whose rows these are.
+        sha256, extension: of the file whose rows these are.
     """
 
     total_rows: int
     limit: int | None
     draw_seed: int | None
     sha256: str
-    blob_key: str
+    extension: str
 
     @classmethod
-    def of(cls, *, total_rows: int, limit: int | None, sha256: str, blob_key: str) -> RowChoice:
+    def of(cls, *, total_rows: int, limit: int | None, sha256: str, extension: str) -> RowChoice:
         """Choose for a new run; without a limit, a draw of its own."""
         draw_seed = secrets.randbits(31) if limit is None else None
-        return cls(total_rows, limit, draw_seed, sha256, blob_key)
+        return cls(total_rows, limit, draw_seed, sha256, extension)
 
     @classmethod
     def read(cls, recorded: dict[str, Any]) -> RowChoice:

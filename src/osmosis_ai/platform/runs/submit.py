@@ -44,7 +44,7 @@ SEED = 0
 """The seed of a run's model calls; the same as that of `osmosis eval run`, so that results compare."""
 MAX_WORK_ITEMS = 10_000_000
 
-_PARALLEL_SYNCS = 4
+_PARALLEL_SUBMITS = 16
 _NAME_TRIES = 64
 
 
@@ -83,7 +83,13 @@ class Submits:
         self._vault = vault
         self._mirrors = mirrors
         self._rollouts = rollouts
-        self._syncs = ThreadPoolExecutor(_PARALLEL_SYNCS, thread_name_prefix="submit-sync")
+        # Threads of their own: however slowly some host answers, other requests keep theirs.
+        self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
+        self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")
+
+    def start(self, submission: Submission) -> Future[Run]:
+        """As :meth:`submit`, without blocking."""
+        return self._threads.submit(self.submit, submission)
 
     def submit(self, submission: Submission) -> Run:
         """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most.
@@ -100,7 +106,8 @@ class Submits:
         return self._create(submission, request, dataset, rows, code, scopes)
 
     def close(self) -> None:
-        """Wait for no more fetches."""
+        """End; nothing can be submitted afterwards."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._syncs.shutdown(wait=False, cancel_futures=True)
 
     def _dataset(self, workspace_id: str, name: str) -> Dataset:
@@ -227,12 +234,12 @@ def _is_free(session: Session, run: Run) -> bool:
 
 
 def _choose_rows(request: EvalRequest, dataset: Dataset) -> RowChoice:
-    assert dataset.row_count is not None and dataset.sha256 is not None and dataset.blob_key is not None
+    assert dataset.row_count is not None and dataset.sha256 is not None
     rows = RowChoice.of(
         total_rows=dataset.row_count,
         limit=request.evaluation.limit,
         sha256=dataset.sha256,
-        blob_key=dataset.blob_key,
+        extension=dataset.extension,
     )
     planned = len(rows.rows()) * request.evaluation.n
     if planned > MAX_WORK_ITEMS:

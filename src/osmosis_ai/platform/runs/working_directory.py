@@ -45,9 +45,9 @@ class WorkingDirectory:
         """Make it, private to the platform's user."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def dataset(self, suffix: str) -> Path:
-        """Return where the rows lie; ``suffix`` is the file's extension, with its dot."""
-        return self.path / f"dataset{suffix}"
+    def dataset(self, extension: str) -> Path:
+        """Return where the rows lie."""
+        return self.path / f"dataset.{extension}"
 
     def evaluation(self, run_name: str) -> RunDirectory:
         """Return the engine's run directory."""

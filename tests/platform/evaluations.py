@@ -1,0 +1,123 @@
+"""What evaluation runs need to exist: a repository with a rollout, a dataset, a submit, and somebody to wait for."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.platform.db.models import Dataset, new_id
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import Member
+
+ROOT = Path(__file__).parents[2]
+ROLLOUT = ROOT / "rollouts" / "multiply"
+ROWS = ROOT / "data" / "multiply.jsonl"
+
+
+def git(directory: Path, *arguments: str) -> str:
+    """Run Git as nobody in particular and return what it printed."""
+    done = subprocess.run(
+        ["git", "-c", "user.name=Mara", "-c", "user.email=mara@fern.example", *arguments],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+class Code:
+    """A repository with the rollout ``multiply`` on its branch ``main``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        shutil.copytree(ROLLOUT, path / "rollouts" / "multiply")
+        git(path, "init", "-q", "-b", "main")
+        self.head = self.commit("first")
+
+    def write(self, name: str, text: str) -> None:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def commit(self, message: str) -> str:
+        git(self.path, "add", "-A")
+        git(self.path, "commit", "-q", "--allow-empty", "-m", message)
+        self.head = git(self.path, "rev-parse", "HEAD")
+        return self.head
+
+
+def add_dataset(
+    services: PlatformServices,
+    member: Member,
+    name: str = "multiply",
+    *,
+    rows: list[dict[str, Any]] | None = None,
+    status: str = "uploaded",
+    error: str | None = None,
+) -> Dataset:
+    """Add a dataset as if it had been uploaded and checked; the repository's own rows by default."""
+    if rows is None:
+        content = ROWS.read_bytes()
+    else:
+        content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    dataset_id = new_id("ds")
+    key = f"datasets/{dataset_id}/{new_id('b')}.jsonl"
+    info = services.blobs.put(key, io.BytesIO(content))
+    assert info.sha256 == hashlib.sha256(content).hexdigest()
+    ready = status == "uploaded"
+    now = services.clock.now()
+    dataset = Dataset(
+        id=dataset_id,
+        workspace_id=member.workspace.id,
+        name=name,
+        status=status,
+        extension="jsonl",
+        file_size=info.size,
+        row_count=content.count(b"\n") if ready else None,
+        sha256=info.sha256 if ready else None,
+        blob_key=key if ready else None,
+        error=error,
+        creator_id=member.user.id,
+        created_at=now,
+        updated_at=now,
+    )
+    with services.db.transaction() as session:
+        session.add(dataset)
+    return dataset
+
+
+def submit_body(**changes: Any) -> dict[str, Any]:
+    """Return a submit of the multiply agent with the built-in model; sections may be replaced or added."""
+    body: dict[str, Any] = {
+        "experiment_config": {
+            "rollout": "multiply",
+            "entrypoint": "main.py",
+            "model_path": "osmosis/tiny",
+            "dataset": "multiply",
+        },
+        "evaluation_config": {"limit": 3, "n": 2, "batch_size": 4},
+    }
+    return {**body, **changes}
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    """Return an experiment section with some keys changed."""
+    return {**submit_body()["experiment_config"], **changes}
+
+
+def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0) -> Any:
+    """Return what ``condition`` gives as soon as that is true; other processes are at work meanwhile."""
+    deadline, pause = time.monotonic() + within_s, threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        pause.wait(0.02)
+    return found

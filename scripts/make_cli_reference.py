@@ -1,0 +1,247 @@
+"""Writes docs/cli-reference.md from the commands themselves, so that the page cannot say anything else.
+
+python scripts/make_cli_reference.py           write the page
+python scripts/make_cli_reference.py --check   fail when the committed page is not what this writes
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import enum
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from osmosis_ai.cli.failures import INTERRUPTED_STATUS, USAGE_STATUS
+from osmosis_ai.cli.main import BROKEN_PIPE_STATUS
+from osmosis_ai.cli.registry import COMMANDS
+from osmosis_ai.cli.root import PROGRAM, build_root
+from osmosis_ai.cli.root_help import OPTIONS, SUMMARY
+from osmosis_ai.errors import ERROR_CODES
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli-reference.md"
+INTRODUCTION = f"""\
+<!-- Written by scripts/make_cli_reference.py: edit the commands, then run it. -->
+
+# Command reference
+
+{SUMMARY}
+
+A command prints its result on stdout and everything else (progress, warnings, errors) on stderr. Nothing asks
+when stdin is no terminal; `--yes` answers what a command would ask. Environment variables are on
+[a page of their own](environment.md).
+"""
+STATUSES = (
+    (0, "It worked. Evaluations whose samples failed count as having worked: the numbers tell."),
+    (1, "It did not work, or only in part (`status` is `partial` in JSON)."),
+    (USAGE_STATUS, "The command line is wrong: an unknown command or option, a value that is none."),
+    (INTERRUPTED_STATUS, "Interrupted with Ctrl-C."),
+    (BROKEN_PIPE_STATUS, "The reader of stdout has gone, as in `osmosis … | head -1`."),
+)
+CODES = {
+    "VALIDATION": "What was given is wrong: an option, a file, a config, or what the platform found in them.",
+    "AUTH_REQUIRED": "Nobody is logged in, or the token has expired, was revoked or is wrong.",
+    "NOT_FOUND": "There is nothing of that name, or nothing that you may see.",
+    "CONFLICT": "It contradicts what is there: a name is taken, a run has ended, two profiles disagree.",
+    "UPGRADE_REQUIRED": "The platform no longer serves this version of the command line.",
+    "RATE_LIMITED": "Too many requests; wait and try again.",
+    "PLATFORM_ERROR": "The platform failed, or answered with something that is no reply.",
+    "INTERNAL": "A bug in Osmosis; `OSMOSIS_DEBUG=1` shows where.",
+    "INTERACTIVE_REQUIRED": "It would have to ask, and there is nobody to answer; `details.flags` names the way out.",
+    "WORKSPACE_REQUIRED": "This is no workspace directory, or its repository is not connected to a workspace.",
+    "NETWORK": "A host could not be reached, or did not answer in time.",
+    "SUBSCRIPTION_REQUIRED": "The hosted service asks for a subscription.",
+    "BILLING_REQUIRED": "The hosted service asks for a payment method.",
+    "KEYRING_UNAVAILABLE": "The system's keyring is locked or missing.",
+    "CREDENTIALS_UNAVAILABLE": "The file of saved logins cannot be read or written.",
+    "CREDENTIALS_PARSE_FAILED": "The file of saved logins is damaged; logging in again keeps it as a backup.",
+    "CREDENTIALS_VERSION_CHANGED": "Another version of Osmosis wrote the file of saved logins; log in again.",
+    "ENV_TOKEN_PLATFORM_REQUIRED": "`OSMOSIS_TOKEN` is set without the platform it is for.",
+    "ENV_TOKEN_PLATFORM_MISMATCH": "`OSMOSIS_TOKEN` is for another platform than the active one.",
+    "TOKEN_NOT_FOUND": "A saved login has lost its token; log in again.",
+    "KEYRING_CLEANUP_FAILED": "An old token may still be in the keyring.",
+    "TOKEN_REVOKE_FAILED": "The platform could not be told to revoke a token.",
+}
+
+
+class Shown(NamedTuple):
+    """A command that does something; under another name only ``path`` and ``usage`` differ."""
+
+    path: str
+    usage: str
+    summary: str
+    body: str
+
+
+def main() -> int:
+    """Write the page, or compare it, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if not parser.parse_args().check:
+        PAGE.write_text(reference(), encoding="utf-8")
+        return 0
+    committed, wanted = PAGE.read_text(encoding="utf-8").splitlines(), reference().splitlines()
+    difference = list(difflib.unified_diff(committed, wanted, "committed", "commands", n=0, lineterm=""))
+    if difference:
+        sys.stderr.write("\n".join(difference) + "\n")
+        sys.stderr.write(
+            f"docs/{PAGE.name} is not what the commands say: run `python scripts/{Path(__file__).name}`\n"
+        )
+    return 1 if difference else 0
+
+
+def reference() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION, *_contents(), "## Options of every command\n", _root_options()]
+    seen: dict[tuple[str, str], str] = {}
+    for name, group in _groups():
+        parts.append(f"## `{PROGRAM} {name}`\n")
+        for command in _leaves(*group):
+            if command.path != f"{PROGRAM} {name}":
+                parts.append(f"### `{command.path}`\n")
+            same = seen.setdefault((command.summary, command.body), command.path)
+            parts.append(_whole(command) if same == command.path else f"The same as {_link(same)}.\n")
+    return "\n".join([*parts, *_statuses()])
+
+
+def _groups() -> list[tuple[str, tuple[Any, Any]]]:
+    root = build_root(lambda **_options: None)
+    context = _context(root, None, PROGRAM)
+    return [
+        (name, (command, _context(command, context, name)))
+        for name in COMMANDS
+        if (command := root.get_command(context, name)) is not None
+    ]
+
+
+def _context(command: Any, parent: Any, name: str) -> Any:
+    return command.context_class(command, parent=parent, info_name=name)
+
+
+def _leaves(command: Any, context: Any) -> Iterator[Shown]:
+    """Yield every command below, in the order that its help shows."""
+    if not hasattr(command, "list_commands"):
+        summary, *more = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        yield Shown(context.command_path, usage, _prose(summary), _body(command, context, more))
+        return
+    for name in command.list_commands(context):
+        nested = command.get_command(context, name)
+        if not nested.hidden:
+            yield from _leaves(nested, _context(nested, context, name))
+
+
+def _whole(command: Shown) -> str:
+    return f"{command.summary}\n\n```text\n{command.usage}\n```\n\n{command.body}"
+
+
+def _body(command: Any, context: Any, more: Sequence[str]) -> str:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+    prose = [f"{_prose(paragraph)}\n" for paragraph in more]
+    return "\n".join([*prose, *_arguments(arguments, context), *_options(options, context)])
+
+
+def _arguments(arguments: Sequence[Any], context: Any) -> list[str]:
+    rows = [(f"`{param.make_metavar(ctx=context)}`", _prose(param.help or "")) for param in arguments]
+    return [_table(("argument", ""), rows)] if rows else []
+
+
+def _options(options: Sequence[Any], context: Any) -> list[str]:
+    rows = [
+        (f"`{_spelling(param, context)}`", _prose(_meaning(param)), _default(param), _variables(param))
+        for param in options
+    ]
+    if not rows:
+        return []
+    headings = ("option", "", "default", "variable")
+    used = [index for index in range(4) if index < 2 or any(row[index] for row in rows)]
+    return [_table([headings[index] for index in used], [[row[index] for index in used] for row in rows])]
+
+
+def _spelling(param: Any, context: Any) -> str:
+    names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
+    return names if param.is_flag else f"{names} {_metavar(param, context)}"
+
+
+def _metavar(param: Any, context: Any) -> str:
+    return (
+        str(param.make_metavar(ctx=context))
+        .replace("INTEGER RANGE", "INTEGER")
+        .replace("FLOAT RANGE", "FLOAT")
+    )
+
+
+def _meaning(param: Any) -> str:
+    text = param.help or ""
+    low, high = getattr(param.type, "min", None), getattr(param.type, "max", None)
+    if low is None and high is None:
+        return text
+    limits = (
+        f"{low} to {high}"
+        if None not in (low, high)
+        else f"{low} or more"
+        if high is None
+        else f"up to {high}"
+    )
+    return f"{text} ({limits})"
+
+
+def _default(param: Any) -> str:
+    value = param.default.value if isinstance(param.default, enum.Enum) else param.default
+    return "" if value is None or isinstance(value, bool) or callable(value) else f"`{value}`"
+
+
+def _variables(param: Any) -> str:
+    named = [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
+    return ", ".join(f"`{name}`" for name in named)
+
+
+def _root_options() -> str:
+    return _table(("option", ""), [(f"`{spelling}`", _prose(text)) for spelling, text in OPTIONS])
+
+
+def _contents() -> list[str]:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name, group in _groups():
+        if not COMMANDS[name].hidden:
+            rows = [(_link(leaf.path), leaf.summary) for leaf in _leaves(*group)]
+            panels.setdefault(COMMANDS[name].panel, []).extend(rows)
+    return [text for title, rows in panels.items() for text in (f"**{title}**\n", _table(("", ""), rows))]
+
+
+def _statuses() -> list[str]:
+    if set(CODES) != ERROR_CODES:
+        raise SystemExit(f"say what these error codes mean in CODES: {sorted(set(CODES) ^ ERROR_CODES)}")
+    return [
+        "## Exit statuses\n",
+        _table(("status", ""), [(f"`{status}`", text) for status, text in STATUSES]),
+        "## Error codes\n",
+        "With `--json` a failure is one document on stderr; `error.code` is one of these.\n",
+        _table(("code", ""), [(f"`{code}`", text) for code, text in CODES.items()]),
+    ]
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    # A bar ends a cell, even inside code.
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _link(path: str) -> str:
+    return f"[`{path}`](#{path.replace(' ', '-')})"
+
+
+def _prose(text: str) -> str:
+    """Keep what stands outside code from being read as markup."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    return "".join(piece if piece.startswith("`") else re.sub(r"([*<])", r"\\\1", piece) for piece in pieces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

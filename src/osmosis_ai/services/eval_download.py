@@ -64,6 +64,7 @@ class DownloadPlan:
     types: tuple[str, ...]
     rows: str | None
     directory: Path
+    workspace: Workspace
     pending: tuple[ManifestFile, ...]
     skipped: tuple[ManifestFile, ...]
     failures: tuple[FailedFile, ...]
@@ -189,7 +190,15 @@ def plan_download(
             details={"files_failed": [{"path": failed.path, "error": failed.error} for failed in failures]},
         )
     return DownloadPlan(
-        run, tuple(types), rows, directory, tuple(pending), tuple(skipped), tuple(failures), manifest.totals
+        run=run,
+        types=tuple(types),
+        rows=rows,
+        directory=directory,
+        workspace=workspace,
+        pending=tuple(pending),
+        skipped=tuple(skipped),
+        failures=tuple(failures),
+        totals=manifest.totals,
     )
 
 
@@ -215,6 +224,8 @@ def run_download(
 
     if not plan.pending:
         return DownloadOutcome(plan, (), plan.failures)
+    if plan.directory.is_relative_to(plan.workspace.state_dir):
+        plan.workspace.create_state_dir()
     if blobs is not None:
         return _Fetch(client, plan, blobs, progress).run()
     with BlobClient() as own:
@@ -238,6 +249,28 @@ def run_directory(run: EvalRun, workspace: Workspace, output: Path | None = None
     if unsure or (place / "manifest.json").exists():
         return workspace.evals_dir / f"{folded}--{run_id}"
     return place
+
+
+def save_metrics(
+    client: PlatformClient, run: EvalRun, workspace: Workspace, output: Path | None
+) -> tuple[Path | None, str | None]:
+    """Fetch a run's ``metrics.json`` to where its other files go.
+
+    Returns:
+        The file, or why there is none.
+    """
+    try:
+        plan = plan_download(
+            client, run.id, types=("metrics",), workspace=workspace, output=output, overwrite=True
+        )
+        if [file.path for file in plan.pending] != ["metrics.json"]:
+            return None, f"The platform keeps no metrics.json of `{run.name or run.id}`."
+        outcome = run_download(client, plan)
+    except OsmosisError as error:
+        return None, f"The metrics could not be saved: {error.message}"
+    if outcome.failures:
+        return None, f"The metrics could not be saved: {outcome.failures[0].error}"
+    return plan.directory / "metrics.json", None
 
 
 class _Cancelled(Exception):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.llm.providers import ModelEndpoint
+    from osmosis_ai.services.platform_datasets import OpenProgress
     from osmosis_ai.workspace.config import EvalConfig
     from osmosis_ai.workspace.layout import Workspace
 
@@ -33,7 +34,7 @@ class EvalRunRequest:
 
     Attributes:
         config: a file of ``configs/eval/``.
-        dataset_file: rows from this file instead of ``data/<dataset>.*``.
+        dataset_file: rows from this file instead of ``data/<dataset>.*`` or the platform's dataset.
         rows: ``"3,7,10-20"``, overrides the config's ``limit``.
         output: directory of runs; ``.osmosis/evals`` of the workspace by default.
         secret_values: values for ``[secrets].required``; the environment comes second.
@@ -85,8 +86,15 @@ class EvalRunResult:
     summary: RunSummary
 
 
-def prepare_eval_run(request: EvalRunRequest, *, start: Path | None = None) -> PreparedEval:
-    """Find and check everything a run needs; starts nothing and writes nothing.
+def prepare_eval_run(
+    request: EvalRunRequest, *, start: Path | None = None, fetching: OpenProgress | None = None
+) -> PreparedEval:
+    """Find and check everything a run needs; starts nothing, and writes nothing but a dataset into the cache.
+
+    Args:
+        request: what the user asked for.
+        start: a directory of the workspace; the current one when None.
+        fetching: opens a display when a dataset of the platform has to be downloaded.
 
     Raises:
         OsmosisError: naming what is wrong and how to mend it.
@@ -101,10 +109,10 @@ def prepare_eval_run(request: EvalRunRequest, *, start: Path | None = None) -> P
     config = load_eval_config(request.config, workspace)
     spec = _spec_of(config)
     entrypoint_path(workspace, config.experiment)
-    path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file)
-    selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
     served = spec.model_path in served_models()
     _check_policy(spec, request, served=served)
+    path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
+    selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
     provenance, notes = _provenance(workspace, config)
     return PreparedEval(
         request=request,
@@ -228,7 +236,9 @@ def _spec_of(config: EvalConfig) -> EvalRunSpec:
     )
 
 
-def _dataset_file(workspace: Workspace, name: str, explicit: Path | None) -> tuple[Path, str]:
+def _dataset_file(
+    workspace: Workspace, name: str, explicit: Path | None, fetching: OpenProgress | None
+) -> tuple[Path, str]:
     from osmosis_ai.workspace.layout import find_dataset_file
 
     if explicit is not None:
@@ -237,13 +247,40 @@ def _dataset_file(workspace: Workspace, name: str, explicit: Path | None) -> tup
             raise NotFoundError(f"there is no dataset file `{explicit}`.")
         return path, "explicit"
     found = find_dataset_file(workspace, name)
-    if found is None:
+    return (found, "workspace") if found is not None else _platform_dataset(workspace, name, fetching)
+
+
+def _platform_dataset(workspace: Workspace, name: str, fetching: OpenProgress | None) -> tuple[Path, str]:
+    """Return the platform's dataset of that name, where somebody is logged in to one."""
+    from osmosis_ai.api.credentials import require_credentials
+    from osmosis_ai.api.rejections import PlatformError
+    from osmosis_ai.services.context import find_checkout, open_context
+    from osmosis_ai.services.platform_datasets import fetch_dataset
+
+    missing = (
+        f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
+        f"`.parquet` in {workspace.root}"
+    )
+    hint = "put the file there, or pass `--dataset-file FILE`"
+    try:
+        find_checkout(workspace.root)
+        require_credentials()
+    except OsmosisError as error:
         raise NotFoundError(
-            f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
-            f"`.parquet` in {workspace.root}.",
-            hint="put the file there, or pass `--dataset-file FILE`",
-        )
-    return found, "workspace"
+            f"{missing}.",
+            hint=f"{hint}; the platform was not asked for a dataset of that name: {error.message}",
+        ) from None
+    with open_context(workspace.root) as context:
+        try:
+            dataset = fetch_dataset(context.client, name, progress=fetching)
+        except PlatformError as error:
+            if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
+                raise
+            raise NotFoundError(
+                f"{missing}, nor a dataset of that name on {context.client.platform_url}.",
+                hint=f"{hint}, or upload it: osmosis dataset upload FILE",
+            ) from None
+    return dataset.path, dataset.source
 
 
 def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -> None:

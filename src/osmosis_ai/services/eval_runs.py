@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.base import LogPage
+    from osmosis_ai.api.wire.base import LogEntry, LogPage
     from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalResults, EvalRun, EvalRunDetail, EvalRunRow
     from osmosis_ai.services.listing import Listing
 
@@ -122,6 +122,28 @@ def run_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | Non
     return client.eval_runs.logs(name, limit=limit, cursor=cursor)
 
 
+def follow_run_log(
+    client: PlatformClient, name: str, *, first: int, pause: Callable[[], None]
+) -> Iterator[LogEntry]:
+    """Yield the last ``first`` lines of a run's log, then every new one until the run has ended.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+        first: how many lines to begin with.
+        pause: waits between two looks.
+    """
+    from osmosis_ai.services.log_following import LogFollower, follow_log
+
+    run_id = client.eval_runs.get(name).eval_run.id
+    follower = LogFollower(
+        lambda size, cursor: client.eval_runs.logs(run_id, limit=size, cursor=cursor), first=first
+    )
+    return follow_log(
+        follower, ended=lambda: client.eval_runs.get(run_id).eval_run.status in TERMINAL, pause=pause
+    )
+
+
 def run_item(row: EvalRunRow) -> dict[str, Any]:
     """Return a listed run as scripts see it."""
     item = _own_fields(
@@ -195,6 +217,16 @@ def finite(value: float | None) -> float | None:
 def plain(model: Any) -> Any:
     """Return a message of the platform as the JSON it was, infinities as null."""
     return None if model is None else _jsonable(model.to_wire())
+
+
+def run_metrics(metrics: EvalMetrics | None) -> dict[str, Any] | None:
+    """Return a run's numbers under the names that `eval run` gives them."""
+    if metrics is None:
+        return None
+    found = {**metrics.overview.model_dump(exclude={"duration_ms"}), "reward_stats": metrics.reward_stats}
+    found["pass_at_k"] = [point.model_dump() for point in metrics.pass_at_k] or None
+    known = {key: value for key, value in found.items() if value is not None}
+    return dict(_jsonable({**known, "estimates": metrics.estimates}))
 
 
 def _jsonable(value: Any) -> Any:

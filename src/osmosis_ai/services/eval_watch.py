@@ -1,7 +1,8 @@
-"""`osmosis eval watch`: how far a run is, read from its directory while another process writes it.
+"""`osmosis eval watch`: how far a run is, on this machine or on a platform.
 
-The journal says what is finished, the lock says whether anybody works on it. Nothing is written,
-and nothing is asked of the process that runs it.
+Of a run of this machine the journal says what is finished, the lock whether anybody works on it; nothing
+is written, and nothing is asked of the process that runs it. Of a run of a platform its detail says all,
+and a platform that is away for a while is waited for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from osmosis_ai.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -160,3 +163,91 @@ class RunWatcher:
             elapsed_s=time.monotonic() - self._started,
             finished=self._finished,
         )
+
+
+PATIENCE_S = 300.0
+"""How long a platform may be away while a run of its own is watched."""
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """A run of a platform at one moment; ``progress`` is None while the platform does not say."""
+
+    detail: EvalRunDetail
+    progress: ProgressSnapshot | None
+
+    @property
+    def status(self) -> str:
+        """The run's status."""
+        return self.detail.eval_run.status
+
+
+def follow_platform_run(
+    client: PlatformClient,
+    name: str,
+    *,
+    pause: Callable[[], None],
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[SeenRun]:
+    """Yield how a run of a platform stands until it has ended.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+        pause: waits between two looks.
+        tell: told when the platform does not answer and is waited for.
+        clock: seconds.
+
+    Raises:
+        PlatformError: no such run; or the platform was away for longer than :data:`PATIENCE_S`.
+    """
+    from osmosis_ai.api.rejections import PlatformError
+    from osmosis_ai.services.eval_runs import TERMINAL
+
+    started = answered = clock()
+    begun_with: int | None = None
+    waiting = False
+    while True:
+        try:
+            detail = client.eval_runs.get(name)
+        except PlatformError as error:
+            away = error.status is None or error.status >= 500 or error.status == 429
+            if not away or clock() - answered > PATIENCE_S:
+                raise
+            if not waiting:
+                tell(f"{error.message}; waiting for the platform to come back")
+            waiting = True
+        else:
+            answered, waiting = clock(), False
+            name = detail.eval_run.id
+            snapshot = _snapshot(detail, elapsed_s=answered - started, begun_with=begun_with)
+            if snapshot is not None and begun_with is None:
+                begun_with = snapshot.completed
+            yield SeenRun(detail, snapshot)
+            if detail.eval_run.status in TERMINAL:
+                return
+        pause()
+
+
+def _snapshot(detail: EvalRunDetail, *, elapsed_s: float, begun_with: int | None) -> ProgressSnapshot | None:
+    from osmosis_ai.evaluation.run_state import ProgressSnapshot
+    from osmosis_ai.services.eval_runs import finite, run_progress
+
+    progress, results = run_progress(detail.results, detail.config), detail.results
+    if progress is None or results is None:
+        return None
+    return ProgressSnapshot(
+        completed=progress.completed,
+        total=progress.total,
+        passed=results.passed or 0,
+        failed=results.failed or 0,
+        skipped=results.skipped or 0,
+        scored=(results.graded or 0) if finite(results.score) is not None else 0,
+        reward_mean=finite(results.score),
+        tokens=results.total_tokens or 0,
+        cost_usd=None,
+        in_flight=None,
+        elapsed_s=elapsed_s,
+        finished=0 if begun_with is None else progress.completed - begun_with,
+    )

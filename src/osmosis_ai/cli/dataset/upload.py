@@ -79,6 +79,8 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
         output.show(Table(("", ""), rows, title="Dataset Upload"))
     question = "Proceed with upload?"
     if overwrite:
+        if output.interactive and not yes:
+            output.warn(_REPLACES)
         question = f"Upload `{file.stem}` and replace the dataset of that name if there is one?"
     output.confirm(
         question,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +93,7 @@ def run(
         rollout_port=rollout_port,
         verbose=verbose,
     )
-    prepared = prepare_eval_run(request)
+    prepared = prepare_eval_run(request, fetching=_fetching)
     with LiveRun(current(), prepared, yes=yes) as live:
         result = asyncio.run(run_eval(prepared, live))
     if result is None:
@@ -100,6 +102,12 @@ def run(
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     return _operation(result)
+
+
+@contextmanager
+def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    with current().progress(f"Fetching {dataset}", total=size, unit="bytes") as shown:
+        yield shown.update
 
 
 def _operation(result: EvalRunResult) -> OperationResult:

@@ -58,7 +58,7 @@ def results(summary: RunSummary) -> list[Block]:
     blocks: list[Block] = []
     if summary.failures:
         blocks.append(_failed_rows(summary))
-    blocks.append(_results_table(summary.metrics.estimates))
+    blocks.append(results_table(summary.metrics.estimates))
     blocks.append(Table(columns=("", ""), rows=[*_counts(summary)], title="Samples", in_plain=True))
     return blocks
 
@@ -68,7 +68,7 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
     from osmosis_ai.evaluation.metrics_models import Estimates
 
     written = (seen.metrics or {}).get("estimates")
-    return [_results_table(Estimates.model_validate(written))] if written else []
+    return [results_table(Estimates.model_validate(written))] if written else []
 
 
 def next_steps(result: EvalRunResult) -> list[str]:
@@ -116,7 +116,8 @@ def _work_items(plan: RunPlan) -> str:
     return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
 
 
-def _results_table(estimates: Estimates) -> Table:
+def results_table(estimates: Estimates) -> Table:
+    """Return the numbers with their intervals and denominators."""
     return Table(
         columns=("", Column("Value", right=True), Column("95 % interval"), Column("Over")),
         rows=[*_numbers(estimates)],
@@ -185,7 +186,18 @@ def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cel
 
 
 def _counts(summary: RunSummary) -> Iterator[Row]:
-    counts = summary.metrics.estimates.counts
+    yield from sample_counts(summary.metrics.estimates)
+    if summary.pending:
+        yield "Pending", Styled(formats.count(summary.pending), "pending")
+    if summary.resumed:
+        yield "From earlier sessions", formats.count(summary.resumed)
+    yield "Duration", formats.duration(summary.duration_ms / 1000)
+    yield "Output", shown_path(summary.run_dir)
+
+
+def sample_counts(estimates: Estimates) -> Iterator[Row]:
+    """Yield what became of the work items."""
+    counts = estimates.counts
     yield "Work items", formats.count(counts.planned)
     yield "Scored", formats.count(counts.scored)
     if counts.unscored:
@@ -195,12 +207,6 @@ def _counts(summary: RunSummary) -> Iterator[Row]:
         yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
     if counts.skipped:
         yield "Skipped by the grader", formats.count(counts.skipped)
-    if summary.pending:
-        yield "Pending", Styled(formats.count(summary.pending), "pending")
-    if summary.resumed:
-        yield "From earlier sessions", formats.count(summary.resumed)
-    yield "Duration", formats.duration(summary.duration_ms / 1000)
-    yield "Output", shown_path(summary.run_dir)
 
 
 def _breakdown(counts: Mapping[str, int]) -> str:

@@ -9,30 +9,87 @@ import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from osmosis_ai.services.eval_watch import WatchedRun
 
 _REFRESH_S = 0.5
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="Name of a run, or its directory.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
+            show_default=False,
+        ),
+    ],
 ) -> OperationResult:
-    """Follow a run of this machine until it ends. Ctrl-C stops watching, not the run."""
-    from osmosis_ai.cli.eval.live import describe
-    from osmosis_ai.services.eval_watch import RunWatcher, find_run
+    """Follow a run until it ends. Ctrl-C stops watching, not the run."""
+    from osmosis_ai.services.eval_watch import find_run
 
-    watcher = RunWatcher(find_run(run))
+    try:
+        directory = find_run(run)
+    except NotFoundError as missing:
+        return _watch_platform(run, missing)
+    return _watch_local(directory)
+
+
+def _watch_local(directory: Path) -> OperationResult:
+    from osmosis_ai.cli.eval.live import describe
+    from osmosis_ai.services.eval_watch import RunWatcher
+
+    watcher = RunWatcher(directory)
     seen = watcher.look()
     if seen.status == "running":
         with current().progress(seen.run_name, total=seen.progress.total, unit="rollouts") as bar:
             for seen in watcher.follow(pause=lambda: time.sleep(_REFRESH_S)):
                 bar.update(seen.progress.completed, note=describe(seen.progress))
-    return _operation(seen)
+    return _local_operation(seen)
 
 
-def _operation(seen: WatchedRun) -> OperationResult:
+def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
+    """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
+    from osmosis_ai.cli.connection import platform_context
+    from osmosis_ai.cli.eval import following, platform_tables
+
+    try:
+        with platform_context() as context:
+            described = following.follow(context.client, run)
+            return OperationResult(
+                operation="eval.watch",
+                status="success" if described.run.status == "finished" else "partial",
+                message=following.ending(described),
+                resource={
+                    "id": described.run.id,
+                    "name": described.run.name,
+                    **following.outcome(described),
+                    **context.resource(),
+                },
+                blocks=platform_tables.numbers(described.metrics),
+                next_steps=platform_tables.hints(described),
+            )
+    except OsmosisError as error:
+        platform_code = getattr(error, "platform_code", None)
+        if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
+            hint = (
+                f"{missing.hint}; runs of a platform can be watched once you are logged in"
+                if missing.hint
+                else None
+            )
+            raise NotFoundError(missing.message, hint=hint) from None
+        if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
+            raise NotFoundError(
+                f"there is no run `{run}`, neither on this machine nor on the platform.",
+                hint="`osmosis eval list` lists the platform's; " + (missing.hint or ""),
+            ) from None
+        raise
+
+
+def _local_operation(seen: WatchedRun) -> OperationResult:
     from osmosis_ai.cli.eval import tables
 
     finished = seen.status == "finished"
@@ -46,13 +103,13 @@ def _operation(seen: WatchedRun) -> OperationResult:
         operation="eval.watch",
         status="success" if finished else "partial",
         message=f"Evaluation run {'finished' if finished else 'stopped'}: {tables.shown_path(seen.run_dir)}.{left}",
-        resource=_resource(seen),
+        resource=_local_resource(seen),
         blocks=tables.recorded_results(seen),
         next_steps=[] if finished else ["Resume: run the command that started it again"],
     )
 
 
-def _resource(seen: WatchedRun) -> dict[str, Any]:
+def _local_resource(seen: WatchedRun) -> dict[str, Any]:
     progress, metrics = seen.progress, seen.metrics or {}
     return {
         "run_name": seen.run_name,

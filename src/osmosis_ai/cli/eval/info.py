@@ -1,0 +1,62 @@
+"""`osmosis eval info`: one run, its configuration and its results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.eval.platform_tables import RunArgument
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import DetailResult
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.eval_runs import DescribedRun
+
+
+def info(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Directory for the run's metrics.json (default: .osmosis/evals/RUN).",
+            show_default=False,
+        ),
+    ] = None,
+) -> DetailResult:
+    """Show a run of the platform: how far it is, how it was configured, what came of it."""
+    from osmosis_ai.cli.eval import platform_tables
+    from osmosis_ai.services.eval_runs import describe_run
+
+    with platform_context() as context:
+        with current().status("Fetching evaluation run"):
+            described = describe_run(context.client, run)
+            saved = _save_metrics(context, described, output)
+        path = saved["output_path"]
+        return DetailResult(
+            data={**described.data(), **saved, **context.resource()},
+            title="Evaluation Run",
+            rows=platform_tables.rows(described),
+            sections=platform_tables.sections(described),
+            blocks=platform_tables.numbers(described.metrics)
+            if platform_tables.estimates_of(described.metrics) is not None
+            else (),
+            hints=[*platform_tables.hints(described), *([f"Metrics: {path}"] if path else [])],
+        )
+
+
+def _save_metrics(context: PlatformContext, described: DescribedRun, output: Path | None) -> dict[str, Any]:
+    """Keep the run's numbers for people, or where a script asks; failing to is only a warning."""
+    from osmosis_ai.services.eval_download import save_metrics
+
+    if described.metrics is None or (current().mode != "rich" and output is None):
+        return {"output_path": None, "save_warning": None}
+    path, problem = save_metrics(context.client, described.run, context.workspace, output)
+    if problem is not None:
+        current().warn(problem)
+    return {"output_path": str(path) if path else None, "save_warning": problem}

@@ -1,0 +1,217 @@
+"""Evaluation runs of a platform, as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Column, Row, Section, Status, Styled, Table
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
+    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.services.eval_runs import DescribedRun
+
+RunArgument = Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)]
+
+_SETTINGS = ("limit", "n", "batch_size", "pass_threshold", "agent_workflow_timeout_s", "grader_timeout_s")
+_SCOPES = {
+    "workspace": "workspace",
+    "user": "personal",
+    "user_override": "personal, overrides workspace",
+    "run": "this run only",
+}
+
+
+def columns() -> tuple[Column, ...]:
+    """Return what a list shows of each run."""
+    return (
+        Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
+        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Rollout", "rollout"),
+        Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
+        Column("Submitted", value=lambda item: formats.date(item["created_at"])),
+        Column("Submitted By", "creator_name"),
+    )
+
+
+def rows(described: DescribedRun) -> list[Row]:
+    """Return the main facts of a run."""
+    return list(_rows(described))
+
+
+def sections(described: DescribedRun) -> list[Section]:
+    """Return how the run was configured, and its results where there is no fuller table of them."""
+    found = [Section("Configuration", list(_configuration(described.detail)))]
+    if estimates_of(described.metrics) is None:
+        found.append(Section("Results", list(_results(described))))
+    return [section for section in found if section.rows]
+
+
+def hints(described: DescribedRun) -> list[str]:
+    """Return where to look next."""
+    run, said = described.run, []
+    name = run.name or run.id
+    if run.platform_url:
+        said.append(f"View: {run.platform_url}")
+    if run.status == "failed":
+        said.append(f"See logs with: osmosis eval logs {name}")
+    if run.status in ("pending", "running"):
+        said.append(f"Follow with: osmosis eval watch {name}")
+        said.append(f"Stop with: osmosis eval stop {name}")
+    return said
+
+
+def numbers(metrics: EvalMetrics | None) -> list[Block]:
+    """Return a run's numbers as `eval run` shows them, as far as the platform has computed them."""
+    if metrics is None:
+        return []
+    estimates = estimates_of(metrics)
+    if estimates is None:
+        return [Table(("", ""), list(_overview(metrics)), title="Results", in_plain=True)]
+    from osmosis_ai.cli.eval.tables import results_table, sample_counts
+
+    counted = list(sample_counts(estimates))
+    if metrics.overview.duration_ms is not None:
+        counted.append(("Duration", formats.duration(metrics.overview.duration_ms / 1000)))
+    return [results_table(estimates), Table(("", ""), counted, title="Samples", in_plain=True)]
+
+
+def estimates_of(metrics: EvalMetrics | None) -> Estimates | None:
+    """Return the intervals and counts, where the platform has them in a form this version knows."""
+    if metrics is None or not metrics.estimates:
+        return None
+    from pydantic import ValidationError
+
+    from osmosis_ai.evaluation.metrics_models import Estimates
+
+    try:
+        return Estimates.model_validate(metrics.estimates)
+    except ValidationError:
+        return None
+
+
+def _rows(described: DescribedRun) -> Iterator[Row]:
+    run, detail = described.run, described.detail
+    summary = described.data()["summary"]
+    yield "Name", run.name or "(unnamed)"
+    if detail.is_internal_user:
+        yield "ID", run.id
+    yield "Status", Status(run.status)
+    if run.error:
+        yield "Error", Styled(run.error, "bad")
+    progress = summary.get("progress")
+    if run.status == "pending":
+        yield "Progress", "Waiting to start..."
+    elif progress is not None:
+        done, total = formats.count(progress["completed"]), formats.count(progress["total"])
+        yield "Progress", f"{done} / {total} samples"
+    yield "Duration", formats.duration(_duration_s(described))
+    yield "Pass Rate", formats.percent(summary.get("pass_rate"))
+    yield "Tokens Used", formats.count(summary.get("total_tokens"))
+    yield "Submitted", formats.date(run.created_at, seconds=True)
+    yield "Submitted By", run.creator_name
+    yield "Started", formats.date(run.started_at, seconds=True)
+    yield "Completed", formats.date(run.completed_at, seconds=True)
+    yield "Dataset", detail.dataset.name if detail.dataset else None
+    yield "Model", described.model
+    yield "Rollout", detail.rollout.name if detail.rollout else None
+    if described.metrics_error is not None:
+        yield "Note", f"The metrics cannot be had now: {described.metrics_error}"
+    elif run.status == "running":
+        yield "Note", "The run is under way: the metrics are a snapshot."
+
+
+def _configuration(detail: EvalRunDetail) -> Iterator[Row]:
+    if detail.entrypoint:
+        yield "Entrypoint", detail.entrypoint
+    settings = _settings(detail.config or {})
+    if settings:
+        yield "Config", settings
+    if detail.branch:
+        yield "Branch", detail.branch
+    if detail.commit_sha:
+        yield "Commit", detail.commit_sha[:7]
+    scopes = detail.resolved_secret_scopes or {}
+    if scopes:
+        yield (
+            "Secrets",
+            ", ".join(f"{name} ({_SCOPES.get(scope, scope)})" for name, scope in sorted(scopes.items())),
+        )
+    if detail.env_config:
+        shown = ", ".join(f"{name}={value}" for name, value in sorted(detail.env_config.items()))
+        yield "Environment Variables", shown
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    others = sorted(key for key in config if key not in _SETTINGS and key != "model_path")
+    known = [key for key in (*_SETTINGS, *others) if config.get(key) is not None]
+    return ", ".join(f"{key}={config[key]}" for key in known)
+
+
+def _results(described: DescribedRun) -> Iterator[Row]:
+    summary, results = described.data()["summary"], described.detail.results
+    counted = [
+        f"{formats.count(summary[word])} {word}"
+        for word in ("graded", "passed", "failed", "skipped")
+        if word in summary
+    ]
+    if counted:
+        yield "Samples", ", ".join(counted)
+    if "pass_threshold" in summary:
+        yield "Pass Threshold", f"{summary['pass_threshold']:g}"
+    stats = (results.reward_stats if results else None) or {}
+    yield from _reward_stats(stats)
+    points = stats.get("pass_at_k")
+    if isinstance(points, Mapping):
+        for k, value in points.items():
+            yield f"pass@{k}", formats.percent(value) if isinstance(value, (int, float)) else None
+
+
+def _overview(metrics: EvalMetrics) -> Iterator[Row]:
+    overview = metrics.overview
+    if overview.pass_rate is not None:
+        over = formats.count(overview.completed_samples)
+        yield "Pass rate", f"{formats.percent(overview.pass_rate)} of {over} samples"
+    yield from _reward_stats(metrics.reward_stats or {})
+    for point in metrics.pass_at_k:
+        yield f"pass@{point.k}", formats.percent(point.value)
+    for label, value in (
+        ("Graded", overview.graded),
+        ("Passed", overview.passed),
+        ("Failed", overview.failed),
+        ("Skipped", overview.skipped),
+        ("Tokens", overview.tokens_used),
+    ):
+        if value is not None:
+            yield label, formats.count(value)
+    if overview.duration_ms is not None:
+        yield "Duration", formats.duration(overview.duration_ms / 1000)
+
+
+def _reward_stats(stats: Mapping[str, Any]) -> Iterator[Row]:
+    known = [
+        f"{name} {stats[name]:.3f}"
+        for name in ("mean", "std", "min", "median", "max")
+        if isinstance(stats.get(name), (int, float))
+    ]
+    if known:
+        yield "Reward", " · ".join(known)
+
+
+def _duration_s(described: DescribedRun) -> float | None:
+    metrics, run = described.metrics, described.run
+    if metrics is not None and metrics.overview.duration_ms is not None:
+        return metrics.overview.duration_ms / 1000
+    if run.started_at is None:
+        return None
+    end = run.completed_at or (datetime.now(timezone.utc) if run.status == "running" else None)
+    return (end - run.started_at).total_seconds() if end is not None else None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, (int, float)) else formats.MISSING

@@ -1,0 +1,122 @@
+"""Before code is run far away: would it import here?
+
+What the platform has to build first (packages that are not installed here) is not held against the code;
+what cannot run anywhere (a syntax error, an exception while importing) is said before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.supervision import ChildProcess
+
+TIMEOUT_S = 60.0
+_PLACEHOLDER = "placeholder-of-the-preflight"
+_OURS = ("OSMOSIS_TOKEN",)
+_TAIL_BYTES = 2000
+# Without the current directory in front: its modules must not shadow those that the probe itself needs.
+_PROBE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from osmosis_ai.services.entrypoint_probe import main; main(*sys.argv[1:])"
+)
+
+
+def check_backend(
+    rollout_dir: Path,
+    entrypoint: str,
+    *,
+    command: str,
+    env: Mapping[str, str],
+    secret_names: tuple[str, ...] = (),
+    timeout_s: float = TIMEOUT_S,
+) -> str | None:
+    """Import a rollout's entrypoint in a process of its own.
+
+    Args:
+        rollout_dir: the rollout's directory.
+        entrypoint: its script, relative to that.
+        command: what the user ran (``eval submit``).
+        env: variables that the run will have.
+        secret_names: variables that it will have too; where the shell has none, a placeholder stands in.
+        timeout_s: seconds after which it is left to the platform.
+
+    Returns:
+        Why nothing could be found out, for the user to know; None when the import succeeded.
+
+    Raises:
+        OsmosisError: the code cannot be imported; the details say where.
+    """
+    from osmosis_ai.controller.requirements import read_project, unmet_requirements
+
+    shown = f"rollouts/{rollout_dir.name}/{entrypoint}"
+    project = read_project(rollout_dir)
+    unmet = unmet_requirements(project) if project is not None else []
+    if unmet:
+        return f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
+    variables = {key: value for key, value in os.environ.items() if key not in _OURS}
+    variables = {**dict.fromkeys(secret_names, _PLACEHOLDER), **variables, **env}
+    with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
+        report = Path(scratch) / "report.json"
+        with (Path(scratch) / "output.txt").open("w+b") as output:
+            status = asyncio.run(
+                _probe(rollout_dir, entrypoint, report, env=variables, output=output, timeout_s=timeout_s)
+            )
+            if status is None:
+                return f"`{shown}` was still importing after {timeout_s:g} s; whether it can is left to the platform."
+            found = _read(report) or {"error": _tail(output) or f"it ended with status {status}"}
+    if found.get("outcome") == "imported":
+        return None
+    if found.get("outcome") == "module_not_found":
+        return f"`{shown}` was not imported here: {found.get('error')}."
+    where = f"rollouts/{rollout_dir.name}/{found['file']}, line {found['line']}" if "file" in found else shown
+    raise OsmosisError(
+        f"`osmosis {command}` preflight failed for `{shown}`.\n  {where}: {found.get('error')}",
+        details={"entrypoint": shown, **found},
+        hint="importing the entrypoint must not fail, nor serve: start the server under "
+        '`if __name__ == "__main__":`',
+    )
+
+
+async def _probe(
+    rollout_dir: Path,
+    entrypoint: str,
+    report: Path,
+    *,
+    env: Mapping[str, str],
+    output: IO[bytes],
+    timeout_s: float,
+) -> int | None:
+    """Return the exit status, or None when it took too long."""
+    child = ChildProcess(
+        [sys.executable, "-c", _PROBE, entrypoint, str(report)],
+        env=env,
+        cwd=rollout_dir,
+        stdout=output,
+    )
+    try:
+        return await asyncio.wait_for(child.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        child.kill()
+
+
+def _read(report: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(report.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    return output.read().decode("utf-8", "replace").strip()

@@ -1,0 +1,90 @@
+"""A pinned commit must be where the platform fetches from; what can be known of that here, is said here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote, urlsplit
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.workspace.git import run_git
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.git_identity import GitIdentity
+
+Answer = Literal["present", "absent", "unknown"]
+GITHUB_TIMEOUT_S = 20.0
+
+
+def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | None:
+    """Look for a commit in this clone and, where the origin is on GitHub, there.
+
+    Args:
+        root: the work tree.
+        commit_sha: as the config has it.
+        git: who the repository is.
+
+    Returns:
+        What remains doubtful, for the user to know; None when nothing does.
+
+    Raises:
+        OsmosisError: GitHub has no such commit.
+    """
+    local = run_git(["cat-file", "-e", f"{commit_sha}^{{commit}}"], cwd=root).returncode == 0
+    answer = _ask_github(git.identity, commit_sha) if _is_on_github(git) else "unknown"
+    if answer == "present":
+        return None
+    if answer == "absent":
+        details = {"commit_sha": commit_sha, "identity": git.identity, "exists_locally": local}
+        if local:
+            raise OsmosisError(
+                f"Commit {commit_sha} is in this clone but not pushed to {git.identity}.",
+                details=details,
+                hint="push it: git push",
+            )
+        raise OsmosisError(
+            f"Commit {commit_sha} is neither in this clone nor in {git.identity}.",
+            details=details,
+            hint="write the SHA of a pushed commit into `commit_sha`; `git log` lists them",
+        )
+    if not local:
+        return f"commit {commit_sha} is not in this clone; whether {git.identity} has it is left to the platform."
+    known = run_git(["branch", "--remotes", "--contains", commit_sha], cwd=root)
+    if known.returncode == 0 and known.stdout.strip():
+        return None
+    return f"commit {commit_sha} is on no remote branch that this clone knows of; it may not be pushed yet."
+
+
+def _is_on_github(git: GitIdentity) -> bool:
+    try:
+        return (urlsplit(git.display_url).hostname or "").rstrip(".") == "github.com"
+    except ValueError:
+        return False
+
+
+def _ask_github(identity: str, commit_sha: str) -> Answer:
+    """Ask with the GitHub CLI, whose login this is; without it nothing is known."""
+    gh = shutil.which("gh")
+    if gh is None:
+        return "unknown"
+    path = f"repos/{quote(identity)}/commits/{quote(commit_sha, safe='')}"
+    try:
+        done = subprocess.run(
+            [gh, "api", "--silent", path],
+            env={**os.environ, "GH_PROMPT_DISABLED": "1", "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=GITHUB_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    if done.returncode == 0:
+        return "present"
+    # 404 is also said of a repository that this login may not see; 422 only of a commit.
+    return "absent" if "HTTP 422" in done.stderr else "unknown"

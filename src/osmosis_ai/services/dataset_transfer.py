@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.rejections import PlatformError
     from osmosis_ai.api.transfer import BlobClient, UnfinishedUpload
+    from osmosis_ai.api.wire.base import LogEntry
     from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
 
 Progress = Callable[[int], None]
@@ -126,25 +127,30 @@ class _Sender:
 
     def start(self, *, overwrite: bool) -> Dataset:
         """Announce the upload and send everything."""
-        dataset = self._create(overwrite=overwrite)
+        dataset, replaces = self._create(overwrite=overwrite)
         if dataset.upload is None:
             self._abort(dataset.id)
             raise OsmosisError(
                 "the platform took the dataset's name but did not say where its bytes go.",
                 code="PLATFORM_ERROR",
             )
-        return self._send(dataset.id, dataset.upload, None)
+        sent = self._send(dataset.id, dataset.upload, None)
+        if not replaces:
+            # One that is being replaced has the size of its former bytes until the new ones are checked.
+            require_whole(sent, self.report)
+        return sent
 
     def _awaits_parts(self, unfinished: UnfinishedUpload) -> bool:
         dataset = self.client.datasets.get(unfinished.dataset_id)
         return dataset.id == unfinished.dataset_id and dataset.status in ("pending", "uploading")
 
-    def _create(self, *, overwrite: bool) -> Dataset:
+    def _create(self, *, overwrite: bool) -> tuple[Dataset, bool]:
+        """Return the announced dataset, and whether it had bytes before."""
         from osmosis_ai.api.rejections import PlatformError
 
         size, extension = self.report.file_size, self.report.extension
         try:
-            return self.client.datasets.create(self.name, size_bytes=size, extension=extension)
+            return self.client.datasets.create(self.name, size_bytes=size, extension=extension), False
         except PlatformError as error:
             existing = error.body.get("existing_dataset_id")
             if error.status != 409 or not isinstance(existing, str) or not existing:
@@ -155,9 +161,10 @@ class _Sender:
                     details=error.details,
                     hint="replace its content with `--overwrite`, or rename the file",
                 ) from None
-        return self.client.datasets.create(
+        announced = self.client.datasets.create(
             self.name, size_bytes=size, extension=extension, overwrite_id=existing
         )
+        return announced, True
 
     def _send(self, dataset_id: str, instructions: UploadInstructions, digest: str | None) -> Dataset:
         from osmosis_ai.api.rejections import PlatformError
@@ -187,19 +194,7 @@ class _Sender:
             self._abort(dataset_id)
             raise
         upload.forget()
-        self._verify(dataset)
         return dataset
-
-    def _verify(self, dataset: Dataset) -> None:
-        converted = dataset.file_format not in (None, dataset.original_file_format or self.report.extension)
-        if dataset.file_size and dataset.file_size != self.report.file_size and not converted:
-            raise OsmosisError(
-                f"the platform has {dataset.file_size} bytes of {self.path.name}, which has "
-                f"{self.report.file_size}.",
-                code="PLATFORM_ERROR",
-                details={"expected_size": self.report.file_size, "file_size": dataset.file_size},
-                hint="upload it again with `--overwrite`",
-            )
 
     def _abort(self, dataset_id: str) -> None:
         try:
@@ -210,6 +205,23 @@ class _Sender:
                 f"`{self.name}` may stay listed as uploading for a while.",
                 "ABORT_FAILED",
             )
+
+
+def require_whole(dataset: Dataset, report: DatasetReport) -> None:
+    """Compare what the platform has with what was sent, where it keeps the file as it came.
+
+    Raises:
+        OsmosisError: bytes are missing.
+    """
+    converted = dataset.file_format not in (None, report.extension)
+    if dataset.file_size in (0, report.file_size) or converted:
+        return
+    raise OsmosisError(
+        f"the platform has {dataset.file_size} bytes of {report.file_name}, which has {report.file_size}.",
+        code="PLATFORM_ERROR",
+        details={"expected_size": report.file_size, "file_size": dataset.file_size},
+        hint="upload it again with `--overwrite`",
+    )
 
 
 def _broken_off(error: PlatformError) -> PlatformError:
@@ -224,13 +236,19 @@ def _broken_off(error: PlatformError) -> PlatformError:
 
 
 def wait_until_checked(
-    client: PlatformClient, dataset: Dataset, *, pause: Callable[[], None], tell: Callable[[str], None]
+    client: PlatformClient,
+    dataset: Dataset,
+    report: DatasetReport,
+    *,
+    pause: Callable[[], None],
+    tell: Callable[[str], None],
 ) -> Dataset:
     """Return the dataset when the platform has checked it.
 
     Args:
         client: the platform.
         dataset: as the upload returned it.
+        report: of the file that was uploaded.
         pause: waits between two looks.
         tell: takes each line of the platform's log, as it comes.
 
@@ -247,15 +265,21 @@ def wait_until_checked(
         if dataset.status not in IN_PROGRESS:
             break
         pause()
-    if dataset.status == READY:
+    if dataset.status == READY and dataset.upload_error is None:
+        require_whole(dataset, report)
         return dataset
-    said = [entry.message for entry in log.recent if entry.message and (entry.level or "").lower() == "error"]
+    said = [dataset.upload_error] if dataset.upload_error else _errors(log.recent)
     problems = "".join(f"\n  - {message}" for message in said)
+    kept = " The dataset keeps the content it had." if dataset.status == READY else ""
     raise OsmosisError(
-        f"The platform did not accept `{dataset.file_name}`: its status is `{dataset.status}`.{problems}",
+        f"The platform did not accept the file.{kept}{problems}",
         details={"id": dataset.id, "status": dataset.status, "errors": said},
         hint=f"see logs with: osmosis dataset logs {dataset.file_name}",
     )
+
+
+def _errors(entries: list[LogEntry]) -> list[str]:
+    return [entry.message for entry in entries if entry.message and (entry.level or "").lower() == "error"]
 
 
 def download_dataset(

@@ -7,8 +7,6 @@ goes on where an earlier one ended.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.eval_runs import require_started
+from osmosis_ai.services.run_files import breakdown, path_problem, run_directory
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -25,22 +24,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile, SampleManifest
     from osmosis_ai.workspace.layout import Workspace
 
-TYPES = ("metrics", "trajectories", "artifacts", "logs")
-DEFAULT_TYPES = "metrics,trajectories"
 ASK_FROM_BYTES = 100 << 20
 PARALLEL = 8
 URL_BATCH = 500
-
-_LAYOUT = {
-    "metrics": re.compile(r"metrics\.json"),
-    "trajectories": re.compile(r"summary\.jsonl|trajectories/row_\d+_run_\d+\.json", re.ASCII),
-    "artifacts": re.compile(r"artifacts/row_\d+_run_\d+/.+", re.ASCII | re.DOTALL),
-    "logs": re.compile(r"logs\.txt"),
-}
-_RESERVED = re.compile(r"artifacts/row_\d+_run_\d+/manifest\.json", re.ASCII)
-_ROWS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
-_WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_LONGEST_NAME = 96
 
 
 @dataclass(frozen=True)
@@ -98,47 +84,11 @@ class DownloadOutcome:
             "bytes_downloaded": sum(file.size for file in self.fetched),
             "total_files": len(listed) + len(plan.failures),
             "total_bytes": sum(file.size for file in listed),
-            "breakdown": _breakdown(plan.types, listed),
+            "breakdown": breakdown(plan.types, listed),
             "manifest_totals": plan.totals,
             "output_path": str(plan.directory),
         }
         return resource if plan.rows is None else {**resource, "rows": plan.rows}
-
-
-def parse_types(text: str) -> tuple[str, ...]:
-    """Return the types of ``metrics,trajectories`` or ``all``, in the order given.
-
-    Raises:
-        OsmosisError: when one is unknown, or there is none.
-    """
-    asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
-    if asked == ["all"]:
-        return TYPES
-    if "all" in asked:
-        raise OsmosisError("--type takes either `all` or a list of types, not both.")
-    unknown = [word for word in asked if word not in TYPES]
-    if unknown:
-        named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(TYPES)} or `all`.")
-    return tuple(asked)
-
-
-def check_rows(rows: str | None) -> str | None:
-    """Return ``rows`` without spaces.
-
-    Raises:
-        OsmosisError: when it is no list of rows such as ``3,7,10-20``.
-    """
-    if rows is None:
-        return None
-    tight = re.sub(r"\s+", "", rows)
-    if not _ROWS.fullmatch(tight):
-        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, and not {rows!r}.")
-    for part in tight.split(","):
-        first, _, last = part.partition("-")
-        if last and int(last) < int(first):
-            raise OsmosisError(f"--rows: {part} ends before it begins.")
-    return tight
 
 
 def plan_download(
@@ -172,7 +122,7 @@ def plan_download(
     pending, skipped, failures = [], [], []
     seen: set[str] = set()
     for file in manifest.files:
-        problem = _problem(file.path, types, directory)
+        problem = path_problem(file.path, types, directory)
         if problem is None and file.path.casefold() in seen:
             problem = "is listed twice"
         seen.add(file.path.casefold())
@@ -230,25 +180,6 @@ def run_download(
         return _Fetch(client, plan, blobs, progress).run()
     with BlobClient() as own:
         return _Fetch(client, plan, own, progress).run()
-
-
-def run_directory(run: EvalRun, workspace: Workspace, output: Path | None = None) -> Path:
-    """Return where a run's files go: ``output``, or a directory of its own in ``.osmosis/evals``.
-
-    Names are folded to what every file system takes; the run's id is added where that would let two runs
-    meet, or where an evaluation of this machine has the place.
-    """
-    if output is not None:
-        return output.expanduser().absolute()
-    run_id = _safe_name(run.id)
-    if not run.name:
-        return workspace.evals_dir / run_id
-    folded = _safe_name(run.name)
-    place = workspace.evals_dir / folded
-    unsure = folded != run.name or folded != folded.lower() or _WINDOWS_NAMES.fullmatch(folded)
-    if unsure or (place / "manifest.json").exists():
-        return workspace.evals_dir / f"{folded}--{run_id}"
-    return place
 
 
 def save_metrics(
@@ -355,7 +286,7 @@ class _Fetch:
         target = self._plan.directory / file.path
         try:
             # Looked at again: a link may have been put there since the plan.
-            problem = _problem(file.path, self._plan.types, self._plan.directory)
+            problem = path_problem(file.path, self._plan.types, self._plan.directory)
             if problem is not None:
                 return problem
             download(
@@ -409,51 +340,11 @@ def _manifest(client: PlatformClient, run: EvalRun, types: Sequence[str], rows: 
         raise
 
 
-def _problem(path: str, types: Sequence[str], directory: Path) -> str | None:
-    """Return why a path of the platform's list must not be written."""
-    kind = next((name for name in types if _LAYOUT[name].fullmatch(path)), None)
-    parts = path.split("/")
-    if (
-        kind is None
-        or "\\" in path
-        or not path.isprintable()
-        or any(part in ("", ".", "..") for part in parts)
-        or any(part.endswith((".partial", ".partial.json")) for part in parts[-1:])
-    ):
-        return "is no path of the files that were asked for"
-    if _RESERVED.fullmatch(path):
-        return "has a reserved name"
-    place = directory
-    for part in parts:
-        place = place / part
-        if place.is_symlink():
-            return "would be written through a symbolic link"
-    return None
-
-
 def _is_there(path: Path, size: int) -> bool:
     try:
         return path.is_file() and path.stat().st_size == size
     except OSError:
         return False
-
-
-def _breakdown(types: Sequence[str], files: Sequence[ManifestFile]) -> dict[str, dict[str, int]]:
-    counted = {}
-    for name in types:
-        mine = [file for file in files if _LAYOUT[name].fullmatch(file.path)]
-        counted[name] = {"files": len(mine), "bytes": sum(file.size for file in mine)}
-    return counted
-
-
-def _safe_name(name: str) -> str:
-    """Return ``name`` as one path segment that no file system takes for anything else."""
-    folded = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    folded = re.sub(r"^[.]+|[. ]+$", "_", folded)
-    if len(folded) > _LONGEST_NAME:
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        folded = f"{folded[:_LONGEST_NAME]}-{digest}"
-    return folded or "_"
 
 
 def _shown(path: str) -> str:

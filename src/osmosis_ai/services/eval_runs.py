@@ -108,13 +108,14 @@ def describe_run(client: PlatformClient, name: str) -> DescribedRun:
         return DescribedRun(detail, metrics_error=error.message)
 
 
-def stop_run(client: PlatformClient, name: str) -> None:
-    """Ask for a run to stop.
+def stop_run(client: PlatformClient, name: str) -> str | None:
+    """Ask for a run to stop, and return the status it had before when it had ended by itself.
 
     Raises:
-        PlatformError: no such run, or it has ended.
+        PlatformError: no such run, or as every call.
     """
-    client.eval_runs.stop(name)
+    status = client.eval_runs.stop(name).status
+    return status if status in ("finished", "failed") else None
 
 
 def run_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:

@@ -50,7 +50,7 @@ def upload(
                 context.client, file, report, overwrite=overwrite, progress=shown.update, warn=output.warn
             )
         if wait:
-            dataset = _wait(output, context.client, dataset)
+            dataset = _wait(output, context.client, dataset, report)
         return _operation(dataset, file, report, context.resource())
 
 
@@ -91,11 +91,11 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
     )
 
 
-def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset) -> Dataset:
+def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset, report: DatasetReport) -> Dataset:
     from osmosis_ai.services.dataset_transfer import wait_until_checked
 
     with output.status("Waiting until the platform has checked it"):
-        return wait_until_checked(client, dataset, pause=lambda: time.sleep(POLL_S), tell=output.note)
+        return wait_until_checked(client, dataset, report, pause=lambda: time.sleep(POLL_S), tell=output.note)
 
 
 def _operation(

@@ -38,7 +38,8 @@ def download(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
 ) -> OperationResult:
     """Download the files of a run. What is there already is not fetched again."""
-    from osmosis_ai.services.eval_download import check_rows, parse_types, plan_download, run_download
+    from osmosis_ai.services.eval_download import plan_download, run_download
+    from osmosis_ai.services.run_files import check_rows, parse_types
 
     asked, selected = parse_types(types), check_rows(rows)
     out = current()

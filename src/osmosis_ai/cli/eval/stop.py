@@ -23,9 +23,12 @@ def stop(
     with platform_context() as context:
         output.confirm(f'Stop evaluation run "{run}"?', yes=yes, default=False, summary={"Run": run})
         with output.status("Stopping evaluation run"):
-            stop_run(context.client, run)
+            ended = stop_run(context.client, run)
         return OperationResult(
             operation="eval.stop",
-            message=f'Evaluation run "{run}" stopped.',
+            status="noop" if ended else "success",
+            message=f'Evaluation run "{run}" had ended before: {ended}.'
+            if ended
+            else f'Evaluation run "{run}" stopped.',
             resource={"name": run, **context.resource()},
         )

@@ -47,7 +47,7 @@ def message(summary: RunSummary) -> str:
     where = shown_path(summary.run_dir)
     if summary.complete:
         return f"Evaluation run finished: {where}"
-    reason = summary.stop.reason.splitlines()[0] if summary.stop is not None else ""
+    reason = summary.stop.reason.splitlines()[0].rstrip(".:") if summary.stop is not None else ""
     why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
     left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
     return f"Evaluation run interrupted: {where}{why}. {left}."
@@ -157,15 +157,15 @@ def _failed_row(failure: FailedRow) -> Sequence[Cell]:
 def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
-        over = f"{formats.count(reward.n)} scored samples of {formats.count(reward.clusters)} rows"
+        over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
         yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
     if rate is not None:
         passed = round(rate.value * rate.n)
-        over = f"{formats.count(passed)} of {formats.count(rate.n)} scored samples"
+        over = f"{formats.count(passed)} of {_number(rate.n, 'scored sample')}"
         label = f"Pass rate (reward ≥ {estimates.pass_threshold:g})"
         yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
     for k, estimate in estimates.pass_at_k.items():
-        over = f"{formats.count(estimate.clusters)} rows with {k} or more scored attempts"
+        over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
         yield f"pass@{k}", formats.percent(estimate.value), _interval(estimate, percent=True), over
     tokens = estimates.tokens
     per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
@@ -212,6 +212,10 @@ def sample_counts(estimates: Estimates) -> Iterator[Row]:
 def _breakdown(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     return f"{formats.count(total)}: " + ", ".join(f"{formats.count(n)} {name}" for name, n in counts.items())
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{formats.count(count)} {noun}" if count == 1 else f"{formats.count(count)} {noun}s"
 
 
 def _interval(estimate: Estimate, *, percent: bool = False) -> str:

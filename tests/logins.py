@@ -1,0 +1,95 @@
+"""Being logged in to a platform whose replies are written by hand."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.api import client
+from osmosis_ai.api.credentials import Credentials, CredentialStore
+from osmosis_ai.api.wire.auth import User
+from osmosis_ai.workspace.layout import Workspace
+from tests.workspace.builders import git, make_workspace
+
+FERN = "https://osmosis.fern.example"
+TOKEN = "osm_u_canary7Qd"
+NEW_TOKEN = "osm_u_canaryNEW"
+LATER = "2100-02-01T09:00:00Z"
+ORIGIN = "git@github.com:Fern/Maze.git"
+IDENTITY = "fern/maze"
+MARA = {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"}
+WORKSPACE = {"id": "ws_1", "name": "fern-lab", "role": "admin"}
+VERIFIED: dict[str, Any] = {
+    "user": MARA,
+    "expires_at": LATER,
+    "token_id": "ct_01J8",
+    "workspace": WORKSPACE,
+    "valid": True,
+    "organization": WORKSPACE,
+}
+BARELY_VERIFIED: dict[str, Any] = {"user": {"id": "usr_5", "email": "mara@fern.example"}}
+NULLS_VERIFIED: dict[str, Any] = {
+    "user": {"id": "usr_5", "email": "mara@fern.example", "name": None},
+    "expires_at": None,
+    "token_id": None,
+    "workspace": None,
+    "valid": None,
+    "organization": None,
+    "whatever_comes_next": {"a": [None]},
+}
+NOT_CONNECTED = {"error": "no such repository", "code": "GIT_REPOSITORY_NOT_CONNECTED"}
+
+# What a platform that is not well may answer, and the code that becomes of it.
+REFUSALS = [
+    pytest.param({"status_code": 401, "json": {"error": "no", "code": code}}, "AUTH_REQUIRED", id=code)
+    for code in ("TOKEN_EXPIRED", "TOKEN_REVOKED", "TOKEN_INVALID")
+] + [
+    pytest.param({"status_code": 500, "json": {"error": "broken"}}, "PLATFORM_ERROR", id="500"),
+    pytest.param({"status_code": 200, "text": "<html>sign in</html>"}, "PLATFORM_ERROR", id="HTML"),
+    pytest.param({"status_code": 502, "text": "<html>Bad Gateway</html>"}, "PLATFORM_ERROR", id="HTML 502"),
+    pytest.param({"status_code": 429, "json": {"error": "slower"}}, "RATE_LIMITED", id="429"),
+    pytest.param(
+        {"status_code": 426, "json": {"status": "unsupported", "message": "Upgrade now."}},
+        "UPGRADE_REQUIRED",
+        id="426",
+    ),
+]
+
+
+def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
+    """Save a login as an earlier command would have."""
+    values: dict[str, Any] = {
+        "token": TOKEN,
+        "platform_url": url,
+        "source": "file",
+        "user": User(**MARA),
+        "token_id": "ct_01J8",
+        "expires_at": datetime(2100, 2, 1, 9, tzinfo=timezone.utc),
+    }
+    store = CredentialStore()
+    store.save(Credentials(**{**values, **changes}))
+    return store
+
+
+def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
+    """Make ``url`` the active platform; calls are tried again without a pause."""
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
+    monkeypatch.setitem(client.PlatformClient.__init__.__kwdefaults__, "sleep", lambda _: None)
+    monkeypatch.setattr(client, "_announced", set())
+
+
+def make_checkout(root: Path, origin: str = ORIGIN) -> Workspace:
+    """A workspace directory with an origin."""
+    workspace = make_workspace(root)
+    git(workspace.root, "remote", "add", "origin", origin)
+    return workspace
+
+
+def files_holding(secret: str, directory: Path) -> list[str]:
+    """Return the names of the files below ``directory`` in which ``secret`` is."""
+    return sorted(
+        path.name for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()
+    )

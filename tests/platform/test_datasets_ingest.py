@@ -1,0 +1,450 @@
+"""What survives: a platform that is killed, two requests at once, a full disk, bytes that rot."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.store import Upload
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
+from osmosis_ai.platform.datasets import check as checking
+from osmosis_ai.platform.datasets.announcement import Announcement
+from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_here
+from osmosis_ai.platform.datasets.pending import UPLOAD_TTL, PendingUpload
+from osmosis_ai.platform.db.models import Dataset
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member
+from tests.platform.datasets_world import rows
+
+
+class Shop:
+    """A member at the platform's own interface, without HTTP; the background starts when asked."""
+
+    def __init__(self, services: PlatformServices, member: Member) -> None:
+        self.services = services
+        self.datasets = services.datasets
+        self.workspace, self.user = member.workspace.id, member.user.id
+
+    def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
+        announced = Announcement.checked(name, "jsonl", len(data))
+        return self.datasets.create(self.workspace, self.user, announced, overwrite_id=overwrite_id)[0].row
+
+    def send(self, row: Dataset, data: bytes) -> list[CompletedPart]:
+        pending = self.pending(row)
+        store: Any = self.services.blobs
+        parts: list[CompletedPart] = []
+        start = 0
+        for number, size in enumerate(pending.part_sizes(), 1):
+            grant = store.signer.part(
+                store.signed_part_url(pending.upload, number, size=size, ttl=UPLOAD_TTL).rpartition("/")[2]
+            )
+            with store.receive_part(grant) as incoming:
+                incoming.write(data[start : start + size])
+                parts.append(CompletedPart(PartNumber=number, ETag=store.keep_part(grant, incoming).etag))
+            start += size
+        return parts
+
+    def received(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
+        """Upload and complete; the check is left to the background."""
+        row = self.begin(name, data, overwrite_id)
+        return self.datasets.complete(self.workspace, row.id, "jsonl", self.send(row, data)).row
+
+    def upload(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
+        row = self.received(name, data, overwrite_id)
+        self.work()
+        return self.get(row.id)
+
+    def work(self) -> None:
+        """Let the background do what there is to do."""
+        self.datasets.ingest.start()
+        self.datasets.ingest.recover()
+        assert self.datasets.ingest.wait_idle(60)
+        self.datasets.ingest.close()
+
+    def get(self, name_or_id: str) -> Dataset:
+        return self.datasets.get(self.workspace, name_or_id).row
+
+    def pending(self, row: Dataset) -> PendingUpload:
+        found = PendingUpload.of(self.get(row.id))
+        assert found is not None
+        return found
+
+    def blob_keys(self) -> set[str]:
+        return set(self.services.blobs.keys("datasets"))
+
+    def sessions(self) -> list[Upload]:
+        return [upload for upload, _ in self.services.blobs.unfinished_uploads()]
+
+    def messages(self, row: Dataset) -> list[str]:
+        page = self.services.logs.page(row.id)
+        return [entry.message or "" for entry in page.logs]
+
+
+@pytest.fixture
+def shop(services: PlatformServices, member: Member) -> Iterator[Shop]:
+    opened = Shop(services, member)
+    yield opened
+    opened.datasets.ingest.close()
+
+
+# A platform that ends at the wrong moment
+
+
+def test_what_was_received_before_a_kill_is_checked_after_the_restart(shop: Shop) -> None:
+    row = shop.received("multiply", rows())
+    assert row.status == "processing"
+    shop.work()
+    assert shop.get(row.id).status == "uploaded"
+
+
+def test_a_kill_after_the_parts_were_put_together_is_recovered_from(shop: Shop) -> None:
+    shop.datasets.limits = DatasetLimits(multipart_from_bytes=100, part_bytes=100)
+    row = shop.received("multiply", rows())
+    pending = shop.pending(row)
+    shop.services.blobs.complete_upload(pending.upload, pending.etags or ())
+    shop.work()
+    assert shop.get(row.id).status == "uploaded"
+    assert shop.sessions() == [] and shop.blob_keys() == {pending.upload.key}
+
+
+def test_an_upload_nobody_completes_ends_with_its_urls(shop: Shop, clock: ManualClock) -> None:
+    fresh = shop.begin("fresh", rows())
+    before = shop.upload("known", rows())
+    shop.begin("known", rows(5), before.id)
+    shop.send(fresh, rows())
+
+    clock.advance(86_399)
+    shop.work()
+    assert shop.get("fresh").status == "pending" and len(shop.sessions()) == 2
+
+    clock.advance(1)
+    shop.work()
+    assert shop.get("fresh").status == "cancelled" and shop.sessions() == []
+    assert "not completed in time" in shop.messages(fresh)[-1]
+    known = shop.get("known")
+    assert (known.status, known.upload, known.blob_key) == ("uploaded", None, before.blob_key)
+
+
+def test_what_a_killed_request_left_in_the_store_is_removed_and_nothing_else(
+    shop: Shop, clock: ManualClock
+) -> None:
+    kept = shop.upload("kept", rows())
+    waiting = shop.begin("waiting", rows())
+    received = shop.received("received", rows())
+    orphan = shop.services.blobs.begin_upload("datasets/orphan.csv")
+    foreign = shop.services.blobs.begin_upload("runs/elsewhere.csv")
+    shop.services.blobs.put("datasets/nobody.csv", io.BytesIO(b"x"))
+    shop.services.blobs.put("runs/elsewhere.json", io.BytesIO(b"x"))
+
+    clock.advance(3601)
+    shop.work()
+
+    assert shop.blob_keys() == {kept.blob_key, shop.get(received.id).blob_key}
+    assert set(shop.sessions()) == {shop.pending(waiting).upload, foreign}
+    assert orphan not in shop.sessions()
+    assert shop.services.blobs.size("runs/elsewhere.json") == 1
+
+
+def test_an_overwrite_removes_the_former_bytes(shop: Shop) -> None:
+    before = shop.upload("multiply", rows())
+    after = shop.upload("multiply", rows(5), before.id)
+    assert shop.blob_keys() == {after.blob_key} != {before.blob_key}
+
+
+def test_refused_bytes_are_not_kept(shop: Shop) -> None:
+    assert shop.upload("bad", b"nonsense\n").status == "error"
+    assert shop.blob_keys() == set() and shop.sessions() == []
+
+
+def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path, *, stopping: threading.Event) -> Check:
+        begun.set()
+        assert go_on.wait(30)
+        return check_here(path)
+
+    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+    before = shop.received("multiply", rows(10))
+    shop.datasets.ingest.start()
+    shop.datasets.ingest.recover()
+    assert begun.wait(30)
+    newer = shop.received("multiply", rows(20), before.id)
+    go_on.set()
+    assert shop.datasets.ingest.wait_idle(30)
+
+    after = shop.get("multiply")
+    assert (after.status, after.row_count) == ("uploaded", 20)
+    assert newer.id == before.id and shop.blob_keys() == {after.blob_key} and shop.sessions() == []
+
+
+def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path, *, stopping: threading.Event) -> Check:
+        begun.set()
+        assert go_on.wait(30)
+        return check_here(path)
+
+    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+    row = shop.received("multiply", rows())
+    shop.datasets.ingest.start()
+    shop.datasets.ingest.recover()
+    assert begun.wait(30)
+    shop.datasets.abort(shop.workspace, row.id)
+    go_on.set()
+    assert shop.datasets.ingest.wait_idle(30)
+    assert shop.get(row.id).status == "cancelled"
+    assert shop.blob_keys() == set()
+
+
+def test_a_check_that_breaks_is_tried_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, *, stopping: threading.Event) -> Check:
+        raise RuntimeError("a bug")
+
+    row = shop.received("multiply", rows())
+    with monkeypatch.context() as patch:
+        patch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", broken)
+        shop.work()
+        assert shop.get(row.id).status == "processing"
+    shop.work()
+    assert shop.get(row.id).status == "uploaded"
+
+
+def test_a_disk_that_fails_during_the_check_ends_in_a_sentence(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *, stopping: threading.Event) -> Check:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", full)
+    row = shop.upload("multiply", rows())
+    assert row.status == "error" and "No space left" in (row.error or "")
+    assert shop.blob_keys() == set() and shop.sessions() == []
+
+
+# Two at once
+
+
+def test_of_many_creates_at_once_one_gets_the_name(shop: Shop) -> None:
+    barrier = threading.Barrier(8)
+    outcomes: list[str] = []
+
+    def race() -> None:
+        barrier.wait()
+        try:
+            outcomes.append(shop.begin("multiply", rows()).id)
+        except ConflictError as error:
+            outcomes.append(f"409 {error.details['existing_dataset_id']}")
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    winner = shop.get("multiply")
+    assert sorted(outcomes) == sorted([winner.id] + [f"409 {winner.id}"] * 7)
+    assert shop.sessions() == [shop.pending(winner).upload]
+
+
+def test_many_completes_at_once_check_the_file_once(shop: Shop) -> None:
+    row = shop.begin("multiply", rows())
+    parts = shop.send(row, rows())
+    shop.datasets.ingest.start()
+    barrier = threading.Barrier(6)
+    statuses: list[str] = []
+
+    def race() -> None:
+        barrier.wait()
+        statuses.append(shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status)
+
+    threads = [threading.Thread(target=race) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shop.datasets.ingest.wait_idle(30)
+
+    assert set(statuses) <= {"processing", "uploaded"} and len(statuses) == 6
+    assert shop.messages(row).count("the dataset is ready: 10 rows") == 1
+
+
+# Reading files away from the platform
+
+
+def test_a_file_is_checked_in_a_process_of_its_own_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(rows(100) + b"nonsense\n")
+    monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
+    monkeypatch.setenv("OSMOSIS_DATABASE_URL", "postgresql://user:secret@host/db")
+    found = check_dataset(path, stopping=threading.Event())
+    assert found == check_here(path) and "line 101" in found.errors[0]
+
+
+def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(rows())
+    monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    found = check_dataset(path, stopping=threading.Event())
+    assert "reading the file failed" in found.errors[0]
+
+
+def test_a_platform_that_stops_does_not_wait_for_a_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(rows())
+    stopping = threading.Event()
+    stopping.set()
+    monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
+    with pytest.raises(CheckCancelled):
+        check_dataset(path, stopping=stopping)
+
+
+# Handing rows to a run
+
+
+def test_a_run_gets_a_copy_whose_digest_was_verified(
+    shop: Shop, services: PlatformServices, tmp_path: Path
+) -> None:
+    row = shop.upload("multiply", rows())
+    target = tmp_path / "run" / "dataset.jsonl"
+    for _ in range(2):
+        assert open_dataset(services.db, services.blobs, row.id, target).sha256 == row.sha256
+        assert target.read_bytes() == rows()
+    target.write_bytes(b"half")
+    open_dataset(services.db, services.blobs, row.id, target)
+    assert target.read_bytes() == rows()
+    assert [path.name for path in target.parent.iterdir()] == ["dataset.jsonl"]
+
+
+def test_a_run_gets_the_old_bytes_while_new_ones_are_uploaded(
+    shop: Shop, services: PlatformServices, tmp_path: Path
+) -> None:
+    row = shop.upload("multiply", rows())
+    shop.received("multiply", rows(5), row.id)
+    open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == rows()
+
+
+def test_bytes_that_rotted_are_never_handed_to_a_run(
+    shop: Shop, services: PlatformServices, config: PlatformConfig, tmp_path: Path
+) -> None:
+    row = shop.upload("multiply", rows())
+    (config.blobs_dir / "objects" / str(row.blob_key)).write_bytes(rows().replace(b"3", b"4"))
+    with pytest.raises(OsmosisError, match="damaged") as raised:
+        open_dataset(services.db, services.blobs, row.id, tmp_path / "run" / "a.jsonl")
+    assert "osmosis dataset upload multiply.jsonl --overwrite" in str(raised.value.hint)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_dataset_overwritten_while_a_run_starts_is_copied_whole(
+    shop: Shop, services: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = shop.upload("multiply", rows())
+    really_open = services.blobs.open
+
+    def overwritten_meanwhile(key: str) -> Any:
+        monkeypatch.undo()
+        shop.upload("multiply", rows(5), row.id)
+        return really_open(key)
+
+    monkeypatch.setattr(services.blobs, "open", overwritten_meanwhile)
+    copied = open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
+    assert copied.row_count == 5 and (tmp_path / "a.jsonl").read_bytes() == rows(5)
+
+
+def test_a_dataset_without_checked_rows_cannot_be_run_on(
+    shop: Shop, services: PlatformServices, tmp_path: Path
+) -> None:
+    row = shop.received("multiply", rows())
+    with pytest.raises(NotFoundError, match="no checked rows"):
+        open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
+    with pytest.raises(NotFoundError, match="removed"):
+        open_dataset(services.db, services.blobs, "ds_nobody", tmp_path / "a.jsonl")
+
+
+def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(
+    shop: Shop, services: PlatformServices
+) -> None:
+    real = shop.begin("multiply", rows())
+    shop.begin(real.id, rows())
+    with services.db.session() as session:
+        found = find_dataset(session, shop.workspace, real.id)
+        assert found is not None and found.name == "multiply"
+        assert find_dataset(session, "wsp_other", real.id) is None
+
+
+# A disk that is full
+
+_ON_A_FULL_DISK = """
+import json, resource, sys
+from pathlib import Path
+from fastapi.testclient import TestClient
+from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.services import build_services
+from tests.platform.conftest import World
+from tests.platform.datasets_world import Uploads, rows
+
+MIB = 1 << 20
+services = build_services(PlatformConfig(home=Path(sys.argv[1])))
+services.datasets.limits = DatasetLimits(multipart_from_bytes=6 * MIB, part_bytes=2 * MIB)
+blobs = services.config.blobs_dir
+member = World(services).member()
+left = lambda: sorted(p.parent.name for p in blobs.rglob("*") if p.is_file() and p.name != "upload.json")
+with TestClient(create_app(services), raise_server_exceptions=False) as client:
+    uploads = Uploads(client, services, member.headers)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, 4 * MIB))
+    whole = uploads.begin("whole", b"x" * 5 * MIB)
+    refused = client.put(whole["upload"]["presigned_url"], content=b"x" * 5 * MIB)
+    after_refusal = left()
+    parts = uploads.upload("parts", rows(200_000)[: 7 * MIB])
+    after_parts = left()
+    small = uploads.upload("small", rows())
+    print(json.dumps({
+        "refused": [refused.status_code, refused.json()["code"]],
+        "after_refusal": after_refusal,
+        "parts": [parts["status"], parts["upload_error"]],
+        "after_parts": after_parts,
+        "small": small["status"],
+    }))
+"""
+
+
+def test_a_full_disk_is_said_and_nothing_is_left_half_written(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path / "platform")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout)
+    assert found["refused"] == [507, "STORAGE_FULL"]
+    assert found["after_refusal"] == []
+    assert found["parts"][0] == "error" and "File too large" in found["parts"][1]
+    assert found["after_parts"] == []
+    assert found["small"] == "uploaded"

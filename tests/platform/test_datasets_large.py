@@ -1,0 +1,177 @@
+"""Large files through a real server and the real client, in an amount of memory that does not grow with them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from osmosis_ai.api.transfer import download, upload_file
+from osmosis_ai.api.wire.datasets import Dataset
+from osmosis_ai.datasets import file_digest
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc"
+    ),
+]
+
+MIB = 1 << 20
+SIZE = 200 * MIB
+# A few blocks in flight, the allocator's slack, SQLite; far below a body.
+MOST_GROWTH = 48 * MIB
+
+_SERVER = """
+import json, socket, sys
+from pathlib import Path
+import uvicorn
+from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.services import build_services
+from tests.platform.conftest import World
+
+listening = socket.create_server(("127.0.0.1", 0))
+home = Path(sys.argv[1])
+services = build_services(PlatformConfig(home=home, port=listening.getsockname()[1]))
+services.datasets.limits = DatasetLimits(multipart_from_bytes=int(sys.argv[2]))
+known = home / "headers.json"
+if not known.exists():
+    known.write_text(json.dumps(World(services).member().headers))
+print(json.dumps({"url": services.config.base_url, "headers": json.loads(known.read_text())}), flush=True)
+uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning")).run(sockets=[listening])
+"""
+
+
+class Served:
+    """A platform in a process of its own."""
+
+    def __init__(self, home: Path, multipart_from_bytes: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert self.process.stdout is not None
+        told = json.loads(self.process.stdout.readline())
+        self.client = httpx.Client(base_url=told["url"], headers=told["headers"], timeout=60)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGTERM)
+
+    def end(self, how: signal.Signals) -> None:
+        self.client.close()
+        self.process.send_signal(how)
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def peak_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024
+
+    def announce(self, name: str, size: int) -> Dataset:
+        body = {"file_name": name, "file_size": size, "extension": "jsonl"}
+        return Dataset.model_validate(self.client.post("/api/cli/datasets", json=body).json())
+
+    def upload(self, name: str, source: Path) -> None:
+        """Upload and complete; the check has only begun."""
+        dataset = self.announce(name, source.stat().st_size)
+        assert dataset.upload is not None
+        parts = upload_file(source, dataset.upload).parts
+        body: dict[str, Any] = {"file_extension": "jsonl"}
+        if parts is not None:
+            body["parts"] = [part.to_wire() for part in parts]
+        assert self.client.post(f"/api/cli/datasets/{dataset.id}/complete", json=body).status_code == 200
+
+    def checked(self, name: str) -> dict[str, Any]:
+        """Return a dataset when it has been checked."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            found: dict[str, Any] = self.client.get(f"/api/cli/datasets/{name}").json()
+            if found["status"] != "processing":
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{name} is still being checked")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 rows of one MiB."""
+    path = tmp_path_factory.mktemp("large") / "large.jsonl"
+    line = json.dumps({"user_prompt": "x" * (MIB - 100), "ground_truth": "1"}).encode()
+    with path.open("wb") as handle:
+        for _ in range(SIZE // MIB):
+            handle.write(line.ljust(MIB - 1) + b"\n")
+    return path
+
+
+@pytest.mark.parametrize("multipart_from", [1 << 40, 64 * MIB], ids=["in one piece", "in parts"])
+def test_200_mib_go_up_and_come_back_in_flat_memory(
+    tmp_path: Path, source: Path, multipart_from: int
+) -> None:
+    with Served(tmp_path / "platform", multipart_from) as served:
+        # What the first request of each kind loads is no growth.
+        served.announce("first", 10)
+        before = served.peak_bytes()
+
+        served.upload("large", source)
+        dataset = served.checked("large")
+        assert (dataset["status"], dataset["row_count"], dataset["file_size"]) == ("uploaded", 200, SIZE)
+        url = served.client.get("/api/cli/datasets/large/download").json()["presigned_url"]
+        back = tmp_path / "back.jsonl"
+        fetched = download(url, back, expected_size=SIZE, expected_sha256=file_digest(source))
+
+        assert fetched.suggested_name == "large.jsonl"
+        growth = served.peak_bytes() - before
+        assert growth < MOST_GROWTH, f"{growth / MIB:.0f} MiB more at the peak"
+
+
+def test_a_platform_killed_while_it_checks_goes_on_after_its_restart(tmp_path: Path, source: Path) -> None:
+    home = tmp_path / "platform"
+    with_parts = 64 * MIB
+    first = Served(home, with_parts)
+    first.upload("large", source)
+    assert first.client.get("/api/cli/datasets/large").json()["status"] == "processing"
+    first.end(signal.SIGKILL)
+    with Served(home, with_parts) as second:
+        assert second.checked("large")["status"] == "uploaded"
+
+
+def test_a_body_much_larger_than_announced_is_refused_before_it_is_sent(tmp_path: Path, source: Path) -> None:
+    with Served(tmp_path / "platform", 64 * MIB) as served:
+        upload = served.announce("small", 1000).upload
+        assert upload is not None and upload.presigned_url is not None
+        with source.open("rb") as body:
+            reply = served.client.put(upload.presigned_url, content=body)
+        assert reply.status_code == 413 and reply.json()["code"] == "BODY_TOO_LARGE"
+
+
+def test_a_connection_that_breaks_half_way_leaves_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "platform"
+    with Served(home, 64 * MIB) as served:
+        upload = served.announce("small", 1000).upload
+        assert upload is not None and upload.presigned_url is not None
+        url = urlsplit(upload.presigned_url)
+        with socket.create_connection((url.hostname, url.port)) as connection:
+            connection.sendall(
+                f"PUT {url.path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode() + b"x" * 500
+            )
+        assert served.client.put(upload.presigned_url, content=b"x" * 1000).status_code == 200
+    # The server has ended, and with it every request.
+    assert list((home / "blobs" / "incoming").iterdir()) == []

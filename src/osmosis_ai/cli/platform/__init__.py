@@ -6,8 +6,14 @@ import typer
 
 from osmosis_ai.cli.platform import member, token, user, workspace
 from osmosis_ai.cli.platform.connect import connect
+from osmosis_ai.cli.platform.start import start
+from osmosis_ai.cli.platform.status import status
+from osmosis_ai.cli.platform.stop import stop
 
 app = typer.Typer(help="Run a platform of your own, and administer it on its machine.")
+app.command("start")(start)
+app.command("status")(status)
+app.command("stop")(stop)
 app.command("connect")(connect)
 
 tokens = typer.Typer(help="Make, list and revoke tokens.")

@@ -1,0 +1,158 @@
+"""`osmosis platform start`: a platform of one's own, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
+from osmosis_ai.errors import MissingExtraError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.server import RunningPlatform
+
+
+def start(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (OSMOSIS_PLATFORM_HOST; default: this machine).")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen on, 0 for a free one (OSMOSIS_PLATFORM_PORT; default: 8733).",
+        ),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="The https URL at which a proxy makes it reachable (OSMOSIS_PUBLIC_URL)."),
+    ] = None,
+    login: Annotated[
+        bool, typer.Option("--login", help="Also log this user in to it, as its administrator.")
+    ] = False,
+) -> StreamResult:
+    """Run the platform until Ctrl-C or `osmosis platform stop`; one line says when it is ready.
+
+    Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
+    sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
+    """
+    try:
+        from osmosis_ai.platform.config import from_environment
+        from osmosis_ai.platform.server import run_platform  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("platform", error.name or "sqlalchemy") from error
+    config = from_environment()
+    if public_url is not None:
+        from osmosis_ai.api.platform_url import normalize_platform_url
+
+        config = replace(config, public_url=normalize_platform_url(public_url))
+    if host is not None:
+        config = replace(config, host=host)
+    if port is not None:
+        config = replace(config, port=port)
+    message = Column("", value=lambda item: str(item["message"]))
+    return StreamResult(items=_serve(config, login=login), columns=[message])
+
+
+def _serve(config: PlatformConfig, *, login: bool) -> Iterator[dict[str, Any]]:
+    """Yield the one line that says it is ready, and end when the platform has."""
+    from osmosis_ai.cli.output.envelopes import result_envelope
+    from osmosis_ai.platform.server import run_platform
+
+    logging.getLogger().addHandler(_ToStderr(level=logging.WARNING))
+    with run_platform(config) as platform:
+        saved_in = _log_in(platform) if login else None
+        ready = _ready(platform, saved_in)
+        yield result_envelope(ready)
+        for line in ready.next_steps:
+            current().note(line)
+        platform.wait()
+        current().note("Stopping; runs under way go on at the next start.")
+
+
+def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
+    url, first = platform.config.base_url, platform.first_login
+    steps = []
+    if first is not None:
+        steps.append(
+            f"First start: user {first.email}, password {first.password} (not shown again), "
+            f"workspace {first.workspace_name}."
+        )
+    steps.append(f"Data: {platform.config.home}")
+    steps.append(f"Use it:  export OSMOSIS_PLATFORM_URL={url}")
+    steps.append("  logged in already" if saved_in else "  osmosis login")
+    steps.append("  osmosis platform connect PATH|URL      in the Git repository of your rollouts")
+    return OperationResult(
+        operation="platform.start",
+        message=f"The platform is ready at {url}",
+        resource={
+            "url": url,
+            "pid": platform.process.pid,
+            "home": str(platform.config.home),
+            "version": platform.process.version,
+            "first_login": first
+            and {"email": first.email, "password": first.password, "workspace": first.workspace_name},
+            "login": saved_in and {"token_store": saved_in},
+        },
+        next_steps=steps,
+    )
+
+
+def _log_in(platform: RunningPlatform) -> str:
+    """Save a login of the administrator, unless one is there that works; return where its token is."""
+    from osmosis_ai.api.credentials import Credentials, CredentialStore
+    from osmosis_ai.api.wire.auth import User
+    from osmosis_ai.platform.accounts import TokenRejected
+
+    store, url, accounts = CredentialStore(), platform.config.base_url, platform.services.accounts
+    try:
+        saved = store.load(url)
+        if saved is not None:
+            accounts.authenticate(saved.token)
+            return saved.source
+    except TokenRejected:
+        pass  # of a platform that was at this address before
+    except OsmosisError as error:
+        current().warn(error.message, code=error.code)
+    admin = next((user for user in accounts.users() if user.is_admin), None)
+    if admin is None:
+        raise OsmosisError(
+            "the platform has no administrator to log in as.",
+            hint="add one with `osmosis platform user add EMAIL --admin`, or use `osmosis login`",
+        )
+    token, plain = accounts.create_token(admin.id, name="osmosis platform start --login")
+    kept_in = store.save(
+        Credentials(
+            token=plain,
+            platform_url=url,
+            source="file",
+            user=User(id=admin.id, email=admin.email, name=admin.name),
+            token_id=token.id,
+            expires_at=token.expires_at,
+        )
+    )
+    for warning in store.warnings:
+        current().warn(warning.message, code=warning.code)
+    return kept_in
+
+
+class _ToStderr(logging.Handler):
+    """What the platform logs, through the one way to stderr, which blanks what is secret."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output = current()
+        text = self.format(record)
+        if output.mode == "json":
+            from osmosis_ai.cli.output.envelopes import dumps
+
+            text = dumps({"log": {"level": record.levelname.lower(), "logger": record.name, "message": text}})
+        else:
+            text = f"{record.levelname.lower()}: {text}"
+        output.say(text)

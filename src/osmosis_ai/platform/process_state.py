@@ -1,0 +1,155 @@
+"""Whether a platform runs in a data directory, and which: one at a time, as the kernel sees it.
+
+    <home>/platform.lock   locked for as long as the platform's process lives, whatever ends it
+    <home>/platform.json   who holds the lock; left behind by a process that was killed, and then means nothing
+
+The lock is the truth and the file only a note beside it, so no process id is believed that the lock does not back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import write_json
+
+LOCK_NAME = "platform.lock"
+STATE_NAME = "platform.json"
+# Whoever only asks holds the lock for a moment, too.
+_LOCK_WAIT_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class PlatformProcess:
+    """A platform that runs.
+
+    Attributes:
+        pid: its process.
+        started_at: when it began to start, ISO 8601.
+        version: its release.
+        url: how clients reach it; None while it starts.
+        local_url: how this machine reaches it, past any proxy; None while it starts.
+    """
+
+    pid: int
+    started_at: str
+    version: str
+    url: str | None = None
+    local_url: str | None = None
+
+
+@contextmanager
+def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
+    """Be the one platform of ``home`` while the block lasts; yields what notes down who that is.
+
+    Raises:
+        ConflictError: another process is.
+    """
+    descriptor = _open_lock(home)
+    try:
+        if not _locked_in_time(descriptor, _LOCK_WAIT_S):
+            raise _runs_already(home)
+        # What a killed platform has noted must not pass for ours.
+        (home / STATE_NAME).unlink(missing_ok=True)
+        try:
+            yield lambda process: write_json(home / STATE_NAME, asdict(process))
+        finally:
+            (home / STATE_NAME).unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def running_platform(home: Path) -> PlatformProcess | None:
+    """Return the platform that runs in ``home``, or None."""
+    if not (home / LOCK_NAME).exists():
+        return None
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while _is_held(home):
+        with suppress(FileNotFoundError):
+            return PlatformProcess(**json.loads((home / STATE_NAME).read_bytes()))
+        # It has the lock and is about to say who it is, or is about to be gone.
+        if time.monotonic() >= deadline:
+            raise OsmosisError(
+                f"a process holds {home / LOCK_NAME}, and does not say which.",
+                code="INTERNAL",
+                hint=f"find it with `lsof {home / LOCK_NAME}`",
+            )
+        time.sleep(_POLL_S)
+    return None
+
+
+def stop_platform(home: Path, *, timeout_s: float) -> PlatformProcess | None:
+    """Ask the platform of ``home`` to end and wait until it has; return which it was, None when none ran.
+
+    Raises:
+        OsmosisError: it does not run as this user, or has not ended in time.
+    """
+    process = running_platform(home)
+    if process is None:
+        return None
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has ended just now
+    except PermissionError as error:
+        raise OsmosisError(f"the platform in {home} runs as another user (process {process.pid}).") from error
+    deadline = time.monotonic() + timeout_s
+    while _is_held(home):
+        if time.monotonic() >= deadline:
+            raise OsmosisError(
+                f"the platform in {home} (process {process.pid}) has not stopped within {timeout_s:g} s.",
+                code="INTERNAL",
+                hint=f"wait, or end it with `kill -9 {process.pid}`: no result is lost, its runs go on at the next start",
+            )
+        time.sleep(_POLL_S)
+    return process
+
+
+def _open_lock(home: Path) -> int:
+    # Never removed: a lock on a file that has lost its name would lock nobody out.
+    return os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked_in_time(descriptor: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
+
+
+def _is_held(home: Path) -> bool:
+    """Tell whether somebody has the lock; those who ask share it and so do not see each other."""
+    descriptor = _open_lock(home)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _runs_already(home: Path) -> ConflictError:
+    process = running_platform(home)
+    where = f" as process {process.pid}" if process else ""
+    at = f", at {process.url}" if process and process.url else ""
+    return ConflictError(
+        f"a platform runs in {home} already{where}{at}.",
+        details={"home": str(home), **({"pid": process.pid, "url": process.url} if process else {})},
+        hint="use it, stop it with `osmosis platform stop`, or set OSMOSIS_HOME to another directory",
+    )

@@ -1,0 +1,207 @@
+"""One platform, from its lock to its last worker: whoever has it running has it whole, and ends it whole.
+
+Everything begins in the order in which it depends on each other and ends in the reverse: the executor before
+the API, which still answers while workers put their runs aside, and the lock on the data directory last. A
+platform that is killed instead leaves nothing that the next start cannot go on from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_loopback
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import FirstLogin, bootstrap
+from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
+from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.services import PlatformServices, build_services
+
+logger = logging.getLogger(__name__)
+
+# Connections that wait to be accepted: a team's CI comes all at once.
+_BACKLOG = 2048
+# Proxies keep idle connections for 60 s; who closes first must not be the one that is written to.
+_KEEP_ALIVE_S = 75
+# Requests under way when the platform stops; an upload that is cut off is resumed by its client.
+_DRAIN_S = 10
+_API_ENDED = "the API has ended"
+
+
+@dataclass(frozen=True)
+class RunningPlatform:
+    """A platform that answers and executes.
+
+    Attributes:
+        config: its settings, with the port it really has.
+        process: what `osmosis platform status` says of it.
+        services: its parts.
+        first_login: how to sign in, when this is its first start.
+    """
+
+    config: PlatformConfig
+    process: PlatformProcess
+    services: PlatformServices
+    first_login: FirstLogin | None
+    _ends: queue.SimpleQueue[str] = field(repr=False)
+
+    def wait(self) -> None:
+        """Return when this process is told to end (SIGTERM, SIGINT); for the main thread.
+
+        Raises:
+            OsmosisError: the API has ended by itself.
+        """
+
+        def end(number: int, _frame: FrameType | None) -> None:
+            # The one queue whose `put` may interrupt its own `get` (a plain Event can deadlock here).
+            self._ends.put(signal.Signals(number).name)
+
+        former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            reason = self._ends.get()
+        finally:
+            # From now on a second Ctrl-C ends the process at once, which is safe at any moment.
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        if reason == _API_ENDED:
+            raise OsmosisError("the platform's API ended unexpectedly; the log says why.", code="INTERNAL")
+        logger.info("stopping (%s)", reason)
+
+
+@contextmanager
+def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
+    """Run a platform in this process while the block lasts.
+
+    Args:
+        config: its settings; port 0 picks a free one.
+
+    Raises:
+        ConflictError: a platform runs in this data directory already.
+        OsmosisError: clients could not reach it safely, the port is taken, or its data cannot be used.
+    """
+    require_safe_reach(config)
+    config.prepare_home()
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        note = stack.enter_context(only_platform_of(config.home))
+        listener = stack.enter_context(_listen(config.host, config.port))
+        host, port = listener.getsockname()[:2]
+        bound = replace(config, port=port)
+        services = build_services(bound)
+        stack.callback(services.db.dispose)
+        process = PlatformProcess(
+            os.getpid(), services.clock.now().isoformat(timespec="seconds"), __version__
+        )
+        note(process)
+        first_login = bootstrap(services.db, services.clock)
+        stack.enter_context(_answering(create_app(services), listener, ends))
+        stack.enter_context(_executing(services))
+        process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
+        note(process)
+        yield RunningPlatform(bound, process, services, first_login, ends)
+
+
+def require_safe_reach(config: PlatformConfig) -> None:
+    """Refuse to listen where tokens and secrets would travel in the clear.
+
+    Raises:
+        OsmosisError: the host is not loopback and no https URL of a proxy is known; or the public URL is not
+            safe.
+    """
+    if config.public_url:
+        ensure_secure(config.public_url)
+    elif not is_loopback(config.host):
+        raise OsmosisError(
+            f"listening on {config.host} needs to know the https address that clients use: the platform itself "
+            "speaks plain http, which clients refuse beyond this machine.",
+            hint="put a TLS proxy in front of it and start with --public-url https://NAME (see "
+            f"docs/self-hosting.md); on a network you trust: {ALLOW_INSECURE_ENV}=1 and --public-url http://NAME:PORT",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OsmosisError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}.",
+            hint="choose another with --port (0 picks a free one) or --host",
+        ) from error
+
+
+class _Api(uvicorn.Server):
+    """Says when it answers, or that it never will."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.decided = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.decided.set()
+
+
+@contextmanager
+def _answering(app: FastAPI, listener: socket.socket, ends: queue.SimpleQueue[str]) -> Iterator[None]:
+    """Serve HTTP in a thread, so that the main one is free for signals."""
+    api = _Api(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+    )
+
+    def serve() -> None:
+        try:
+            api.run(sockets=[listener])
+        finally:
+            api.decided.set()
+            ends.put(_API_ENDED)
+
+    thread = threading.Thread(target=serve, name="api", daemon=True)
+    thread.start()
+    api.decided.wait()
+    if not api.started:
+        thread.join()
+        raise OsmosisError("the platform's API could not start; the log says why.", code="INTERNAL")
+    try:
+        yield
+    finally:
+        api.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def _executing(services: PlatformServices) -> Iterator[None]:
+    executor = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    executor.start()
+    try:
+        yield
+    finally:
+        executor.close()
+
+
+def _local_url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"

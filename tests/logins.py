@@ -77,7 +77,8 @@ def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
 def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
     """Make ``url`` the active platform; calls are tried again without a pause."""
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
-    monkeypatch.setitem(client.PlatformClient.__init__.__kwdefaults__, "sleep", lambda _: None)
+    defaults = client.PlatformClient.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "sleep", lambda _: None)
     monkeypatch.setattr(client, "_announced", set())
 
 

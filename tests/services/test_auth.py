@@ -171,7 +171,11 @@ def test_a_keyring_that_is_demanded_and_missing_is_found_out_before_the_platform
     platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "keyring")
-    for attempt in (lambda: login_with_token(TOKEN), lambda: login_with_device(lambda _: None)):
+    attempts: list[Callable[[], object]] = [
+        lambda: login_with_token(TOKEN),
+        lambda: login_with_device(lambda _: None),
+    ]
+    for attempt in attempts:
         with pytest.raises(OsmosisError) as caught:
             attempt()
         assert caught.value.code == "KEYRING_UNAVAILABLE"

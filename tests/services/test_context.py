@@ -102,9 +102,9 @@ def test_a_repository_that_is_not_connected_says_how_to_connect_it_there(
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
     workspace = make_checkout(tmp_path)
     save_login(url)
-    with respx.mock(base_url=url) as router, pytest.raises(PlatformError) as caught:
+    with respx.mock(base_url=url) as router:
         router.get("/api/cli/datasets").respond(404, json=NOT_CONNECTED)
-        with open_context(workspace.root) as context:
+        with pytest.raises(PlatformError) as caught, open_context(workspace.root) as context:
             context.client.datasets.list()
     assert caught.value.code == "NOT_FOUND"
     assert f"{IDENTITY} is not connected to a workspace on {url}" in caught.value.message

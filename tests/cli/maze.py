@@ -1,0 +1,109 @@
+"""A workspace directory whose platform answers what a test has written down, and the command line in it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import respx
+
+from osmosis_ai.api.transfer import BlobClient
+from osmosis_ai.cli.main import main
+from osmosis_ai.workspace.layout import Workspace
+from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
+
+_POLLING = ("dataset.upload", "eval.logs", "eval.following")
+
+
+class Outcome(NamedTuple):
+    """What a user sees of one command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one envelope on stdout."""
+        assert self.out.count("\n") == 1, self.out + self.err
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error's object in the last envelope on stderr."""
+        assert self.out == ""
+        found: dict[str, Any] = json.loads(self.err.splitlines()[-1])["error"]
+        return found
+
+
+class Maze:
+    """The workspace directory, logged in, with `fern/maze` as its repository."""
+
+    def __init__(
+        self, workspace: Workspace, router: respx.MockRouter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.workspace = workspace
+        self.router = router
+        self._capsys = capsys
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        """What every result about this workspace carries."""
+        return {
+            "git": {"identity": IDENTITY, "remote_url": "ssh://git@github.com/Fern/Maze.git"},
+            "workspace_directory": str(self.workspace.root),
+        }
+
+    def get(self, path: str) -> respx.Route:
+        """The route of ``GET /api/cli<path>``, whatever the query."""
+        return self.router.get(
+            url__startswith=f"{FERN}/api/cli{path}", path=httpx.URL(f"/api/cli{path}").path
+        )
+
+    def post(self, path: str) -> respx.Route:
+        """The route of ``POST /api/cli<path>``."""
+        return self.router.post(f"{FERN}/api/cli{path}")
+
+    def osmosis(self, *arguments: str) -> Outcome:
+        """Run one command; nothing secret may be in what it says."""
+        self._capsys.readouterr()
+        status = main(list(arguments))
+        captured = self._capsys.readouterr()
+        assert TOKEN not in captured.out + captured.err
+        return Outcome(status, captured.out, captured.err)
+
+
+@contextmanager
+def open_maze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Maze]:
+    """Enter the workspace; nothing waits between two tries or two looks."""
+    workspace = make_checkout(tmp_path / "maze")
+    monkeypatch.chdir(workspace.root)
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TZ", "UTC")
+    use_platform(monkeypatch)
+    save_login()
+    monkeypatch.setitem(BlobClient.__init__.__kwdefaults__, "sleep", lambda _: None)
+    for name in _POLLING:
+        monkeypatch.setattr(importlib.import_module(f"osmosis_ai.cli.{name}"), "POLL_S", 0.0)
+    with respx.mock(assert_all_called=False) as router:
+        router.route(host="127.0.0.1").pass_through()
+        yield Maze(workspace, router, capsys)
+
+
+def sent(route: respx.Route, call: int = -1) -> Any:
+    """Return the JSON that a call of ``route`` carried."""
+    return json.loads(route.calls[call].request.content)
+
+
+def replies(*bodies: Any) -> Sequence[httpx.Response]:
+    """Return one success reply after the other."""
+    return [httpx.Response(200, json=body) for body in bodies]

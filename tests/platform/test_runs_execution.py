@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,10 @@ from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.runner import LocalEvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
-from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.models import LogLine, Run, Sample
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.db.models import Dataset, LogLine, Run, Sample
+from osmosis_ai.platform.runs.executor import LocalExecutor, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import ROLLOUT, ROWS, Code, add_dataset, experiment, submit_body, wait_until
@@ -61,6 +63,38 @@ def executor(services: PlatformServices) -> Iterator[LocalExecutor]:
     made.close()
 
 
+@pytest.fixture
+def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
+    """An executor that the test starts."""
+    made = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    yield made
+    made.close()
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.dumps({"error": {"message": "the key was revoked in May", "code": "invalid_api_key"}})
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def provider() -> Iterator[str]:
+    """A model provider that lets nobody in; its base URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+
+
 def submit(api: TestClient, **changes: Any) -> dict[str, Any]:
     reply = api.post(RUNS, json=submit_body(**changes))
     assert reply.status_code == 200, reply.text
@@ -88,6 +122,11 @@ def fetched(api: TestClient, name: str, types: str, rows: str | None = None) -> 
     contents = {item["path"]: api.get(item["url"]).content for item in urls["items"]}
     assert {path: len(content) for path, content in contents.items()} == sizes
     return contents
+
+
+def cleaned_up(services: PlatformServices, run_id: str) -> None:
+    """Wait for the worker to have left nothing behind."""
+    wait_until(lambda: not (services.config.runs_dir / run_id).exists())
 
 
 def log_of(services: PlatformServices, run_id: str) -> list[str]:
@@ -140,7 +179,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
 
     only = fetched(api, submitted["name"], "trajectories", rows="1")
     assert sorted(only) == ["summary.jsonl", "trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"]
-    assert not (services.config.runs_dir / submitted["id"]).exists()
+    cleaned_up(services, submitted["id"])
     steps = " ".join(log_of(services, submitted["id"]))
     for stage in (
         "checking the model",
@@ -151,8 +190,13 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
 
 
 def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
 ) -> None:
+    # The agent also leaves a file in its own directory, which must not keep anybody from going on.
+    source = (ROLLOUT / "main.py").read_text()
+    leaving = source.replace("import re\n", "import re\nopen('left-behind.txt', 'w').close()\n", 1)
+    code.write("rollouts/multiply/main.py", leaving)
+    code.commit("leave something behind")
     undisturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
     assert ended(api, undisturbed["name"])["eval_run"]["status"] == "finished"
 
@@ -173,3 +217,197 @@ def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
     assert calm["overview"] == stormy["overview"]
     assert calm["reward_stats"] == stormy["reward_stats"]
     assert calm["pass_at_k"] == stormy["pass_at_k"]
+
+
+def test_a_stopped_run_keeps_what_was_finished(
+    api: TestClient, services: PlatformServices, executor: LocalExecutor
+) -> None:
+    run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
+    wait_until(lambda: samples_of(services, run["id"]))
+    assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json() == {"id": run["id"], "status": "stopping"}
+    detail = ended(api, run["name"])
+    assert detail["eval_run"]["status"] == "stopped"
+    assert "error" not in detail["eval_run"]
+    kept = samples_of(services, run["id"])
+    assert 0 < len(kept) < 2000
+    assert detail["results"]["total_runs"] == len(kept)
+    files = fetched(api, run["name"], "metrics,trajectories,logs")
+    assert len(files["summary.jsonl"].splitlines()) == len(kept)
+    assert json.loads(files["metrics.json"])["eval_run"]["status"] == "stopped"
+    assert b"asked for the run to stop" in files["logs.txt"]
+    again = api.post(f"{RUNS}/{run['id']}/stop", json={})
+    assert (again.status_code, again.json()["status"]) == (200, "stopped")
+
+
+def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
+    api: TestClient, services: PlatformServices
+) -> None:
+    executor = LocalExecutor(services.config, services.db, services.clock, services.logs, stop_grace_s=0.0)
+    executor.start()
+    try:
+        run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
+        wait_until(lambda: samples_of(services, run["id"]))
+        worker = executor._workers[run["id"]].process
+        os.kill(worker.pid, signal.SIGSTOP)
+        api.post(f"{RUNS}/{run['name']}/stop", json={})
+        wait_until(lambda: worker.poll() is not None)
+        executor._stop_grace_s = 30.0
+        assert ended(api, run["name"])["eval_run"]["status"] == "stopped"
+    finally:
+        executor.close()
+    assert len(samples_of(services, run["id"])) > 0
+    assert "[executor] the worker was ended by force" in log_of(services, run["id"])
+
+
+def test_runs_go_on_after_the_platform_was_closed(
+    api: TestClient, services: PlatformServices, executor: LocalExecutor
+) -> None:
+    run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
+    wait_until(lambda: samples_of(services, run["id"]))
+    executor.close()
+    before = samples_of(services, run["id"])
+    assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
+    assert 0 < len(before) < 80
+    successor = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    successor.start()
+    try:
+        detail = ended(api, run["name"])
+    finally:
+        successor.close()
+    assert detail["eval_run"]["status"] == "finished"
+    after = samples_of(services, run["id"])
+    assert len(after) == 80
+    assert before.items() <= after.items()
+
+
+def test_a_worker_that_always_dies_fails_the_run_in_one_sentence(
+    api: TestClient, services: PlatformServices
+) -> None:
+    def dying(run_id: str, token: str) -> Any:
+        process = WorkerStarter(services.config)(run_id, token)
+        os.killpg(process.pid, signal.SIGKILL)
+        return process
+
+    executor = LocalExecutor(services.config, services.db, services.clock, services.logs, start_worker=dying)
+    executor.start()
+    try:
+        run = submit(api)
+        detail = ended(api, run["name"])
+    finally:
+        executor.close()
+    assert detail["eval_run"]["status"] == "failed"
+    assert detail["eval_run"]["error"].startswith(
+        "the worker ended unexpectedly 3 times in a row (signal 9) without finishing a rollout;"
+    )
+
+
+def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
+    api: TestClient, services: PlatformServices, executor: LocalExecutor, provider: str
+) -> None:
+    run = submit(
+        api,
+        experiment_config=experiment(model_path="openai/stand-in"),
+        env_config={"OPENAI_BASE_URL": provider},
+        secrets={"required": ["OPENAI_API_KEY"], "provided": {"OPENAI_API_KEY": "sk-canary-7291"}},
+    )
+    detail = ended(api, run["name"])
+    assert detail["eval_run"]["status"] == "failed"
+    assert "the key was revoked in May" in detail["eval_run"]["error"]
+    assert "\n" not in detail["eval_run"]["error"]
+    assert detail["resolved_secret_scopes"] == {"OPENAI_API_KEY": "run"}
+    everything = json.dumps([detail, log_of(services, run["id"])])
+    assert "sk-canary-7291" not in everything
+    with services.db.session() as session:
+        assert session.get_one(Run, run["id"]).sealed_secrets is None
+    cleaned_up(services, run["id"])
+    for path in services.config.home.rglob("*"):
+        if path.is_file():
+            assert b"sk-canary-7291" not in path.read_bytes(), path
+
+
+def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
+    api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
+) -> None:
+    project = (ROLLOUT / "pyproject.toml").read_text()
+    code.write(
+        "rollouts/multiply/pyproject.toml",
+        project.replace('"aiohttp>=3.12"', '"no-such-package-of-osmosis==9"'),
+    )
+    code.commit("need what nobody has")
+    run = submit(api)
+    detail = ended(api, run["name"])
+    assert detail["eval_run"]["status"] == "failed"
+    assert "no-such-package-of-osmosis" in detail["eval_run"]["error"]
+    assert "\n" not in detail["eval_run"]["error"]
+    metrics = json.loads(fetched(api, run["name"], "metrics")["metrics.json"])
+    assert metrics["eval_run"]["status"] == "failed"
+    assert metrics["summary"]["total_samples"] == 0
+
+
+def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
+    api: TestClient, services: PlatformServices, executor_later: LocalExecutor
+) -> None:
+    run = submit(api)
+    with services.db.transaction() as session:
+        dataset = session.scalars(select(Dataset)).one()
+        info = services.blobs.put(
+            "datasets/other/new.jsonl", io.BytesIO(b'{"user_prompt":"a","label":"b"}\n')
+        )
+        dataset.blob_key, dataset.sha256, dataset.file_size = (
+            "datasets/other/new.jsonl",
+            info.sha256,
+            info.size,
+        )
+    executor_later.start()
+    detail = ended(api, run["name"])
+    assert detail["eval_run"]["error"] == (
+        "the dataset 'multiply' was replaced before the run began; submit the run again."
+    )
+
+
+def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
+    api: TestClient,
+    services: PlatformServices,
+    member: Member,
+    code: Code,
+    executor_later: LocalExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services.secrets.put(
+        member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-workspace", "workspace"
+    )
+    services.secrets.put(
+        member.workspace.id, member.user.id, "OTHER_KEY", "canary-not-asked-for", "workspace"
+    )
+    monkeypatch.setenv("OSMOSIS_TOKEN", "canary-of-the-shell")
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-operator")
+    source = (ROLLOUT / "main.py").read_text()
+    spying = source.replace(
+        'if __name__ == "__main__":',
+        "import os\nfrom pathlib import Path\n"
+        'Path("environment.txt").write_text("\\n".join(f"{k}={v}" for k, v in os.environ.items()))\n'
+        'print("my key is", os.environ["AGENT_KEY"], flush=True)\n'
+        'if __name__ == "__main__":',
+    )
+    code.write("rollouts/multiply/main.py", spying)
+    code.commit("look around")
+    run = submit(api, secrets={"required": ["AGENT_KEY"]}, env_config={"LOG_LEVEL": "DEBUG"})
+    executor_later.start()
+    seen = wait_until(
+        lambda: [p.read_text() for p in services.config.runs_dir.rglob("environment.txt") if p.stat().st_size]
+    )[0]
+    assert "AGENT_KEY=canary-of-the-workspace" in seen
+    assert "LOG_LEVEL=DEBUG" in seen
+    for canary in (
+        "canary-not-asked-for",
+        "canary-of-the-shell",
+        "canary-of-the-operator",
+        "OSMOSIS_DATABASE_URL",
+    ):
+        assert canary not in seen
+    detail = ended(api, run["name"])
+    assert detail["resolved_secret_scopes"] == {"AGENT_KEY": "workspace"}
+    cleaned_up(services, run["id"])
+    for path in services.config.home.rglob("*"):
+        if path.is_file():
+            assert b"canary-of-the-workspace" not in path.read_bytes(), path

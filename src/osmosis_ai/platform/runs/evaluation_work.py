@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,14 +176,16 @@ class EvaluationWork:
         return _verdict(await runner.run())
 
     def _source(self, repository: Repository | None, sha: str) -> Path:
+        """Export the commit anew: an agent may have written into its own directory since the last time."""
         source = self._directory.source
-        if source.is_dir():
-            return source
         if repository is None:
+            if source.is_dir():
+                return source
             raise OsmosisError(
                 "the repository of this run was disconnected before the run began.",
                 hint="connect it with `osmosis platform connect`, then submit again",
             )
+        shutil.rmtree(source, ignore_errors=True)
         mirrors = MirrorStore(self._config.git_dir)
         try:
             mirrors.export(repository, sha, source)
@@ -222,15 +225,20 @@ class _Hooks(RunHooks):
         self._publisher = publisher
         self._interrupt = interrupt
         self._secret_values = secret_values
+        self._logged = ""
 
     def note(self, message: str) -> None:
-        self._publisher.log(Line(message, step="run"))
+        # Some of what the engine notes it has just logged.
+        if message != self._logged:
+            self._publisher.log(Line(message, step="run"))
 
     def stage(self, message: str) -> None:
         self._publisher.log(Line(message, step="run"))
 
     def log_line(self, line: str) -> None:
-        self._publisher.log(_parsed(line))
+        parsed = _parsed(line)
+        self._logged = parsed.message
+        self._publisher.log(parsed)
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         self._publisher.progress(snapshot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run, RunFile, Sample
 from osmosis_ai.platform.logs import Line, Logs
 from osmosis_ai.platform.redaction import Redactor
@@ -39,13 +41,15 @@ class Publisher:
     Args:
         lease: the right to write the run.
         leases, logs: where it is written.
+        clock: dates the lines.
         redactor: blanks the run's secrets in everything that is published.
     """
 
-    def __init__(self, lease: Lease, leases: Leases, logs: Logs, redactor: Redactor) -> None:
+    def __init__(self, lease: Lease, leases: Leases, logs: Logs, clock: Clock, redactor: Redactor) -> None:
         self._lease = lease
         self._leases = leases
         self._logs = logs
+        self._clock = clock
         self._redactor = redactor
         self._lines: deque[Line] = deque()
         self._progress: ProgressSnapshot | None = None
@@ -70,8 +74,8 @@ class Publisher:
         self._directory = directory
 
     def log(self, line: Line) -> None:
-        """Publish a log line; may be called from any thread."""
-        self._lines.append(line)
+        """Publish a log line, dated now unless it says otherwise; may be called from any thread."""
+        self._lines.append(line if line.timestamp is not None else replace(line, timestamp=self._clock.now()))
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Publish how far the run is; may be called from any thread."""

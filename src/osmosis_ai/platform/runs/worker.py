@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.logs import Line, Logs
@@ -44,6 +44,7 @@ class Worker:
     config: PlatformConfig
     db: Database
     leases: Leases
+    clock: Clock
     logs: Logs
     directory: WorkingDirectory
     lease: Lease
@@ -56,13 +57,13 @@ class Worker:
         heart.start()
         work = EvaluationWork(self.config, self.db, self.directory, self.lease)
         redactor = Redactor(())
-        publisher = Publisher(self.lease, self.leases, self.logs, redactor)
+        publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
         prepared: Prepared | None = None
         try:
             try:
                 prepared = work.prepare()
                 redactor = prepared.redactor
-                publisher = Publisher(self.lease, self.leases, self.logs, redactor)
+                publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
                 publisher.start()
                 publisher.log(
                     Line(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     lease = leases.claim(run_id, token)
     if lease is None:
         return NOT_MINE
-    worker = Worker(config, db, leases, Logs(db, clock), directory, lease)
+    worker = Worker(config, db, leases, clock, Logs(db, clock), directory, lease)
     try:
         return worker.run()
     except LeaseLostError:

@@ -108,7 +108,7 @@ async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_
         rollouts = [await world.start_rollout() for _ in range(3)]
         world.servers[0].die()
         outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
-        assert all(isinstance(lost, AttemptLostError) and lost.server_died for lost in outcomes)
+        assert all(isinstance(lost, AttemptLostError) and lost.death is not None for lost in outcomes)
 
         waiting = asyncio.create_task(host.run(REQUEST))
         second = await world.connected(2)
@@ -187,7 +187,7 @@ async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
     async with world.host as host:
         with pytest.raises(AttemptLostError, match="reset by peer") as lost:
             await host.run(REQUEST)
-        assert not lost.value.server_died
+        assert lost.value.death is None
 
 
 async def test_cancelling_an_attempt_is_no_loss() -> None:

@@ -315,9 +315,26 @@ async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers
     summary = await world.run(options={"max_in_flight": 1})
     assert summary.stop is not None
     assert summary.stop.kind == "fault"
-    assert "about to die" in summary.stop.reason or "was lost 4 times" in summary.stop.reason
+    assert "about to die" in summary.stop.reason
     assert (summary.succeeded, summary.pending, summary.failed) == (1, 1, 0)
     assert [record["row_index"] for record in world.records()] == [0]
+
+
+async def test_rows_that_go_down_together_are_named_together(world: World) -> None:
+    write_rows(world.rows, ["one", "hang", "die"])
+    summary = await world.run(options={"max_in_flight": 2})
+    assert summary.stop is not None
+    reason, _, words = summary.stop.reason.partition("\n")
+    assert reason == (
+        "the rollout's server died 4 times while rows 1, 2 were under way. "
+        "The last time: the rollout server ended (exit status 7), entrypoint `main.py`."
+    )
+    assert "about to die" in words
+    assert (
+        summary.stop.error.hint
+        == "one of these rows does it: try it alone with `--rows 1`. What is finished is kept"
+    )
+    assert summary.pending == 2
 
 
 async def test_a_rollout_that_cannot_be_imported_fails_with_its_own_words(world: World) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_LOSSES = 3
 _MAX_ERROR_CHARS = 2000
+_SHOWN_ROWS = 10
 _RECOUNT_S = 0.25
 
 
@@ -92,6 +94,9 @@ class AttemptRunner:
         self._flights: dict[str, _Flight] = {}
         self.host: RolloutHost | None = None
         self._counted, self._counted_at = NOTHING, -math.inf
+        # (source row, run) of attempts that went down with their server, and how often. Those come first
+        # again, so there are never many.
+        self._deaths: Counter[tuple[int, int]] = Counter()
         self.dispatched = 0
         self.cancelled: list[str] = []
 
@@ -110,12 +115,13 @@ class AttemptRunner:
             rollout_id, seed_for=attempt_seeds(self._seed, item.row.source_row_index, item.run_index)
         )
         try:
-            reason = await self._drive(flight)
+            loss = await self._drive(flight)
             if flight.recording is None:
                 flight.given_up = True
-                self._note_loss(item, reason or "its server reported no result")
+                self._note_loss(item, loss or AttemptLostError("its server reported no result", death=None))
                 return False
             await asyncio.shield(flight.recording)
+            self._deaths.pop((item.row.source_row_index, item.run_index), None)
             self.host.attempt_finished()
             return True
         except asyncio.CancelledError:
@@ -155,7 +161,7 @@ class AttemptRunner:
         recordings = [flight.recording for flight in self._flights.values() if flight.recording is not None]
         await asyncio.gather(*recordings, return_exceptions=True)
 
-    async def _drive(self, flight: _Flight) -> str | None:
+    async def _drive(self, flight: _Flight) -> AttemptLostError | None:
         """Run the rollout; return why it has no result when it has none."""
         from osmosis_ai.controller.driver import RolloutRunRequest
 
@@ -173,33 +179,54 @@ class AttemptRunner:
         try:
             await self.host.run(request)
         except AttemptLostError as lost:
-            return str(lost)
+            return lost
         except RolloutProtocolError as error:
             if not 400 <= error.status_code < 500:
-                return str(error)
+                return AttemptLostError(str(error), death=None)
             usage = self._close_endpoint(flight)
             await self._record(
                 flight, rejected(error.status_code, str(error)), usage, expects_trajectory=False
             )
         return None
 
-    def _note_loss(self, item: WorkItem, reason: str) -> None:
+    def _note_loss(self, item: WorkItem, loss: AttemptLostError) -> None:
         item.losses += 1
+        if loss.death is not None:
+            self._deaths[item.row.source_row_index, item.run_index] += 1
         self._state.log.write(
             "dispatch",
-            f"attempt lost: {reason}",
+            f"attempt lost: {loss}",
             level="WARNING",
             row_index=item.row_index,
             run_index=item.run_index,
             losses=item.losses,
         )
         if item.losses > MAX_LOSSES:
-            raise LostTooOftenError(
-                f"row {item.row.source_row_index} (attempt {item.run_index + 1}) was lost {item.losses} times, "
-                f"the last time because {reason}.",
-                details={"source_row_index": item.row.source_row_index, "run_index": item.run_index},
-                hint="if this row brings the rollout's server down, see the server's log; the rest stays pending",
+            raise self._lost_too_often(item, loss)
+
+    def _lost_too_often(self, item: WorkItem, loss: AttemptLostError) -> LostTooOftenError:
+        source_row = item.row.source_row_index
+        if loss.death is None:
+            return LostTooOftenError(
+                f"row {source_row} (attempt {item.run_index + 1}) was lost {item.losses} times, "
+                f"the last time because {loss}.",
+                details={"source_row_index": source_row, "run_index": item.run_index},
+                hint="what is finished is kept; the rest stays pending",
             )
+        # Any of the rows that were under way each time may be the one; the others went down with it.
+        often = self._deaths[source_row, item.run_index] - 1
+        rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
+        at_work = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
+        return LostTooOftenError(
+            f"the rollout's server died {item.losses} times while {at_work} under way. "
+            f"The last time: {loss.death.message}",
+            details={"source_rows": rows, **loss.death.details},
+            hint=(
+                f"see what row {shown} makes the agent do" if len(rows) == 1 else "one of these rows does it"
+            )
+            + f": try it alone with `--rows {rows[0]}`. What is finished is kept",
+        )
 
     async def _record(
         self, flight: _Flight, verdict: Verdict, usage: RolloutUsage, *, expects_trajectory: bool

@@ -59,12 +59,12 @@ class AttemptLostError(Exception):
     """The attempt will never report back; nothing is known of its outcome.
 
     Attributes:
-        server_died: the server went down with it, as opposed to a connection that failed.
+        death: how the server went down with it; None when only a connection failed.
     """
 
-    def __init__(self, reason: str, *, server_died: bool) -> None:
+    def __init__(self, reason: str, *, death: OsmosisError | None) -> None:
         super().__init__(reason)
-        self.server_died = server_died
+        self.death = death
 
 
 class RolloutServerDiedError(OsmosisError):
@@ -81,6 +81,7 @@ class _Generation:
         self.driver = driver
         self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
         self.died = asyncio.Event()
+        self.death: OsmosisError | None = None
 
 
 class RolloutHost:
@@ -166,15 +167,15 @@ class RolloutHost:
             return await rollout
         except asyncio.CancelledError:
             if generation.died.is_set() and rollout.cancelled():
-                raise AttemptLostError("the rollout's server died", server_died=True) from None
+                raise AttemptLostError("the rollout's server died", death=generation.death) from None
             raise
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             try:
                 await asyncio.wait_for(generation.died.wait(), _DEATH_NOTICE_S)
             except asyncio.TimeoutError:
                 reason = f"the rollout's server could not be reached: {error or type(error).__name__}"
-                raise AttemptLostError(reason, server_died=False) from None
-            raise AttemptLostError("the rollout's server died", server_died=True) from None
+                raise AttemptLostError(reason, death=None) from None
+            raise AttemptLostError("the rollout's server died", death=generation.death) from None
         finally:
             generation.rollouts.discard(rollout)
 
@@ -192,7 +193,7 @@ class RolloutHost:
         try:
             while True:
                 cause = generation.server.exit_error(await generation.server.wait_exit())
-                self._lose(generation)
+                self._lose(generation, cause)
                 await self._release(generation)
                 generation = await self._replace(cause)
                 assert self._ready is not None
@@ -223,8 +224,9 @@ class RolloutHost:
             except OsmosisError as error:
                 cause = error
 
-    def _lose(self, generation: _Generation) -> None:
+    def _lose(self, generation: _Generation, cause: OsmosisError) -> None:
         self._ready = asyncio.get_running_loop().create_future()
+        generation.death = cause
         generation.died.set()
         for rollout in generation.rollouts:
             rollout.cancel()

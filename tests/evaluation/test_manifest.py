@@ -57,6 +57,31 @@ def test_resume_names_every_changed_input() -> None:
         Manifest.new("first", inputs(), {}).require_equal_inputs(inputs(seed=1, n=3, model_path="x/y"))
 
 
+def test_resume_tells_what_an_input_was_and_what_it_is_now_but_no_variables_value() -> None:
+    before = inputs(env={"A": "1", "B": "key-one"}, agent_timeout_sec=5.0, secret_names=("KEY",))
+    now = inputs(
+        rows="0-2",
+        source="s2",
+        seed=3,
+        env={"B": "key-two", "C": "3"},
+        secret_names=(),
+        grader_timeout_sec=1.5,
+    )
+    with pytest.raises(ResumeRefusedError) as refused:
+        Manifest.new("first", before, {}).require_equal_inputs(now)
+    assert refused.value.message.splitlines()[1:] == [
+        "  - dataset: the selected rows: was 0-9, now 0-2",
+        "  - env: A was removed",
+        "  - env: B has another value",
+        "  - env: C was added",
+        "  - rollout: its files were edited",
+        "  - secret_names: was KEY, now none",
+        "  - seed: was 0, now 3",
+        "  - timeouts: agent_workflow_timeout_s: was 5, now not set",
+        "  - timeouts: grader_timeout_s: was not set, now 1.5",
+    ]
+
+
 def test_pace_and_threshold_are_no_inputs() -> None:
     Manifest.new("first", inputs(), {}).require_equal_inputs(
         inputs(batch_size=99, pass_threshold=0.0, branch="main")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.input_changes import describe_changes
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import write_json
 
@@ -125,7 +126,8 @@ class Manifest:
         if changed:
             raise ResumeRefusedError(
                 f"the run `{self.run_name}` cannot be continued: its inputs have changed since it was started. "
-                f"Changed: {', '.join(changed)}.",
+                f"Changed: {', '.join(changed)}."
+                + "".join(f"\n  - {line}" for line in describe_changes(self.inputs, inputs)),
                 details={"run_name": self.run_name, "changed": changed},
                 hint="undo the change, choose another `--name`, or put the old run aside with `--fresh`",
             )

@@ -17,7 +17,15 @@ import aiohttp
 import pytest
 
 from osmosis_ai.controller import server_process
-from osmosis_ai.controller.server_process import RolloutServer, RolloutServerError, ServerSpec, capacity_of
+from osmosis_ai.controller.server_process import (
+    HEALTH_TIMEOUT_ENV,
+    RolloutServer,
+    RolloutServerError,
+    ServerSpec,
+    capacity_of,
+    health_timeout,
+)
+from osmosis_ai.errors import OsmosisError
 from tests.processes import alive, gone
 
 # A rollout server of a few lines and no imports: tests start dozens of them.
@@ -174,6 +182,18 @@ async def test_a_server_that_never_becomes_healthy_is_ended(make_spec: MakeSpec)
         await server.start()
     with pytest.raises(RuntimeError):
         _ = server.pid
+
+
+@pytest.mark.parametrize(("wished", "seconds"), [("", 90.0), ("300", 300.0), (" 0.5 ", 0.5)])
+def test_the_user_decides_how_long_a_server_may_take_to_start(wished: str, seconds: float) -> None:
+    assert health_timeout({HEALTH_TIMEOUT_ENV: wished}) == seconds
+    assert health_timeout({}) == 90.0
+
+
+@pytest.mark.parametrize("wished", ["0", "-1", "nan", "inf", "a minute"])
+def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
+    with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
+        health_timeout({HEALTH_TIMEOUT_ENV: wished})
 
 
 async def test_a_server_that_listens_elsewhere_is_reported(make_spec: MakeSpec) -> None:

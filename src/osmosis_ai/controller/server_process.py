@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HEALTH_TIMEOUT_S = 90.0
+HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
 PROBE_TIMEOUT_S = 5.0
 POLL_S = (0.05, 0.2)
 PORT_ATTEMPTS = 2
@@ -248,7 +249,8 @@ class RolloutServer:
         raise self._failure(
             f"the rollout server was not healthy after {self._health_timeout_s:g} s "
             f"(`GET /health` on port {self._port}: {seen})",
-            hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running.",
+            hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
+            f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
         )
 
     async def _probe(self, session: aiohttp.ClientSession, seen: str) -> tuple[dict[str, Any] | None, str]:
@@ -314,6 +316,24 @@ def capacity_of(health: Mapping[str, Any]) -> int | None:
         concurrency.get("max_concurrent") if isinstance(concurrency, Mapping) else None,
     )
     return next((value for value in candidates if type(value) is int and value > 0), None)
+
+
+def health_timeout(environ: Mapping[str, str]) -> float:
+    """Return how long a server may take to become healthy, in seconds: the user's wish, or the default.
+
+    Raises:
+        OsmosisError: when what the user set is no positive number.
+    """
+    wished = environ.get(HEALTH_TIMEOUT_ENV, "").strip()
+    if not wished:
+        return HEALTH_TIMEOUT_S
+    try:
+        seconds = float(wished)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise OsmosisError(f"{HEALTH_TIMEOUT_ENV} must be a number of seconds above 0, not '{wished}'.")
+    return seconds
 
 
 async def _json_object(reply: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class Execution:
         )
 
     def _server(self, python: Path) -> RolloutServer:
-        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
+        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec, health_timeout
 
         return RolloutServer(
             ServerSpec(
@@ -234,7 +234,8 @@ class Execution:
                 port=self._job.options.rollout_port,
                 log_path=self._job.directory.server_log,
                 secret_values=frozenset(self._secret_values.values()),
-            )
+            ),
+            health_timeout_s=health_timeout(self._job.environ),
         )
 
     async def _dispatch(self, host: RolloutHost, attempts: AttemptRunner) -> Stop | None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import socket
+
+import aiohttp
 import pytest
 
-from osmosis_ai.llm.transport import environment_proxy, is_loopback, open_session
+from osmosis_ai.llm.transport import connection_failure, environment_proxy, is_loopback, open_session
 
 
 async def test_a_session_never_queues_inside_its_pool() -> None:
@@ -36,3 +39,24 @@ def test_a_proxy_is_used_for_the_world_and_never_for_this_machine(monkeypatch: p
 )
 def test_loopback_is_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+async def test_a_server_that_is_not_there_is_told_in_plain_words(unused_tcp_port: int) -> None:
+    async with open_session(timeout_s=5) as session:
+        with pytest.raises(aiohttp.ClientConnectorError) as refused:
+            await session.get(f"http://127.0.0.1:{unused_tcp_port}/")
+    assert (
+        connection_failure(refused.value)
+        == f"cannot connect to 127.0.0.1:{unused_tcp_port} (connection refused)"
+    )
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    key = aiohttp.client_reqrep.ConnectionKey("models.invalid", 443, True, True, None, None, None)
+    cause = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    error = aiohttp.ClientConnectorDNSError(key, cause)
+    assert connection_failure(error) == "the host `models.invalid` was not found (Name or service not known)"
+
+
+def test_an_error_without_words_is_named_by_its_kind() -> None:
+    assert connection_failure(aiohttp.ServerDisconnectedError("")) == "ServerDisconnectedError"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.llm.sse import EventParser
-from osmosis_ai.llm.transport import environment_proxy, open_session
+from osmosis_ai.llm.transport import connection_failure, environment_proxy, open_session
 from osmosis_ai.llm.wire_json import dumps, loads
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class DirectTransport:
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise self._error("connection", str(error), retryable=False) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._error("connection", str(error) or type(error).__name__) from None
+            raise self._error("connection", connection_failure(error)) from None
 
     def _encoded(self, body: Mapping[str, Any]) -> bytes:
         try:

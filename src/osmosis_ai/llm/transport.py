@@ -8,6 +8,8 @@ from the environment behind the caller's back.
 
 from __future__ import annotations
 
+import os
+import socket
 import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -49,6 +51,20 @@ def open_session(
         cookie_jar=aiohttp.DummyCookieJar(),
         proxy=proxy,
     )
+
+
+def connection_failure(error: Exception) -> str:
+    """Say in plain words why a server could not be reached; aiohttp's own words are for its authors."""
+    import aiohttp
+
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error) or type(error).__name__
+    where, cause = f"{error.host}:{error.port}", error.os_error
+    if isinstance(cause, socket.gaierror):
+        return f"the host `{error.host}` was not found ({cause.strerror})"
+    # asyncio puts its own sentence where the system's should be.
+    reason = os.strerror(cause.errno) if cause.errno else str(cause)
+    return f"cannot connect to {where} ({reason[:1].lower()}{reason[1:]})"
 
 
 def environment_proxy(url: str) -> str | None:

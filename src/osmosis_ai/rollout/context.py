@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic
 
+from pydantic import ValidationError
 from typing_extensions import TypeVar
 
 from .types.config import AgentWorkflowConfig
@@ -77,7 +78,10 @@ class GraderContext:
         """
         if self.sample is None:
             raise ValueError("there is no sample to reward")
-        self.sample.reward = reward
+        try:
+            self.sample.reward = reward
+        except ValidationError:
+            raise ValueError(f"a reward must be a finite number, not {reward!r}") from None
 
 
 @dataclass

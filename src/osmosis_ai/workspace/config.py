@@ -167,7 +167,8 @@ def _locate(path: Path, workspace: Workspace, kind: ConfigKind) -> Path:
         raise OsmosisError(
             f"{kind.article} config must be inside {kind.directory}/ of the workspace directory.\n"
             f"  found:    {resolved}\n"
-            f"  expected: {expected / found.name}"
+            f"  expected: {expected / found.name}",
+            hint=f"move it there, and name it as {kind.directory}/{found.name}",
         )
     return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
 

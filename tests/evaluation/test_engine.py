@@ -31,8 +31,13 @@ class Desk:
             self._open.pop(item, None)
 
     async def wait_for(self, *items: int) -> None:
+        """Wait until these run; one whose end was ordered does not, even before it has noticed."""
+
+        def run() -> bool:
+            return all(item in self._open and not self._open[item].done() for item in items)
+
         async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(lambda: set(items) <= set(self._open)), 5)
+            await asyncio.wait_for(self._changed.wait_for(run), 5)
 
     def end(self, item: int, finished: bool = True) -> None:
         self._open[item].set_result(finished)

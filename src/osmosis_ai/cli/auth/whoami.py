@@ -24,8 +24,13 @@ def whoami() -> DetailResult:
         data=account.data(),
         title="Account",
         rows=_rows(account),
-        sections=[Section("Workspaces", [(item.name, item.role) for item in account.workspaces or ()])],
+        sections=_workspaces(account),
     )
+
+
+def _workspaces(account: Account) -> list[Section]:
+    rows = [(item.name, item.role) for item in account.workspaces or ()]
+    return [Section("Workspaces", rows)] if rows else []
 
 
 def _rows(account: Account) -> list[Row]:

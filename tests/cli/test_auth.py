@@ -1,0 +1,465 @@
+"""What a person and a script see of logging in and out."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+
+from osmosis_ai.api.credentials import CredentialStore
+from tests.cli.conftest import Cli, Outcome
+from tests.logins import (
+    FERN,
+    LATER,
+    MARA,
+    NEW_TOKEN,
+    REFUSALS,
+    TOKEN,
+    VERIFIED,
+    files_holding,
+    make_checkout,
+    save_login,
+    use_platform,
+)
+
+AUTHORIZED = {
+    "device_code": "dc_canary",
+    "user_code": "WXYZ-1234",
+    "verification_uri": f"{FERN}/device",
+    "verification_uri_complete": f"{FERN}/device?code=WXYZ-1234",
+    "expires_in": 600,
+    "interval": 5,
+}
+ISSUED = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
+
+
+class Terminal(io.StringIO):
+    """Stdin with a person at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
+    use_platform(monkeypatch)
+    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
+    monkeypatch.setenv("TZ", "UTC")
+    with respx.mock(base_url=FERN, assert_all_called=False) as router:
+        router.get("/api/cli/verify").respond(json=VERIFIED)
+        router.get("/api/cli/workspaces").respond(json={"workspaces": [{"id": "ws_1", "name": "fern-lab"}]})
+        yield router
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pages that were opened in a browser."""
+    pages: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda page: pages.append(page) or True)  # type: ignore[func-returns-value]
+    monkeypatch.setenv("DISPLAY", ":0")
+    return pages
+
+
+def _hides_tokens(outcome: Outcome, *, home: Path) -> None:
+    for token in (TOKEN, NEW_TOKEN, "dc_canary"):
+        assert token not in outcome.out + outcome.err
+        assert files_holding(token, home) in ([], ["credentials.json"])
+
+
+def _error(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.out == ""
+    error: dict[str, Any] = json.loads(outcome.err.splitlines()[-1])["error"]
+    return error
+
+
+# login --token
+
+
+@pytest.mark.parametrize("command", [("login",), ("auth", "login")])
+def test_both_spellings_log_in_and_say_the_same(cli: Cli, home: Path, command: tuple[str, ...]) -> None:
+    outcome = cli(*command, "--token", TOKEN, "--json")
+    assert outcome.err == ""
+    assert json.loads(outcome.out) == {
+        "schema_version": 1,
+        "status": "success",
+        "operation": "auth.login",
+        "resource": {
+            "email": "mara@fern.example",
+            "name": "Mara",
+            "expires_at": LATER,
+            "platform_url": FERN,
+            "workspace": None,
+            "source": "token",
+            "verified": True,
+            "saved": True,
+            "token_store": "file",
+        },
+        "message": "Logged in as mara@fern.example.",
+        "next_steps_structured": [{"action": "platform.clone_repository"}, {"action": "doctor"}],
+    }
+    _hides_tokens(outcome, home=home)
+
+
+def test_people_get_a_panel_and_scripts_lines(cli: Cli) -> None:
+    shown = cli("login", "--token", TOKEN).out
+    assert "Logged in as mara@fern.example." in shown
+    assert "Platform: https://osmosis.fern.example" in shown
+    plain = cli("login", "--token", TOKEN, "--plain")
+    assert plain.out.splitlines()[0] == "Logged in as mara@fern.example."
+    assert "─" not in plain.out
+
+
+def test_a_token_on_stdin_stays_out_of_the_process_list(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
+    outcome = cli("login", "--token", "-", "--json")
+    assert json.loads(outcome.out)["status"] == "success"
+    _hides_tokens(outcome, home=home)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert _error(cli("login", "--token", "-", "--json"))["code"] == "VALIDATION"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert _error(cli("login", "--token", "-", "--json"))["code"] == "VALIDATION"
+
+
+def test_a_token_that_is_given_beats_the_environment_and_says_which_is_used(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", "osm_u_environment")
+    monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", "https://elsewhere.example")
+    outcome = cli("login", "--token", TOKEN, "--plain")
+    assert outcome.status == 0
+    assert "unset OSMOSIS_TOKEN" in outcome.out
+    assert platform.calls.last.request.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize("reply, code", REFUSALS)
+def test_a_refusal_names_the_reason_and_never_the_token(
+    cli: Cli, platform: respx.MockRouter, home: Path, reply: dict[str, Any], code: str
+) -> None:
+    save_login()
+    platform.get("/api/cli/verify").respond(**reply)
+    outcome = cli("login", "--token", NEW_TOKEN, "--json")
+    assert (outcome.status, _error(outcome)["code"]) == (1, code)
+    _hides_tokens(outcome, home=home)
+    _hides_tokens(cli("login", "--token", NEW_TOKEN), home=home)
+    found = CredentialStore().load(FERN)
+    assert found is not None
+    assert found.token == TOKEN
+
+
+def test_an_upgrade_that_is_needed_keeps_its_details(cli: Cli, platform: respx.MockRouter) -> None:
+    platform.get("/api/cli/verify").respond(426, json={"status": "unsupported", "message": "Upgrade now."})
+    error = _error(cli("login", "--token", TOKEN, "--json"))
+    assert (error["message"], error["details"]["status"]) == ("Upgrade now.", "unsupported")
+
+
+def test_a_platform_that_is_not_there_is_named(cli: Cli, platform: respx.MockRouter) -> None:
+    platform.get("/api/cli/verify").mock(side_effect=httpx.ConnectError("[Errno 111] Connection refused"))
+    outcome = cli("login", "--token", TOKEN)
+    assert outcome.err.splitlines()[-2:] == [
+        f"Error: Connection error: Connection refused ({FERN})",
+        "hint: check the network, the proxy settings and the platform's URL (OSMOSIS_PLATFORM_URL)",
+    ]
+
+
+def test_a_token_without_its_option_is_refused_and_not_repeated(cli: Cli, home: Path) -> None:
+    for arguments in (("login", TOKEN), ("auth", "login", TOKEN, "--json")):
+        outcome = cli(*arguments)
+        assert outcome.status == 2
+        assert "--token" in outcome.err
+        _hides_tokens(outcome, home=home)
+
+
+def test_a_revocation_that_fails_is_a_warning_beside_the_result(
+    cli: Cli, platform: respx.MockRouter, home: Path
+) -> None:
+    save_login(token_id="ct_OLD")
+    platform.delete("/api/cli/tokens/ct_OLD").respond(500, text=TOKEN)
+    outcome = cli("login", "--token", NEW_TOKEN, "--json")
+    assert json.loads(outcome.out)["status"] == "success"
+    assert json.loads(outcome.err)["warning"]["code"] == "TOKEN_REVOKE_FAILED"
+    _hides_tokens(outcome, home=home)
+
+
+def test_where_there_is_no_keyring_it_is_said_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OSMOSIS_TOKEN_STORE")
+    assert (
+        json.loads(cli("login", "--token", TOKEN, "--json").err)["warning"]["code"] == "KEYRING_UNAVAILABLE"
+    )
+    assert cli("login", "--token", TOKEN, "--json").err == ""
+
+
+# login by device
+
+
+def _confirmed(platform: respx.MockRouter) -> respx.Route:
+    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
+    return platform.post("/api/cli/device/token").respond(json=ISSUED)
+
+
+def test_the_code_is_shown_and_the_browser_opened_for_a_person(
+    cli: Cli, platform: respx.MockRouter, home: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _confirmed(platform)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    outcome = cli("login")
+    assert outcome.status == 0
+    assert "Your code: WXYZ-1234" in outcome.err
+    assert f"within 10 minutes at {FERN}/device?code=WXYZ-1234" in outcome.err
+    assert opened == [f"{FERN}/device?code=WXYZ-1234"]
+    assert "Logged in as mara@fern.example." in outcome.out
+    _hides_tokens(outcome, home=home)
+
+
+@pytest.mark.parametrize("case", ["no terminal", "--no-browser", "no display", "not a web page"])
+def test_the_browser_is_left_alone_where_it_is_not_wanted(
+    cli: Cli,
+    platform: respx.MockRouter,
+    opened: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    _confirmed(platform)
+    monkeypatch.setattr(sys, "stdin", io.StringIO() if case == "no terminal" else Terminal())
+    if case == "no display":
+        monkeypatch.setattr(sys, "platform", "linux")
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+            monkeypatch.delenv(name, raising=False)
+    if case == "not a web page":
+        target = {"verification_uri_complete": None, "verification_uri": "file:///bin/sh"}
+        platform.post("/api/cli/device/authorize").respond(json={**AUTHORIZED, **target})
+    outcome = cli("login", *(["--no-browser"] if case == "--no-browser" else []))
+    assert (outcome.status, opened) == (0, [])
+    assert "Waiting for you to confirm" in outcome.err
+
+
+@pytest.mark.parametrize("mode", ["--json", "--plain"])
+def test_without_a_person_a_token_is_needed(cli: Cli, platform: respx.MockRouter, mode: str) -> None:
+    outcome = cli("login", mode)
+    assert (outcome.status, outcome.out, platform.calls.call_count) == (1, "", 0)
+    if mode == "--json":
+        error = _error(outcome)
+        assert (error["code"], error["details"]["flags"]) == ("INTERACTIVE_REQUIRED", ["--token"])
+    else:
+        assert "osmosis login --token -" in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--force"], ["--json"]])
+def test_a_token_in_the_environment_is_in_the_way(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+    outcome = cli("login", *arguments)
+    assert (outcome.status, outcome.out, platform.calls.call_count) == (1, "", 0)
+    assert "OSMOSIS_TOKEN is set" in outcome.err
+    if "--json" in arguments:
+        assert _error(outcome)["code"] == "CONFLICT"
+
+
+def test_who_is_logged_in_stays_so_unless_forced(cli: Cli, platform: respx.MockRouter) -> None:
+    save_login(token_id="ct_OLD")
+    confirmed = _confirmed(platform)
+    outcome = cli("login")
+    assert outcome.out.splitlines()[0] == f"Already logged in as mara@fern.example on {FERN}."
+    assert "osmosis login --force" in outcome.out
+    assert confirmed.call_count == 0
+    revoke = platform.delete("/api/cli/tokens/ct_OLD").respond(204)
+    assert "Logged in as" in cli("login", "--force").out
+    assert (confirmed.call_count, revoke.call_count) == (1, 1)
+
+
+def test_a_login_that_was_revoked_is_replaced_without_being_forced(
+    cli: Cli, platform: respx.MockRouter
+) -> None:
+    save_login(token_id="ct_OLD")
+    _confirmed(platform)
+    platform.get("/api/cli/verify").respond(401, json={"code": "TOKEN_REVOKED"})
+    platform.delete("/api/cli/tokens/ct_OLD").respond(401, json={"code": "TOKEN_REVOKED"})
+    outcome = cli("login")
+    assert outcome.status == 0
+    assert "Logged in as" in outcome.out
+    assert "could not be revoked" not in outcome.err
+
+
+def test_an_interruption_exits_with_130_and_saves_nothing(cli: Cli, platform: respx.MockRouter) -> None:
+    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
+
+    def interrupt(request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    platform.post("/api/cli/device/token").mock(side_effect=interrupt)
+    assert cli("login").status == 130
+    assert CredentialStore().all() == ()
+
+
+# logout
+
+
+def test_there_may_be_nobody_to_log_out(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = cli("logout", "--json")
+    assert outcome.status == 0
+    assert json.loads(outcome.out) == {
+        "schema_version": 1,
+        "status": "noop",
+        "operation": "auth.logout",
+        "resource": {
+            "logged_in": False,
+            "revoked": False,
+            "env_token_set": False,
+            "persistent_login": False,
+            "effective_source": None,
+            "platform_url": FERN,
+            "platforms": [],
+        },
+        "message": "Not logged in.",
+    }
+    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+    envelope = json.loads(cli("auth", "logout", "--json").out)
+    assert envelope["message"] == "OSMOSIS_TOKEN is set. Run 'unset OSMOSIS_TOKEN' to logout."
+    assert envelope["next_steps_structured"] == [{"action": "unset_env", "variable": "OSMOSIS_TOKEN"}]
+    assert envelope["resource"]["logged_in"] is True
+
+
+def test_logging_out_asks_first(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_login()
+    error = _error(cli("logout", "--json"))
+    assert (error["code"], error["details"]["prompt"]) == ("INTERACTIVE_REQUIRED", "Logout from Osmosis AI?")
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("typer.getchar", lambda: "\r")
+    assert cli("logout")[:2] == (0, "Cancelled.\n")
+    assert CredentialStore().load(FERN) is not None
+    assert platform.calls.call_count == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["logout", "-y"], ["auth", "logout", "--yes"], ["logout", "--all", "-y"]]
+)
+def test_logging_out_revokes_the_token(
+    cli: Cli, platform: respx.MockRouter, home: Path, arguments: list[str]
+) -> None:
+    save_login()
+    revoke = platform.delete("/api/cli/tokens/ct_01J8").respond(204)
+    outcome = cli(*arguments, "--json")
+    envelope = json.loads(outcome.out)
+    assert (outcome.status, envelope["message"]) == (0, "Logged out successfully.")
+    assert envelope["resource"]["revoked"] is True
+    assert revoke.call_count == 1
+    assert files_holding(TOKEN, home) == []
+    assert CredentialStore().all() == ()
+
+
+def test_a_token_in_the_environment_outlives_the_logout(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_login()
+    monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
+    revoke = platform.delete("/api/cli/tokens/ct_01J8").respond(204)
+    outcome = cli("logout", "-y", "--plain")
+    assert "OSMOSIS_TOKEN is still active" in outcome.out
+    assert revoke.calls.last.request.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+# whoami
+
+
+@pytest.mark.parametrize("command", [("whoami",), ("auth", "whoami")])
+def test_whoami_in_all_three_modes(
+    cli: Cli, tmp_path: Path, home: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_login()
+    monkeypatch.chdir(make_checkout(tmp_path).root)
+    outcome = cli(*command, "--json")
+    data = json.loads(outcome.out)["data"]
+    assert outcome.err == ""
+    assert (data["email"], data["workspace"]) == (
+        "mara@fern.example",
+        {"id": "ws_1", "name": "fern-lab", "role": "admin"},
+    )
+    plain = cli(*command, "--plain").out.splitlines()
+    assert plain == [
+        "Email: mara@fern.example",
+        "Name: Mara",
+        "Workspace: fern-lab",
+        "Role: admin",
+        f"Platform: {FERN}",
+        "Auth Source: saved login",
+        "Saved Login: yes (file)",
+        plain[7],
+        "Workspaces:",
+        "fern-lab: –",
+    ]
+    assert plain[7].startswith("Expires: 2100-02-01 ")
+    rich = cli(*command).out
+    assert "fern-lab" in rich
+    _hides_tokens(Outcome(0, outcome.out + rich, "".join(plain)), home=home)
+
+
+def test_outside_of_a_repository_there_is_no_workspace(cli: Cli, platform: respx.MockRouter) -> None:
+    save_login()
+    platform.get("/api/cli/verify").respond(json={"user": {"id": "u", "email": "m@f.example"}})
+    platform.get("/api/cli/workspaces").respond(500)
+    outcome = cli("whoami", "--plain")
+    assert "Workspace: –" in outcome.out
+    assert "Workspaces:" not in outcome.out
+
+
+def test_nobody_is_told_how_to_become_somebody(cli: Cli) -> None:
+    save_login("https://other.example")
+    outcome = cli("whoami")
+    assert outcome.status == 1
+    assert "Error: Not logged in. Run 'osmosis auth login' first." in outcome.err
+    assert "https://other.example" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "code, in_environment, message",
+    [
+        ("TOKEN_EXPIRED", False, "Your session has expired."),
+        ("TOKEN_REVOKED", False, "Your session has been revoked."),
+        ("TOKEN_EXPIRED", True, "OSMOSIS_TOKEN has expired."),
+        ("TOKEN_REVOKED", True, "OSMOSIS_TOKEN has been revoked."),
+        ("TOKEN_INVALID", True, f"OSMOSIS_TOKEN is not valid on {FERN}."),
+    ],
+)
+def test_each_end_of_a_token_has_its_own_words(
+    cli: Cli,
+    platform: respx.MockRouter,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    in_environment: bool,
+    message: str,
+) -> None:
+    if in_environment:
+        monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+        monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
+    else:
+        save_login()
+    platform.get("/api/cli/verify").respond(401, json={"error": "no", "code": code})
+    error = _error(cli("whoami", "--json"))
+    assert (error["code"], error["message"]) == ("AUTH_REQUIRED", message)
+
+
+@pytest.mark.parametrize(
+    "bound, code",
+    [(None, "ENV_TOKEN_PLATFORM_REQUIRED"), ("https://other.example", "ENV_TOKEN_PLATFORM_MISMATCH")],
+)
+def test_a_token_of_the_environment_goes_to_its_own_platform_only(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, bound: str | None, code: str
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
+    if bound:
+        monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", bound)
+    outcome = cli("whoami", "--json")
+    assert _error(outcome)["code"] == code
+    assert TOKEN not in outcome.err
+    assert platform.calls.call_count == 0

@@ -152,7 +152,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
         spec=EvalRunSpec("multiply", "main.py", "osmosis/tiny", "multiply", n=2, batch_size=4),
         options=LocalEvalOptions(name="local"),
         dataset=DatasetInput(ROWS, "multiply", file_digest(ROWS), "workspace"),
-        selection=select_rows(100, limit=3, rows=None),
+        selection=select_rows(200, limit=3, rows=None),
         rollout_dir=ROLLOUT,
         output_root=tmp_path / "evals",
         hooks=RunHooks(),

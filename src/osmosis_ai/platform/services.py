@@ -16,6 +16,7 @@ from osmosis_ai.platform.device_logins import DeviceLogins
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.rollouts import Rollouts
+from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.downloads import Downloads
 from osmosis_ai.platform.runs.reading import EvalRuns
 from osmosis_ai.platform.runs.submit import Submits
@@ -67,6 +68,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, used_clock)
     blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
     rollouts = Rollouts(db, mirrors, used_clock)
+    counts = RunCounts("eval", used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -83,7 +85,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         mirrors=mirrors,
         rollouts=rollouts,
         served=ServedModels(),
-        submits=Submits(db, used_clock, vault, mirrors, rollouts),
-        eval_runs=EvalRuns(db, used_clock, logs),
+        submits=Submits(db, used_clock, vault, mirrors, rollouts, counts),
+        eval_runs=EvalRuns(db, used_clock, logs, counts),
         downloads=Downloads(db, blobs),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, defer
 
 from osmosis_ai.api.wire.base import LogPage
@@ -17,6 +17,7 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Run, User
 from osmosis_ai.platform.logs import Direction, Line, Logs
+from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.status import OPEN
 
@@ -36,10 +37,12 @@ class EvalRuns:
 
     Args:
         db, clock, logs: the platform's.
+        counts: how many there are, shared with who adds some.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: Logs) -> None:
+    def __init__(self, db: Database, clock: Clock, logs: Logs, counts: RunCounts) -> None:
         self._db = db
+        self._counts = counts
         self._clock = clock
         self._logs = logs
         self._leases = Leases(db, clock)
@@ -48,7 +51,7 @@ class EvalRuns:
         """Return one page of a workspace's runs, the newest first, and how many there are in all."""
         of_workspace = (Run.workspace_id == workspace_id, Run.kind == KIND)
         with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(Run).where(*of_workspace)) or 0
+            total = self._counts.of(session, workspace_id)
             # The ids come from the index alone, however far the offset; whole rows only of the page.
             page = (
                 select(Run.id)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
     from osmosis_ai.platform.rollouts import Rollouts
+    from osmosis_ai.platform.runs.counts import RunCounts
     from osmosis_ai.platform.vault import Vault
 
 SYNC_WAIT_S = 20.0
@@ -73,11 +74,19 @@ class Submits:
         db, clock: where the row goes, and its date.
         vault: seals the values that are given for one run.
         mirrors, rollouts: the repositories, and what is known of their rollouts.
+        counts: told of new runs.
     """
 
     def __init__(
-        self, db: Database, clock: Clock, vault: Vault, mirrors: MirrorStore, rollouts: Rollouts
+        self,
+        db: Database,
+        clock: Clock,
+        vault: Vault,
+        mirrors: MirrorStore,
+        rollouts: Rollouts,
+        counts: RunCounts,
     ) -> None:
+        self._counts = counts
         self._db = db
         self._clock = clock
         self._vault = vault
@@ -205,7 +214,9 @@ class Submits:
             "sealed_secrets": sealed,
             "results": first_results(request.evaluation.pass_threshold, rows),
         }
-        return self._insert(described)
+        run = self._insert(described)
+        self._counts.forget(run.workspace_id)
+        return run
 
     def _insert(self, described: dict[str, Any]) -> Run:
         draws = random.SystemRandom()

@@ -1,0 +1,561 @@
+"""Evaluation runs over HTTP, as far as that goes without a worker: submits, lists, details, stops, downloads."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, insert, select
+
+from osmosis_ai.platform.db.models import Run, RunFile, Sample, new_id
+from osmosis_ai.platform.runs import submit as submit_module
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.evaluations import Code, add_dataset, experiment, submit_body
+
+RUNS = "/api/cli/eval-runs"
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    return Code(tmp_path / "code")
+
+
+@pytest.fixture
+def member(world: World, code: Code, services: PlatformServices) -> Member:
+    found = world.member(clone_url=str(code.path))
+    add_dataset(services, found)
+    return found
+
+
+def submitted(api: TestClient, **changes: Any) -> dict[str, Any]:
+    reply = api.post(RUNS, json=submit_body(**changes))
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def refused(api: TestClient, status: int, code: str, **changes: Any) -> dict[str, Any]:
+    body = assert_flat_error(api.post(RUNS, json=submit_body(**changes)), status, code)
+    assert api.get(RUNS).json()["total_count"] == 0, "a refused submit makes no run"
+    return body
+
+
+def issue(body: dict[str, Any], key: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [each for each in body["issues"] if each["key"] == key]
+    assert len(found) == 1, body["issues"]
+    return found[0]
+
+
+# -- submit ------------------------------------------------------------------------------------
+
+
+def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
+    api: TestClient, code: Code, member: Member
+) -> None:
+    run = submitted(api, advanced_config={"engine": {"max_parallel": 6}}, env_config={"LOG_LEVEL": "DEBUG"})
+    assert set(run) == {"id", "name", "status", "created_at"}
+    assert run["status"] == "pending"
+    assert run["created_at"] == "2026-11-02T09:30:00.000Z"
+    by_name, by_id = api.get(f"{RUNS}/{run['name']}").json(), api.get(f"{RUNS}/{run['id']}").json()
+    assert by_name == by_id
+    assert by_name["eval_run"] == {
+        "id": run["id"],
+        "name": run["name"],
+        "status": "pending",
+        "created_at": "2026-11-02T09:30:00.000Z",
+        "creator_name": "Mara",
+        "creator_email": member.user.email,
+    }
+    assert by_name["config"] == {
+        "model_path": "osmosis/tiny",
+        "limit": 3,
+        "n": 2,
+        "batch_size": 4,
+        "pass_threshold": 1.0,
+        "seed": 0,
+    }
+    assert by_name["results"] == {
+        "pass_threshold": 1.0,
+        "total_runs": 0,
+        "sampled_rows": 3,
+        "total_dataset_rows": 200,
+    }
+    assert by_name["commit_sha"] == code.head
+    assert by_name["entrypoint"] == "main.py"
+    assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
+    assert by_name["dataset"]["name"] == by_name["rollout"]["name"] == "multiply"
+
+
+def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient) -> None:
+    body = refused(
+        api,
+        400,
+        "INVALID_CONFIG",
+        experiment_config={
+            "rollout": "../multiply",
+            "entrypoint": "/main.py",
+            "model_path": " ",
+            "datset": "multiply",
+            "branch": "main",
+            "commit_sha": "xyz",
+        },
+        evaluation_config={"n": 0, "limit": 2.5, "pass_treshold": 1, "batch_size": True},
+        env_config={"lower": "a", "_OSMOSIS_X": "b", "FINE": 3},
+        secrets={"required": ["FINE", "1BAD"], "provided": {"UNLISTED": "sk-canary"}},
+        training_config={"lr": 1},
+        evalution_config={},
+    )
+    keys = {each["key"] for each in body["issues"]}
+    assert keys >= {
+        "experiment.rollout",
+        "experiment.entrypoint",
+        "experiment.model_path",
+        "experiment.dataset",
+        "experiment.datset",
+        "experiment.commit_sha",
+        "evaluation.n",
+        "evaluation.limit",
+        "evaluation.pass_treshold",
+        "evaluation.batch_size",
+        "env",
+        "env.lower",
+        "env._OSMOSIS_X",
+        "env.FINE",
+        "secrets.required",
+        "secrets.provided",
+        "training_config",
+        "evalution_config",
+    }
+    assert issue(body, "evaluation.pass_treshold")["key_correction"] == "evaluation.pass_threshold"
+    assert issue(body, "evalution_config")["key_correction"] == "evaluation_config"
+    assert "sk-canary" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "VALIDATION_FAILED"),
+        (b"[]", "VALIDATION_FAILED"),
+        (b"{}", "INVALID_CONFIG"),
+        (b'{"experiment_config": null}', "INVALID_CONFIG"),
+        (b'{"experiment_config": []}', "INVALID_CONFIG"),
+        (b'{"experiment_config": {}, "secrets": "sk-canary"}', "INVALID_CONFIG"),
+        (b'{"secrets": {"provided": "sk-canary"}}', "INVALID_CONFIG"),
+        (b'{"evaluation_config": {"pass_threshold": NaN}}', "INVALID_JSON"),
+        (b"{", "INVALID_JSON"),
+    ],
+)
+def test_a_body_that_is_no_submit_is_refused(api: TestClient, content: bytes, reason: str) -> None:
+    reply = api.post(RUNS, content=content, headers={"Content-Type": "application/json"})
+    assert_flat_error(reply, 400, reason)
+    assert "sk-canary" not in reply.text
+
+
+def test_nulls_are_absent(api: TestClient) -> None:
+    run = submitted(
+        api,
+        experiment_config=experiment(branch=None, commit_sha=None),
+        evaluation_config={"limit": None, "n": None},
+        advanced_config=None,
+        env_config=None,
+        secrets=None,
+    )
+    config = api.get(f"{RUNS}/{run['name']}").json()["config"]
+    assert config["n"] == 1
+    assert "limit" not in config
+
+
+def test_an_unknown_dataset_is_named_with_those_like_it(api: TestClient) -> None:
+    body = refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
+    assert body["error"] == "there is no dataset 'multiplyy' in this workspace; did you mean multiply?"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        ("processing", None, "still being checked (processing)"),
+        ("error", "row 7 has no user_prompt.", "cannot be used: row 7 has no user_prompt. Mend the file"),
+        ("uploading", None, "has not been uploaded yet (uploading)"),
+        ("cancelled", None, "was cancelled; upload it again"),
+    ],
+)
+def test_a_dataset_that_is_not_ready_is_refused_with_the_reason(
+    api: TestClient, services: PlatformServices, member: Member, status: str, error: str | None, said: str
+) -> None:
+    add_dataset(services, member, "half", status=status, error=error)
+    body = refused(api, 409, "DATASET_NOT_READY", experiment_config=experiment(dataset="half"))
+    assert said in body["error"]
+
+
+def test_a_dataset_of_another_workspace_is_not_there(
+    api: TestClient, services: PlatformServices, stranger: Member
+) -> None:
+    add_dataset(services, stranger, "theirs")
+    refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="theirs"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"rollout": "multiplly"}, "experiment.rollout", "did you mean 'multiply'?"),
+        ({"entrypoint": "mian.py"}, "experiment.entrypoint", "there is no file rollouts/multiply/mian.py"),
+        ({"entrypoint": "a/../../multiply/x.py"}, "experiment.entrypoint", "must not leave"),
+        ({"branch": "nain"}, "experiment.branch", "did you mean 'main'?"),
+        ({"commit_sha": "0123456789abcdef"}, "experiment.commit_sha", "`git push` it"),
+        ({"commit_sha": "HEAD"}, "experiment.commit_sha", "must be 7 to 40 hexadecimal digits"),
+        ({"model_path": "opena/gpt-5"}, "experiment.model_path", "did you mean `openai/gpt-5`?"),
+        ({"model_path": "openai/gpt-5-mini"}, "experiment.model_path", "store the secret `OPENAI_API_KEY`"),
+        ({"model_path": "osmosis/huge"}, "experiment.model_path", "there is no built-in model"),
+        ({"dataset": "d" * 300}, "experiment.dataset", "must not be longer than 255"),
+    ],
+)
+def test_code_and_models_that_are_not_there_are_refused(
+    api: TestClient, changes: dict[str, str], key: str, said: str
+) -> None:
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(**changes))
+    assert said in issue(body, key)["message"]
+
+
+def test_a_commit_that_was_just_pushed_is_what_runs(api: TestClient, code: Code) -> None:
+    first = code.head
+    submitted(api)
+    pushed = code.commit("better")
+    by_default = submitted(api)
+    pinned = submitted(api, experiment_config=experiment(commit_sha=first[:9]))
+    assert api.get(f"{RUNS}/{by_default['name']}").json()["commit_sha"] == pushed
+    assert api.get(f"{RUNS}/{pinned['name']}").json()["commit_sha"] == first
+
+
+def test_a_repository_that_cannot_be_fetched_is_said_to_be(api: TestClient, code: Code) -> None:
+    first = code.head
+    submitted(api)
+    code.path.rename(code.path.with_name("moved"))
+    body = assert_flat_error(api.post(RUNS, json=submit_body()), 502, "REPOSITORY_NOT_FETCHED")
+    assert "fern/agents cannot be fetched" in body["error"]
+    submitted(api, experiment_config=experiment(commit_sha=first))
+
+
+def test_a_submit_does_not_wait_for_a_host_that_does_not_answer(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = threading.Event()
+    monkeypatch.setattr(submit_module, "SYNC_WAIT_S", 0.05)
+    monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(20))
+    try:
+        body = refused(api, 502, "REPOSITORY_NOT_FETCHED")
+        assert "takes longer than" in body["error"]
+    finally:
+        silence.set()
+
+
+def test_all_missing_secrets_are_named(api: TestClient, services: PlatformServices, member: Member) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
+    body = refused(
+        api,
+        404,
+        "SECRETS_NOT_FOUND",
+        secrets={"required": ["STORED", "B_KEY", "GIVEN", "A_KEY"], "provided": {"GIVEN": "sk-canary"}},
+    )
+    assert body["error"] == "Secret(s) not found: B_KEY, A_KEY"
+    assert body["missing"] == ["B_KEY", "A_KEY"]
+
+
+def test_given_values_are_sealed_for_the_run_and_never_come_back(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
+    services.secrets.put(member.workspace.id, member.user.id, "STORED", "two", "user")
+    run = submitted(api, secrets={"required": ["STORED", "GIVEN"], "provided": {"GIVEN": "sk-canary-4417"}})
+    detail = api.get(f"{RUNS}/{run['name']}")
+    assert detail.json()["resolved_secret_scopes"] == {"STORED": "user_override", "GIVEN": "run"}
+    assert "sk-canary-4417" not in detail.text
+    assert api.get("/api/cli/environment-secrets").json()["total_count"] == 2
+    with services.db.session() as session:
+        row = session.get_one(Run, run["id"])
+    assert row.sealed_secrets is not None
+    for path in services.config.home.rglob("*"):
+        if path.is_file():
+            assert b"sk-canary-4417" not in path.read_bytes(), path
+    api.post(f"{RUNS}/{run['name']}/stop", json={})
+    with services.db.session() as session:
+        assert session.get_one(Run, run["id"]).sealed_secrets is None
+
+
+def test_without_a_limit_a_tenth_of_the_rows_is_drawn_with_a_recorded_seed(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    run = submitted(api, evaluation_config={})
+    detail = api.get(f"{RUNS}/{run['name']}").json()
+    assert detail["results"]["sampled_rows"] == 20
+    assert isinstance(detail["config"]["row_draw_seed"], int)
+    add_dataset(services, member, "few", rows=[{"user_prompt": "1", "label": "1"}] * 4)
+    few = submitted(api, evaluation_config={}, experiment_config=experiment(dataset="few"))
+    assert api.get(f"{RUNS}/{few['name']}").json()["results"]["sampled_rows"] == 1
+
+
+def test_two_submits_at_once_get_two_names(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So few names that every other draw is taken.
+    monkeypatch.setattr(
+        submit_module, "draw_name", lambda draws, tries: f"amber-otter-{draws.randint(1, 12 + 4 * tries)}"
+    )
+    with ThreadPoolExecutor(8) as threads:
+        runs = list(threads.map(lambda _: submitted(api), range(12)))
+    assert len({run["name"] for run in runs}) == 12
+
+
+def test_a_member_of_another_workspace_sees_nothing(
+    client: TestClient, member: Member, stranger: Member, services: PlatformServices
+) -> None:
+    client.headers.update(member.headers)
+    run = submitted(client)
+    client.headers.update(stranger.headers)
+    assert client.get(RUNS).json() == {
+        "eval_runs": [],
+        "total_count": 0,
+        "has_more": False,
+        "next_offset": None,
+    }
+    for name in (run["name"], run["id"]):
+        for path in ("", "/metrics", "/logs", "/samples/manifest"):
+            assert_flat_error(client.get(f"{RUNS}/{name}{path}"), 404, "NOT_FOUND")
+        assert_flat_error(client.post(f"{RUNS}/{name}/stop", json={}), 404, "NOT_FOUND")
+        wanted = {"items": [{"path": "metrics.json"}]}
+        assert_flat_error(client.post(f"{RUNS}/{name}/samples/download-urls", json=wanted), 404, "NOT_FOUND")
+    with services.db.session() as session:
+        assert session.get_one(Run, run["id"]).status == "pending"
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+def add_runs(services: PlatformServices, member: Member, count: int) -> None:
+    moment = services.clock.now()
+    rows = [
+        {
+            "id": f"run_{number:06d}",
+            "workspace_id": member.workspace.id,
+            "kind": "eval",
+            "name": f"amber-otter-{number}",
+            "status": "finished",
+            "created_at": moment,
+            "request": submit_body(),
+            "rollout_name": "multiply",
+            "dataset_name": "multiply",
+            "model_path": "osmosis/tiny",
+            "seed": 0,
+            "attempt": 1,
+        }
+        for number in range(count)
+    ]
+    with services.db.transaction() as session:
+        session.execute(insert(Run), rows)
+
+
+def test_runs_are_listed_newest_first_page_by_page(
+    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    add_runs(services, member, 70)
+    clock.advance(60)
+    newest = submitted(api)
+    first = api.get(RUNS).json()
+    assert (first["total_count"], first["has_more"], first["next_offset"]) == (71, True, 50)
+    assert first["eval_runs"][0]["name"] == newest["name"]
+    rest = api.get(RUNS, params={"offset": 50}).json()
+    assert (len(rest["eval_runs"]), rest["next_offset"]) == (21, None)
+    names = [run["name"] for run in first["eval_runs"] + rest["eval_runs"]]
+    assert len(set(names)) == 71
+    row = first["eval_runs"][0]
+    assert row["model"] == {"name": "osmosis/tiny"}
+    assert row["dataset"]["name"] == row["rollout"]["name"] == "multiply"
+    assert_flat_error(api.get(RUNS, params={"limit": 51}), 400, "VALIDATION_FAILED")
+
+
+# -- stop --------------------------------------------------------------------------------------
+
+
+def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
+    run = submitted(api)
+    assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopped"
+    again = api.post(f"{RUNS}/{run['name']}/stop", json={})
+    assert (again.status_code, again.json()) == (200, {"id": run["id"], "status": "stopped"})
+    assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["completed_at"]
+
+
+def test_a_running_run_is_asked_to_stop_once(api: TestClient, services: PlatformServices) -> None:
+    run = submitted(api)
+    assert Leases(services.db, services.clock).claim(run["id"], "w") is not None
+    for _ in range(2):
+        assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopping"
+    said = [line["message"] for line in api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]]
+    assert said == ["mara@fern.example asked for the run to stop"]
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(api: TestClient, services: PlatformServices) -> dict[str, Any]:
+    """A run whose two rows (4 and 9 of the dataset) have two attempts each, with files."""
+    run = submitted(api)
+    leases = Leases(services.db, services.clock)
+    lease = leases.claim(run["id"], "w")
+    assert lease is not None
+    with leases.writing(lease) as (session, row):
+        for row_index, source in enumerate((4, 9)):
+            for run_index in range(2):
+                name = f"row_{row_index}_run_{run_index}"
+                session.add(
+                    Sample(
+                        run_id=row.id,
+                        row_index=row_index,
+                        run_index=run_index,
+                        source_row_index=source,
+                        rollout_id=f"{row_index}{run_index}" * 16,
+                        status="success",
+                        reward=1.0,
+                        tokens=7,
+                        duration_ms=12,
+                    )
+                )
+                for path, kind in (
+                    (f"trajectories/{name}.json", "trajectories"),
+                    (f"artifacts/{name}/out/note.txt", "artifacts"),
+                ):
+                    key = f"runs/{row.id}/files/{new_id('f')}"
+                    info = services.blobs.put(key, io.BytesIO(path.encode()))
+                    session.add(
+                        RunFile(
+                            run_id=row.id,
+                            path=path,
+                            kind=kind,
+                            source_row_index=source,
+                            size=info.size,
+                            blob_key=key,
+                        )
+                    )
+        leases.end(row, "finished")
+    return run
+
+
+def paths(api: TestClient, run: dict[str, Any], **asked: str) -> list[str]:
+    manifest = api.get(f"{RUNS}/{run['name']}/samples/manifest", params=asked).json()
+    assert manifest["totals"]["files"] == len(manifest["files"])
+    return [file["path"] for file in manifest["files"]]
+
+
+def test_a_manifest_has_exactly_the_types_and_rows_asked_for(
+    api: TestClient, finished: dict[str, Any]
+) -> None:
+    assert paths(api, finished, types="metrics") == ["metrics.json"]
+    assert paths(api, finished, types="logs") == ["logs.txt"]
+    trajectories = [f"trajectories/row_{row}_run_{run}.json" for row in (0, 1) for run in (0, 1)]
+    assert paths(api, finished) == ["metrics.json", "summary.jsonl", *trajectories]
+    assert paths(api, finished, types="trajectories", rows="0-5,7") == ["summary.jsonl", *trajectories[:2]]
+    assert paths(api, finished, types="artifacts", rows="9") == [
+        "artifacts/row_1_run_0/out/note.txt",
+        "artifacts/row_1_run_1/out/note.txt",
+    ]
+    assert len(paths(api, finished, types="metrics,trajectories,artifacts,logs")) == 11
+    many = ",".join(str(row) for row in range(0, 8000, 2))
+    assert len(paths(api, finished, types="artifacts", rows=many)) == 2
+
+
+@pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
+def test_a_manifest_of_nonsense_is_refused(
+    api: TestClient, finished: dict[str, Any], asked: dict[str, str]
+) -> None:
+    assert_flat_error(api.get(f"{RUNS}/{finished['name']}/samples/manifest", params=asked), 400, "VALIDATION")
+
+
+def test_a_pending_run_has_nothing_to_download(api: TestClient) -> None:
+    run = submitted(api)
+    assert_flat_error(api.get(f"{RUNS}/{run['name']}/samples/manifest"), 409, "CONFLICT")
+
+
+def test_what_a_manifest_announced_is_what_is_fetched(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any]
+) -> None:
+    asked = {"types": "metrics,trajectories,artifacts,logs"}
+    manifest = api.get(f"{RUNS}/{finished['name']}/samples/manifest", params=asked).json()
+    wanted = [*manifest["files"], {"path": "trajectories/row_9_run_9.json"}, {"path": "../../platform.db"}]
+    links = api.post(f"{RUNS}/{finished['id']}/samples/download-urls", json={"items": wanted}).json()
+    assert links["expires_in"] == 900
+    assert {item["path"] for item in links["items"]} == {file["path"] for file in manifest["files"]}
+    sizes = {file["path"]: file["size"] for file in manifest["files"]}
+    for item in links["items"]:
+        assert len(api.get(item["url"], headers={"Authorization": ""}).content) == sizes[item["path"]]
+
+
+def test_a_file_that_has_changed_since_its_manifest_is_fetched_as_announced(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = submitted(api)
+    leases = Leases(services.db, services.clock)
+    lease = leases.claim(run["id"], "w")
+    assert lease is not None
+
+    def metrics() -> dict[str, Any]:
+        asked = {"types": "metrics"}
+        files = api.get(f"{RUNS}/{run['name']}/samples/manifest", params=asked).json()["files"]
+        assert [file["path"] for file in files] == ["metrics.json"]
+        found: dict[str, Any] = files[0]
+        return found
+
+    early = metrics()
+    with leases.writing(lease) as (_, row):
+        row.metrics = {"duration_ms": 5, "summary": {"total_samples": 3}, "estimates": {}}
+    late = metrics()
+    assert early["token"] != late["token"]
+    links = api.post(f"{RUNS}/{run['name']}/samples/download-urls", json={"items": [early, late]}).json()
+    for announced, item in zip((early, late), links["items"], strict=True):
+        assert len(api.get(item["url"]).content) == announced["size"]
+
+
+@pytest.mark.parametrize("count", [0, 501])
+def test_urls_are_given_for_1_to_500_files(api: TestClient, finished: dict[str, Any], count: int) -> None:
+    body = {"items": [{"path": "metrics.json"}] * count}
+    reply = api.post(f"{RUNS}/{finished['name']}/samples/download-urls", json=body)
+    assert_flat_error(reply, 400, "VALIDATION_FAILED")
+
+
+def test_metrics_of_a_run_that_has_not_begun_are_empty_but_there(api: TestClient) -> None:
+    run = submitted(api)
+    metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
+    assert metrics["status"] == "pending"
+    assert metrics["eval_run_id"] == run["id"]
+    assert metrics["pass_at_k"] == []
+    assert metrics["overview"]["total_samples"] == 0
+    assert metrics["reward_stats"] is None
+
+
+def test_a_page_of_the_log_goes_on_at_its_cursor(api: TestClient, services: PlatformServices) -> None:
+    from osmosis_ai.platform.logs import Line
+
+    run = submitted(api)
+    services.logs.append(run["id"], [Line(f"line {number}") for number in range(5)])
+    first = api.get(f"{RUNS}/{run['name']}/logs", params={"limit": 3}).json()
+    assert [line["message"] for line in first["logs"]] == ["line 2", "line 3", "line 4"]
+    rest = api.get(f"{RUNS}/{run['name']}/logs", params={"limit": 3, "cursor": first["next_cursor"]}).json()
+    assert [line["message"] for line in rest["logs"]] == ["line 0", "line 1"]
+    assert rest["next_cursor"] is None
+
+
+def test_a_run_that_is_not_there_is_not_found(api: TestClient) -> None:
+    for name in ("amber-otter-1", "run_x", "%2F", "a%20b", "x" * 300):
+        assert_flat_error(api.get(f"{RUNS}/{name}"), 404, "NOT_FOUND")
+
+
+def test_nothing_was_written_that_nobody_asked_for(api: TestClient, services: PlatformServices) -> None:
+    submitted(api)
+    with services.db.session() as session:
+        assert session.scalar(select(func.count()).select_from(RunFile)) == 0

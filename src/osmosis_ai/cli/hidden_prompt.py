@@ -9,7 +9,9 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.context import OutputContext
@@ -26,32 +28,34 @@ def ask_hidden(output: OutputContext, question: str) -> str | None:
         output: where the question goes; stdin must be a terminal (``output.interactive``).
         question: what is asked for, without a colon.
     """
-    output.stderr.write(f"{question}: ")
-    output.stderr.flush()
-    try:
-        return _read_hidden(output.stdin)
-    finally:
-        output.stderr.write("\n")
-        output.stderr.flush()
-
-
-def _read_hidden(stream: TextIO) -> str | None:
     if sys.platform == "win32":
         import getpass
 
         try:
-            return getpass.getpass("")
+            return getpass.getpass(f"{question}: ", stream=output.stderr)
         except (EOFError, KeyboardInterrupt):
             return None
+    # Silent before the question is seen: somebody may answer it at once.
+    with _silent(output.stdin.fileno()) as descriptor:
+        output.stderr.write(f"{question}: ")
+        output.stderr.flush()
+        typed = _Line(descriptor).read()
+    output.stderr.write("\n")
+    output.stderr.flush()
+    return typed
+
+
+@contextmanager
+def _silent(descriptor: int) -> Iterator[int]:
+    """Keep a terminal from showing, editing and acting on what is typed."""
     import termios
 
-    descriptor = stream.fileno()
     before = termios.tcgetattr(descriptor)
     silent = termios.tcgetattr(descriptor)
     silent[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN)
     termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
     try:
-        return _Line(descriptor).read()
+        yield descriptor
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 

@@ -1,0 +1,359 @@
+"""What a person and a script see of secrets: everything but their values."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+
+from osmosis_ai.cli.hidden_prompt import ask_hidden
+from osmosis_ai.cli.output.context import OutputContext
+from tests.cli.conftest import Cli, Outcome
+from tests.logins import (
+    FERN,
+    IDENTITY,
+    NOT_CONNECTED,
+    REFUSALS,
+    TOKEN,
+    files_holding,
+    make_checkout,
+    save_login,
+    use_platform,
+)
+
+PATH = "/api/cli/environment-secrets"
+VALUE = "sk-canary-value"
+SECRET = {
+    "id": "sec_1",
+    "name": "API_KEY",
+    "scope": "user",
+    "created_at": "2026-05-01T09:00:00Z",
+    "updated_at": "2026-05-02T09:00:00Z",
+    "creator_name": "Mara",
+    "updater_name": None,
+}
+ITEM = {
+    **SECRET,
+    "scope": "personal",
+    "created_at": "2026-05-01T09:00:00.000Z",
+    "updated_at": "2026-05-02T09:00:00.000Z",
+}
+PAGE = f"{FERN}/fern-lab/secrets"
+
+
+class Person(io.StringIO):
+    """Stdin with a person at it, whose answers are given by the test."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
+    use_platform(monkeypatch)
+    save_login()
+    monkeypatch.setenv("FROM_HERE", VALUE)
+    with respx.mock(base_url=FERN, assert_all_called=False) as router:
+        router.get(PATH).respond(json={"environment_secrets": [SECRET], "total_count": 1})
+        router.post(PATH).respond(json=SECRET)
+        router.delete(PATH).respond(204)
+        yield router
+
+
+@pytest.fixture
+def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What results say of the checkout that is the current directory."""
+    root = make_checkout(tmp_path / "w").root
+    monkeypatch.chdir(root)
+    return {
+        "git": {"identity": IDENTITY, "remote_url": "ssh://git@github.com/Fern/Maze.git"},
+        "workspace_directory": str(root),
+    }
+
+
+def _error(outcome: Outcome) -> dict[str, Any]:
+    assert (outcome.status, outcome.out) == (1, "")
+    error: dict[str, Any] = json.loads(outcome.err)["error"]
+    return error
+
+
+# list
+
+
+def test_the_list_in_all_three_modes(cli: Cli, scope: dict[str, Any], platform: respx.MockRouter) -> None:
+    outcome = cli("secret", "list", "--json")
+    assert outcome.err == ""
+    assert json.loads(outcome.out) == {
+        "schema_version": 1,
+        "items": [ITEM],
+        "total_count": 1,
+        "has_more": False,
+        "next_offset": None,
+        **scope,
+    }
+    platform.get(PATH).respond(
+        json={"environment_secrets": [SECRET, {"id": "x"}], "platform_url": PAGE, "next_offset": 2}
+    )
+    assert json.loads(cli("secret", "list", "--json").out)["platform_url"] == PAGE
+    lines = cli("secret", "list", "--plain").out.splitlines()
+    assert lines[0].split("\t")[:2] == ["API_KEY", "Personal"]
+    assert lines[0].endswith("\tMara")
+    assert lines[1] == "–\t–\t–\t–"
+    rich = cli("secret", "list").out
+    assert "Updated By" in rich
+    assert f"View secrets: {PAGE}" in rich
+
+
+def test_scopes_and_pages_are_chosen(cli: Cli, scope: dict[str, Any], platform: respx.MockRouter) -> None:
+    cli("secret", "list", "--scope", "personal", "--limit", "3")
+    assert dict(platform.calls.last.request.url.params) == {"limit": "3", "offset": "0", "scope": "user"}
+    assert _error(cli("secret", "list", "--scope", "mine", "--json"))["code"] == "VALIDATION"
+    assert "mutually exclusive" in _error(cli("secret", "list", "--all", "--limit", "3", "--json"))["message"]
+    assert cli("secret", "list", "--limit", "51").status == 2
+
+
+# set
+
+
+def test_a_value_comes_from_a_variable(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, home: Path
+) -> None:
+    outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--json")
+    assert outcome.err == ""
+    assert json.loads(outcome.out) == {
+        "schema_version": 1,
+        "status": "success",
+        "operation": "secret.set",
+        "resource": {**ITEM, **scope},
+        "message": 'Secret "API_KEY" saved in personal scope.',
+    }
+    assert json.loads(platform.calls.last.request.content) == {
+        "name": "API_KEY",
+        "value": VALUE,
+        "scope": "user",
+    }
+    assert VALUE not in outcome.out
+    assert files_holding(VALUE, home) == files_holding(VALUE, Path(scope["workspace_directory"])) == []
+
+
+def test_the_page_of_secrets_is_a_next_step(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
+) -> None:
+    platform.post(PATH).respond(json={**SECRET, "scope": "workspace", "platform_url": PAGE})
+    arguments = ("secret", "set", "API_KEY", "--scope", "workspace", "--env", "FROM_HERE")
+    envelope = json.loads(cli(*arguments, "--json").out)
+    assert envelope["message"] == 'Secret "API_KEY" saved in workspace scope.'
+    assert envelope["next_steps_structured"] == [{"action": "view_secrets", "url": PAGE}]
+    assert cli(*arguments, "--plain").out.splitlines()[1] == f"View secrets: {PAGE}"
+
+
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (["api_key", "--env", "FROM_HERE"], "VALIDATION"),
+        (["API_KEY", "--scope", "user", "--env", "FROM_HERE"], "VALIDATION"),
+        (["API_KEY", "--env", "FROM_NOWHERE"], "VALIDATION"),
+        (["API_KEY"], "INTERACTIVE_REQUIRED"),
+    ],
+)
+def test_what_is_wrong_with_the_line_is_said_before_the_workspace_is_looked_at(
+    cli: Cli, platform: respx.MockRouter, arguments: list[str], code: str
+) -> None:
+    error = _error(cli("secret", "set", *arguments, "--json"))
+    assert error["code"] == code
+    assert platform.calls.call_count == 0
+    if code == "INTERACTIVE_REQUIRED":
+        assert error["details"]["flags"] == ["--env"]
+        assert cli("secret", "set", *arguments).status == 1
+
+
+@pytest.mark.parametrize("mode", ["--json", "--plain", None])
+def test_a_value_on_the_line_is_refused_and_not_repeated(cli: Cli, mode: str | None) -> None:
+    for arguments in (["API_KEY", VALUE], [VALUE, "--env", "FROM_HERE"], ["API_KEY", f"--value={VALUE}"]):
+        outcome = cli("secret", "set", *arguments, *([mode] if mode else []))
+        assert outcome.status in (1, 2)
+        assert VALUE not in outcome.out + outcome.err
+
+
+def test_a_person_types_the_value_unseen(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Person())
+    asked: list[str] = []
+
+    def answer(output: OutputContext, question: str) -> str | None:
+        asked.append(question)
+        return answers.pop(0)
+
+    answers: list[str | None] = [f" {VALUE} ", None, ""]
+    monkeypatch.setattr("osmosis_ai.cli.hidden_prompt.ask_hidden", answer)
+    assert 'Secret "API_KEY" saved' in cli("secret", "set", "API_KEY").out
+    assert json.loads(platform.calls.last.request.content)["value"] == f" {VALUE} "
+    assert cli("secret", "set", "API_KEY")[:2] == (0, "Cancelled.\n")
+    outcome = cli("secret", "set", "API_KEY")
+    assert (outcome.status, "is empty" in outcome.err) == (1, True)
+    assert platform.calls.call_count == 1
+    assert asked == ["Value of API_KEY (not shown)"] * 3
+
+
+def test_nobody_is_asked_for_a_value_that_cannot_be_stored(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Person())
+    monkeypatch.setattr("osmosis_ai.cli.hidden_prompt.ask_hidden", None)
+    outcome = cli("secret", "set", "API_KEY")
+    assert (outcome.status, platform.calls.call_count) == (1, 0)
+    assert "not inside a Git work tree" in outcome.err
+
+
+@pytest.mark.parametrize("reply, code", REFUSALS)
+def test_a_refusal_holds_neither_the_value_nor_the_token(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, reply: dict[str, Any], code: str
+) -> None:
+    if "json" in reply:
+        reply = {**reply, "json": {**reply["json"], "echo": [VALUE], "value": "x", "token": TOKEN}}
+    else:
+        reply = {**reply, "text": f"{reply['text']} {VALUE} {TOKEN}"}
+    platform.post(PATH).respond(**reply)
+    for mode in ("--json", "--plain"):
+        outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", mode)
+        assert VALUE not in outcome.err
+        assert TOKEN not in outcome.err
+    assert _error(cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--json"))["code"] == code
+
+
+# delete
+
+
+def test_deleting_asks_and_names_the_scope(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = _error(cli("secret", "delete", "API_KEY", "--json"))
+    assert error["code"] == "INTERACTIVE_REQUIRED"
+    assert error["details"]["prompt"] == 'Delete personal secret "API_KEY"? This cannot be undone.'
+    monkeypatch.setattr(sys, "stdin", Person())
+    monkeypatch.setattr("typer.getchar", lambda: "\r")
+    assert cli("secret", "delete", "API_KEY")[:2] == (0, "Cancelled.\n")
+    assert {call.request.method for call in platform.calls} == {"GET"}
+    outcome = cli("secret", "delete", "API_KEY", "--yes", "--json")
+    assert json.loads(outcome.out) == {
+        "schema_version": 1,
+        "status": "success",
+        "operation": "secret.delete",
+        "resource": {"name": "API_KEY", "scope": "personal", **scope},
+        "message": 'Secret "API_KEY" deleted from personal scope.',
+    }
+    assert json.loads(platform.calls.last.request.content) == {"name": "API_KEY", "scope": "user"}
+
+
+def test_what_is_not_there_is_said_before_anybody_is_asked(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
+) -> None:
+    error = _error(cli("secret", "delete", "OTHER_KEY", "--json"))
+    assert (error["code"], error["message"]) == (
+        "NOT_FOUND",
+        'Secret "OTHER_KEY" was not found in personal scope.',
+    )
+    in_workspace = {"environment_secrets": [{**SECRET, "scope": "workspace"}]}
+    platform.get(PATH).mock(
+        side_effect=lambda request: httpx.Response(
+            200, json=in_workspace if request.url.params["scope"] == "workspace" else {}
+        )
+    )
+    error = _error(cli("secret", "delete", "API_KEY", "--json"))
+    assert "osmosis secret delete API_KEY --scope workspace" in error["message"]
+
+
+# all of them
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["set", "API_KEY", "--env", "FROM_HERE"], ["delete", "API_KEY", "-y"]]
+)
+def test_each_thing_missing_has_its_own_words(
+    cli: Cli, tmp_path: Path, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    assert _error(cli("secret", *command, "--json"))["code"] == "WORKSPACE_REQUIRED"
+    root = make_checkout(tmp_path / "w").root
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://other.example")
+    assert _error(cli("secret", *command, "--json"))["code"] == "AUTH_REQUIRED"
+    assert platform.calls.call_count == 0
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", FERN)
+    for method in ("get", "post", "delete"):
+        getattr(platform, method)(PATH).respond(404, json=NOT_CONNECTED)
+    outcome = cli("secret", *command)
+    assert "is not connected to a workspace" in outcome.err
+    assert "osmosis platform connect" in outcome.err
+    for method in ("get", "post", "delete"):
+        getattr(platform, method)(PATH).respond(403, json={"code": "GIT_REPOSITORY_ACCESS_DENIED"})
+    error = _error(cli("secret", *command, "--json"))
+    assert error["code"] == "PLATFORM_ERROR"
+    assert "not a member of the workspace" in error["message"]
+
+
+# the prompt
+
+
+@pytest.mark.parametrize(
+    "typed, got",
+    [
+        (b"sk-canary\r", "sk-canary"),
+        (b" spaces kept \n", " spaces kept "),
+        ("ünï\r".encode(), "ünï"),
+        (b"wrong\x7f\x7f\x7f\x7f\x7fright\r", "right"),
+        (b"wrong\x15right\r", "right"),
+        (b"ri\x1b[D\x1bOAght\r", "right"),
+        (b"\x1b[200~pasted\x1b[201~\r", "pasted"),
+        (b"half\x04\r", "half"),
+        (b"x" * 20_000 + b"\r", "x" * 20_000),
+        (b"\r", ""),
+        (b"half\x03", None),
+        (b"half\x1b", None),
+        (b"\x04", None),
+    ],
+)
+def test_what_is_typed_is_read_whole_and_never_shown(typed: bytes, got: str | None) -> None:
+    person, program = pty.openpty()
+    asking = threading.Event()
+
+    class Screen(io.StringIO):
+        def flush(self) -> None:
+            asking.set()
+
+    screen = Screen()
+
+    with os.fdopen(program, encoding="utf-8", closefd=False) as stdin:
+        output = OutputContext("rich", stdin=stdin, stdout=io.StringIO(), stderr=screen)
+        answers: list[str | None] = []
+        thread = threading.Thread(target=lambda: answers.append(ask_hidden(output, "Value")))
+        thread.start()
+        assert asking.wait(10)
+        _write(person, typed)
+        thread.join(20)
+        assert not thread.is_alive()
+    os.set_blocking(person, False)
+    try:
+        echoed = os.read(person, 65536)
+    except BlockingIOError:
+        echoed = b""
+    os.close(person)
+    os.close(program)
+    assert answers == [got]
+    assert echoed == b""
+    assert screen.getvalue() == "Value: \n"
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data[:1024]) :]

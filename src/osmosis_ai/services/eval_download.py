@@ -93,7 +93,7 @@ class DownloadOutcome:
 
 def plan_download(
     client: PlatformClient,
-    name: str,
+    run: EvalRun,
     *,
     types: Sequence[str],
     workspace: Workspace,
@@ -105,7 +105,7 @@ def plan_download(
 
     Args:
         client: the platform.
-        name: the run's name or id.
+        run: the run, as the platform describes it.
         types: out of :data:`TYPES`.
         workspace: whose directory takes the files when ``output`` does not.
         rows: dataset rows, ``3,7,10-20``; None for all.
@@ -113,10 +113,10 @@ def plan_download(
         overwrite: fetch again what is there.
 
     Raises:
-        NotFoundError: no such run, or a platform without downloads.
+        NotFoundError: the run is gone, or the platform has no downloads.
         OsmosisError: the run has not begun, or the platform lists nothing that can be written.
     """
-    run = require_started(client.eval_runs.get(name).eval_run)
+    require_started(run)
     manifest = _manifest(client, run, types, rows)
     directory = run_directory(run, workspace, output)
     pending, skipped, failures = [], [], []
@@ -192,7 +192,7 @@ def save_metrics(
     """
     try:
         plan = plan_download(
-            client, run.id, types=("metrics",), workspace=workspace, output=output, overwrite=True
+            client, run, types=("metrics",), workspace=workspace, output=output, overwrite=True
         )
         if [file.path for file in plan.pending] != ["metrics.json"]:
             return None, f"The platform keeps no metrics.json of `{run.name or run.id}`."

@@ -47,7 +47,7 @@ def download(
         with out.status("Fetching the list of files"):
             plan = plan_download(
                 context.client,
-                run,
+                context.client.eval_runs.get(run).eval_run,
                 types=asked,
                 workspace=context.workspace,
                 rows=selected,

@@ -56,6 +56,9 @@ def test_rich_without_a_terminal_does_not_ask(cli: Cli) -> None:
         ("\x1b", True, False),
         ("\x04", True, False),
         (["x", "\x1b[A", "y"], False, True),
+        (["y\r"], False, True),
+        (["n\n"], True, False),
+        (["\r\n"], True, True),
     ],
 )
 def test_one_key_answers_and_escape_means_no(

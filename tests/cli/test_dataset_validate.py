@@ -60,7 +60,7 @@ def test_problems_are_listed_on_stderr(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["--plain", "dataset", "validate", "sums.csv"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "Error: Validation failed:\n  - line 3: expected 2 columns, found 1\n"
+    assert err == "Error: Validation failed: sums.csv\n  - line 3: expected 2 columns, found 1\n"
 
 
 def test_problems_are_an_envelope_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ def test_an_error_for_scripts_is_one_envelope_on_stderr(cli: Cli) -> None:
         "",
         f'{{"schema_version":1,"command":"fleet missing","cli_version":"{__version__}",'
         '"error":{"code":"NOT_FOUND","message":"No ship named \'Argo\'.\\nLook in the harbour.",'
-        '"details":{"name":"Argo","hint":"list them with `osmosis fleet list`"}}}\n',
+        '"details":{"name":"Argo"},"hint":"list them with `osmosis fleet list`"}}\n',
     )
 
 

@@ -21,7 +21,7 @@ def test_an_invalid_file_is_an_error_that_lists_what_is_wrong(tmp_path: Path) ->
     error = caught.value
     assert error.code == "VALIDATION"
     assert error.message == (
-        "Validation failed:\n"
+        f"Validation failed: {path}\n"
         "  - line 5: not valid JSON: unexpected character, expected a JSON value (column 1)\n"
         "  - line 6: expected a JSON object, found an array"
     )

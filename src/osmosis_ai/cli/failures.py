@@ -49,10 +49,10 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
             command=command_path(words),
             code=failure.code,
             message=failure.message,
-            details={**failure.details, "hint": failure.hint}
-            if _mendable(failure, error)
-            else failure.details,
+            details=failure.details,
             cause=type(error).__name__,
+            # What mends the error is for programs too; where the help is, is not.
+            hint=failure.hint if isinstance(error, OsmosisError) else None,
         )
         output.say(dumps(envelope))
     else:
@@ -60,11 +60,6 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
     if failure.code == "INTERNAL" and os.environ.get("OSMOSIS_DEBUG"):
         output.say("".join(traceback.format_exception(error)).rstrip())
     return failure.status
-
-
-def _mendable(failure: Failure, error: BaseException) -> bool:
-    """Whether programs are told the hint too: where it names what mends the error, not just the help."""
-    return failure.hint is not None and isinstance(error, OsmosisError)
 
 
 def classify(error: BaseException) -> Failure:

@@ -50,7 +50,7 @@ def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     report = validate_dataset(path, progress=progress)
     if not report.valid:
         problems = "".join(f"\n  - {error}" for error in report.errors)
-        raise OsmosisError(f"Validation failed:{problems}", details=asdict(report))
+        raise OsmosisError(f"Validation failed: {path}{problems}", details=asdict(report))
     return report
 
 

@@ -73,9 +73,11 @@ def init_rollout(workspace: Workspace, name: str, *, force: bool = False) -> Ini
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
+        likely = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         raise OsmosisError(
             f"'{name}' is not a name for a rollout: it must match ^{_NAME.pattern}$ "
-            "(lower-case letters, digits and hyphens, a letter first)."
+            "(lower-case letters, digits and hyphens, a letter first).",
+            hint=f"try `{likely}`" if _NAME.fullmatch(likely) else None,
         )
     if name in _RESERVED_NAMES:
         raise OsmosisError(f"'{name}' is a reserved name; choose another for the rollout.")
@@ -87,7 +89,7 @@ def _check_targets(workspace: Workspace, targets: list[str], *, force: bool) -> 
         raise ConflictError(
             "These exist already:\n" + "\n".join(f"  - {path}" for path in present),
             details={"conflicts": present},
-            hint="-f replaces them",
+            hint="choose another name, or replace them with `--force`",
         )
     irregular = [path for path in present if not _replaceable(workspace.root / path)]
     if irregular:

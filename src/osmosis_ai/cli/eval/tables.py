@@ -129,18 +129,17 @@ def results_table(estimates: Estimates) -> Table:
 def _failed_rows(summary: RunSummary) -> Table:
     shown = summary.failures[:SHOWN_FAILURES]
     more = summary.failed - len(shown)
+    further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
     return Table(
         columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", "Files"),
-        rows=[_failed_row(failure) for failure in shown],
+        rows=[_failed_row(failure, summary.run_dir) for failure in shown],
         title="Failed rows",
-        note=f"and {formats.count(more)} more: {shown_path(summary.run_dir / 'events.jsonl')}"
-        if more > 0
-        else None,
+        note=f"files are below {shown_path(summary.run_dir)}" + further,
         in_plain=True,
     )
 
 
-def _failed_row(failure: FailedRow) -> Sequence[Cell]:
+def _failed_row(failure: FailedRow, run_dir: Path) -> Sequence[Cell]:
     record = failure.record
     error = formats.one_line(record.error or "")
     return (
@@ -150,7 +149,7 @@ def _failed_row(failure: FailedRow) -> Sequence[Cell]:
         record.boundary,
         Styled(record.error_type or "", "bad"),
         error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
-        shown_path(failure.rollout_dir),
+        str(failure.rollout_dir.relative_to(run_dir)),
     )
 
 

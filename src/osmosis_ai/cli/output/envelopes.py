@@ -65,7 +65,13 @@ def result_envelope(result: Result) -> dict[str, Any]:
 
 
 def error_envelope(
-    *, command: str, code: str, message: str, details: Mapping[str, Any], cause: str
+    *,
+    command: str,
+    code: str,
+    message: str,
+    details: Mapping[str, Any],
+    cause: str,
+    hint: str | None = None,
 ) -> dict[str, Any]:
     """Return the envelope of an error.
 
@@ -75,17 +81,19 @@ def error_envelope(
         message: the sentence people see.
         details: facts for programs; replaced by a marker when they have no JSON form.
         cause: class name of the error, for that marker.
+        hint: the line that tells how to mend it; absent from the envelope when there is none.
     """
     kept = dict(details)
     try:
         dumps(kept)
     except (TypeError, ValueError, RecursionError):
         kept = {"details_omitted": cause}
+    error = {"code": code, "message": message, "details": kept}
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command,
         "cli_version": __version__,
-        "error": {"code": code, "message": message, "details": kept},
+        "error": {**error, "hint": hint} if hint else error,
     }
 
 

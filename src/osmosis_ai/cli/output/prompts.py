@@ -32,6 +32,8 @@ def ask_yes_no(stream: TextIO, question: str, *, default: bool) -> bool:
 
 
 def _answer_of(key: str, default: bool) -> bool | None:
+    # Pasted, or typed by a program, an answer and its Enter come at once.
+    key = key.rstrip(_ENTER) or key[:1]
     if key in ("", _ESCAPE, "\x04"):  # end of input, Esc, Ctrl-D
         return False
     if key in _ENTER:

@@ -9,7 +9,7 @@ from fastapi import Body, Query
 
 from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.api.wire.base import LogPage, Named
-from osmosis_ai.api.wire.runs import EvalRunSubmit, StopReply, SubmittedRun
+from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.http.errors import ApiError
@@ -23,11 +23,27 @@ from osmosis_ai.platform.runs.request import read_request
 from osmosis_ai.platform.runs.selection import RowChoice
 from osmosis_ai.platform.runs.submit import Submission
 from osmosis_ai.platform.secrets import MissingSecretsError
+from osmosis_ai.workspace.config_sections import EvaluationSettings, Experiment
 
 MAX_URLS = 500
-_SUBMIT_BODY = {
-    "requestBody": {"content": {"application/json": {"schema": EvalRunSubmit.model_json_schema()}}}
+_SUBMIT_SCHEMA = {
+    "type": "object",
+    "required": ["experiment_config"],
+    "properties": {
+        "experiment_config": Experiment.model_json_schema(),
+        "evaluation_config": EvaluationSettings.model_json_schema(),
+        "advanced_config": {"type": "object"},
+        "env_config": {"type": "object", "additionalProperties": {"type": "string"}},
+        "secrets": {
+            "type": "object",
+            "properties": {
+                "required": {"type": "array", "items": {"type": "string"}},
+                "provided": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+    },
 }
+_SUBMIT_BODY = {"requestBody": {"content": {"application/json": {"schema": _SUBMIT_SCHEMA}}}}
 
 router = api_router("/api/cli/eval-runs")
 

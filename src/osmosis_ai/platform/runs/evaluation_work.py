@@ -238,7 +238,9 @@ class _Hooks(RunHooks):
     def log_line(self, line: str) -> None:
         parsed = _parsed(line)
         self._logged = parsed.message
-        self._publisher.log(parsed)
+        # What went well is in the samples; a hundred thousand lines of it would bury the rest.
+        if parsed.step != "result" or parsed.level != "info":
+            self._publisher.log(parsed)
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         self._publisher.progress(snapshot)

@@ -5,8 +5,9 @@ VENV ?= .venv
 TORCH_CONSTRAINT ?= constraints-torch.txt
 PYTEST_ARGS ?= -n auto --dist worksteal
 BIN := $(VENV)/bin
-# Small matrices: a second BLAS thread on a busy machine only slows the first.
+# One thread a process: a second BLAS thread on a busy machine only slows the first.
 export OPENBLAS_NUM_THREADS := 1
+export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts
 
 .PHONY: help demo test lint format unit e2e bench model test-pythons clean
@@ -48,7 +49,7 @@ e2e: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-model: $(VENV)/.train
+model: $(VENV)/.dev
 	$(BIN)/python scripts/make_tiny_model.py
 
 test-pythons:
@@ -64,14 +65,11 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[eval]'
+	$(BIN)/python -m pip install --quiet -e '.[platform]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[dev,platform,report]'
-	@touch $@
-
-$(VENV)/.train: pyproject.toml $(TORCH_CONSTRAINT) | $(BIN)/python
+# torch first and by itself: asked for by another package, it comes as a build with gigabytes of CUDA.
+$(VENV)/.dev: pyproject.toml $(TORCH_CONSTRAINT) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r $(TORCH_CONSTRAINT)
 	$(BIN)/python -m pip install --quiet -e '.[dev,platform,report,train]' -c $(TORCH_CONSTRAINT)
-	@touch $@ $(VENV)/.dev
+	@touch $@

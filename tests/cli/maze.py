@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ class Maze:
         self.workspace = workspace
         self.router = router
         self._capsys = capsys
+        self._routes: dict[tuple[str, str], respx.Route] = {}
 
     @property
     def resource(self) -> dict[str, Any]:
@@ -63,13 +65,18 @@ class Maze:
 
     def get(self, path: str) -> respx.Route:
         """The route of ``GET /api/cli<path>``, whatever the query."""
-        return self.router.get(
-            url__startswith=f"{FERN}/api/cli{path}", path=httpx.URL(f"/api/cli{path}").path
-        )
+        return self._route("GET", path)
 
     def post(self, path: str) -> respx.Route:
         """The route of ``POST /api/cli<path>``."""
-        return self.router.post(f"{FERN}/api/cli{path}")
+        return self._route("POST", path)
+
+    def _route(self, method: str, path: str) -> respx.Route:
+        # Naming a route again would make it forget its reply.
+        if (method, path) not in self._routes:
+            pattern = f"^{re.escape(f'{FERN}/api/cli{path}')}(\\?|$)"
+            self._routes[method, path] = self.router.route(method=method, url__regex=pattern)
+        return self._routes[method, path]
 
     def osmosis(self, *arguments: str) -> Outcome:
         """Run one command; nothing secret may be in what it says."""

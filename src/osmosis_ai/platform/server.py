@@ -60,23 +60,12 @@ class RunningPlatform:
     _ends: queue.SimpleQueue[str] = field(repr=False)
 
     def wait(self) -> None:
-        """Return when this process is told to end (SIGTERM, SIGINT); for the main thread.
+        """Return when this process is told to end (SIGTERM, SIGINT).
 
         Raises:
             OsmosisError: the API has ended by itself.
         """
-
-        def end(number: int, _frame: FrameType | None) -> None:
-            # The one queue whose `put` may interrupt its own `get` (a plain Event can deadlock here).
-            self._ends.put(signal.Signals(number).name)
-
-        former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            reason = self._ends.get()
-        finally:
-            # From now on a second Ctrl-C ends the process at once, which is safe at any moment.
-            for number, handler in former.items():
-                signal.signal(number, handler)
+        reason = self._ends.get()
         if reason == _API_ENDED:
             raise OsmosisError("the platform's API ended unexpectedly; the log says why.", code="INTERNAL")
         logger.info("stopping (%s)", reason)
@@ -84,7 +73,7 @@ class RunningPlatform:
 
 @contextmanager
 def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
-    """Run a platform in this process while the block lasts.
+    """Run a platform in this process while the block lasts; for the main thread, which gets the signals.
 
     Args:
         config: its settings; port 0 picks a free one.
@@ -112,7 +101,28 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         stack.enter_context(_executing(services))
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
+        stack.enter_context(_signals_to(ends))
         yield RunningPlatform(bound, process, services, first_login, ends)
+
+
+@contextmanager
+def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[None]:
+    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe, too."""
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        restore()
+        # The one queue whose `put` may interrupt its own `get`; an Event could deadlock here.
+        ends.put(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        restore()
 
 
 def require_safe_reach(config: PlatformConfig) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import typer
 
 from osmosis_ai.cli.platform import member, token, user, workspace
+from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
+from osmosis_ai.cli.platform.restore import restore
 from osmosis_ai.cli.platform.start import start
 from osmosis_ai.cli.platform.status import status
 from osmosis_ai.cli.platform.stop import stop
@@ -15,6 +17,8 @@ app.command("start")(start)
 app.command("status")(status)
 app.command("stop")(stop)
 app.command("connect")(connect)
+app.command("backup")(backup)
+app.command("restore")(restore)
 
 tokens = typer.Typer(help="Make, list and revoke tokens.")
 tokens.command("create")(token.create)

@@ -11,7 +11,7 @@ import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
-from osmosis_ai.errors import MissingExtraError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
@@ -43,11 +43,12 @@ def start(
     Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
     sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
     """
-    try:
+    from osmosis_ai.cli.platform.extra import platform_extra
+
+    with platform_extra():
+        import osmosis_ai.platform.server  # noqa: F401
         from osmosis_ai.platform.config import from_environment
-        from osmosis_ai.platform.server import run_platform  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("platform", error.name or "sqlalchemy") from error
+
     config = from_environment()
     if public_url is not None:
         from osmosis_ai.api.platform_url import normalize_platform_url

@@ -1,0 +1,56 @@
+"""`osmosis platform backup`: everything a platform owns, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import OperationResult
+
+
+def backup(
+    file: Annotated[
+        Path,
+        typer.Argument(help="The file to write; compressed when its name ends in .gz.", show_default=False),
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> OperationResult:
+    """Write a backup of the platform of this machine, whether or not it runs.
+
+    The file holds the database, datasets, results, Git mirrors and the encryption keys of the secrets: keep it
+    as safe as the platform itself.
+    """
+    from osmosis_ai.cli.output import formats
+    from osmosis_ai.cli.platform.extra import platform_extra
+
+    with platform_extra():
+        from osmosis_ai.platform.backup import create_backup
+        from osmosis_ai.platform.config import from_environment
+
+    config = from_environment()
+    with current().status(f"Backing up {config.home}"):
+        report = create_backup(config, file, overwrite=force)
+    if report.missing_blobs:
+        current().warn(
+            f"{report.missing_blobs} files that the database knows are not in {config.home}: they were lost "
+            "before this backup.",
+            code="MISSING_FILES",
+        )
+    return OperationResult(
+        operation="platform.backup",
+        message=f"Wrote {report.path}: {formats.count(report.files)} files, "
+        f"{formats.size(report.path.stat().st_size)}.",
+        resource={
+            "path": str(report.path),
+            "home": str(config.home),
+            "created_at": report.created_at,
+            "version": report.version,
+            "files": report.files,
+            "size_bytes": report.size_bytes,
+            "missing_blobs": report.missing_blobs,
+        },
+        next_steps=[f"Restore it: OSMOSIS_HOME=NEW_DIRECTORY osmosis platform restore {report.path}"],
+    )

@@ -1,0 +1,154 @@
+"""Starting, asking about and stopping a platform, as an operator does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.api.credentials import CredentialStore
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "platform"))
+    monkeypatch.setenv("OSMOSIS_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
+
+
+class Started:
+    """A platform's process and the line it began with."""
+
+    def __init__(self, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", "0", "--json", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.ready: dict[str, Any] = json.loads(line) if line else {}
+        self.resource: dict[str, Any] = self.ready.get("resource", {})
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def starting() -> Iterator[Any]:
+    started: list[Started] = []
+
+    def start(*options: str) -> Started:
+        started.append(Started(*options))
+        return started[-1]
+
+    yield start
+    for platform in started:
+        if platform.process.poll() is None:
+            platform.process.kill()
+        platform.process.communicate()
+
+
+@pytest.mark.e2e
+def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(cli: Cli, starting: Any) -> None:
+    platform = starting("--login")
+    url = platform.resource["url"]
+    assert platform.ready["operation"] == "platform.start"
+    assert platform.resource["pid"] == platform.process.pid
+    assert platform.resource["first_login"]["email"] == "admin@localhost"
+    assert platform.resource["login"] == {"token_store": "file"}
+    token = CredentialStore().load(url)
+    assert token is not None
+    who = httpx.get(f"{url}/api/cli/verify", headers={"Authorization": f"Bearer {token.token}"})
+    assert who.json()["user"]["email"] == "admin@localhost"
+
+    status = cli("platform", "status", "--json")
+    assert status.status == 0
+    data = json.loads(status.out)["data"]
+    assert (data["status"], data["url"], data["pid"]) == ("running", url, platform.process.pid)
+
+    second = starting()
+    code, out, err = second.end()
+    assert (code, out) == (1, "")
+    assert json.loads(err)["error"]["code"] == "CONFLICT"
+
+    stopped = cli("platform", "stop", "--json")
+    assert json.loads(stopped.out)["resource"]["pid"] == platform.process.pid
+    code, out, err = platform.end()
+    assert (code, out, err) == (0, "", "")
+    assert cli("platform", "status").status == 1
+    assert json.loads(cli("platform", "stop", "--json").out)["status"] == "noop"
+
+
+@pytest.mark.e2e
+def test_a_second_start_keeps_the_login_that_works(starting: Any, tmp_path: Path) -> None:
+    first = starting("--login")
+    port = first.resource["url"].rpartition(":")[2]
+    before = (tmp_path / "config" / "credentials.json").read_bytes()
+    first.process.send_signal(signal.SIGINT)
+    assert first.end()[0] == 0
+    again = starting("--login", "--port", port)
+    assert again.resource["first_login"] is None
+    assert (tmp_path / "config" / "credentials.json").read_bytes() == before
+
+
+@pytest.mark.e2e
+def test_a_killed_platform_is_not_running_and_starts_again(cli: Cli, starting: Any) -> None:
+    killed = starting()
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.end()
+    assert cli("platform", "status").status == 1
+    again = starting()
+    assert again.resource["first_login"] is None
+    assert json.loads(cli("platform", "status", "--json").out)["data"]["pid"] == again.process.pid
+
+
+@pytest.mark.e2e
+def test_people_read_how_to_go_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", "0", "--plain"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    url = line.removeprefix("The platform is ready at ").strip()
+    assert url.startswith("http://127.0.0.1:") and out == ""
+    assert "user admin@localhost, password " in err
+    assert f"export OSMOSIS_PLATFORM_URL={url}" in err
+    assert "Stopping" in err
+    assert stat.S_IMODE((tmp_path / "platform").stat().st_mode) == 0o700
+
+
+def test_a_platform_for_others_needs_tls(cli: Cli) -> None:
+    done = cli("platform", "start", "--host", "0.0.0.0", "--port", "0")
+    assert (done.status, done.out) == (1, "")
+    assert "clients refuse" in done.err and "--public-url https://" in done.err
+    done = cli("platform", "start", "--host", "0.0.0.0", "--public-url", "http://osmosis.example")
+    assert done.status == 1 and "insecure" in done.err
+    assert cli("platform", "start", "--public-url", "https://user:pw@osmosis.example").status == 1
+
+
+def test_nothing_runs_where_nothing_was_started(cli: Cli, tmp_path: Path) -> None:
+    done = cli("platform", "status", "--json")
+    assert json.loads(done.err)["error"]["code"] == "NOT_FOUND"
+    assert not (tmp_path / "platform").exists()
+    assert cli("platform", "stop").status == 0

@@ -8,7 +8,8 @@ import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.budget import Budget
-from osmosis_ai.services.eval_run import EvalRunRequest, PreparedEval, open_policy, prepare_eval_run
+from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.services.eval_run import EvalRunRequest, PreparedEval, prepare_eval_run
 from osmosis_ai.workspace.layout import Workspace
 from tests.evaluation.rollouts import write_rows
 from tests.workspace.builders import MINIMAL_EVAL, git, make_workspace

@@ -6,10 +6,8 @@ is found before a directory is made or a process started.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.hooks import RunHooks
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
-    from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.services.platform_datasets import OpenProgress
     from osmosis_ai.workspace.config import EvalConfig
     from osmosis_ai.workspace.layout import Workspace
@@ -137,6 +134,7 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
         OsmosisError: when the run could not start or be continued.
     """
     from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.policy import open_policy
     from osmosis_ai.evaluation.runner import LocalEvalRunner
     from osmosis_ai.evaluation.spec import LocalEvalOptions
 
@@ -164,55 +162,6 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
     )
     summary = await runner.run()
     return EvalRunResult(prepared, summary) if summary is not None else None
-
-
-@asynccontextmanager
-async def open_policy(
-    model_path: str, env: Mapping[str, str], lost: Callable[[Exception], None]
-) -> AsyncIterator[ModelEndpoint]:
-    """Open the endpoint of the model under evaluation, starting its server when it is one of ours.
-
-    Args:
-        env: where keys and addresses are looked up.
-        lost: told when a server of ours ends before it should.
-    """
-    from osmosis_ai.inference import InferenceServer, served_models
-    from osmosis_ai.llm.providers import resolve_model
-
-    if model_path not in served_models():
-        endpoint = resolve_model(model_path, env, served=dict.fromkeys(served_models(), ("", None)))
-        with _exported(env if endpoint.transport == "litellm" else {}):
-            yield endpoint
-        return
-    async with InferenceServer(model_path) as server:
-        watch = asyncio.create_task(_watch(server, lost))
-        try:
-            yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-
-@contextmanager
-def _exported(env: Mapping[str, str]) -> Iterator[None]:
-    """Let LiteLLM find what it looks up by itself (AWS profiles, regions …) while a run lasts."""
-    added = {name: value for name, value in env.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-async def _watch(server: Any, lost: Callable[[Exception], None]) -> None:
-    status = await server.wait_exit()
-    lost(
-        OsmosisError(
-            f"the server of `{server.model}` ended unexpectedly (exit status {status}).\n{server.log_tail()}",
-            code="INTERNAL",
-        )
-    )
 
 
 def _spec_of(config: EvalConfig) -> EvalRunSpec:

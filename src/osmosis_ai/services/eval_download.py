@@ -123,9 +123,9 @@ def plan_download(
     seen: set[str] = set()
     for file in manifest.files:
         problem = path_problem(file.path, types, directory)
-        if problem is None and file.path.casefold() in seen:
+        if problem is None and file.path in seen:
             problem = "is listed twice"
-        seen.add(file.path.casefold())
+        seen.add(file.path)
         if problem is not None:
             failures.append(FailedFile(_shown(file.path), problem))
         elif not overwrite and _is_there(directory / file.path, file.size):
@@ -313,9 +313,10 @@ class _Fetch:
         if self._cancelled.is_set():
             raise _Cancelled
         with self._counting:
-            self._total += done - self._arrived.get(path, 0)
+            change = done - self._arrived.get(path, 0)
+            self._total += change
             self._arrived[path] = done
-            if self._progress is not None:
+            if change and self._progress is not None:
                 self._progress(self._total)
 
 

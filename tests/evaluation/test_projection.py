@@ -11,7 +11,8 @@ from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.projection import Projector, copy_artifacts, trajectory_identity
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import Redactor, RunLog
+from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
 
 

@@ -4,7 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from osmosis_ai.evaluation.run_log import Redactor, RunLog, redact_file
+from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.redaction import Redactor
 
 
 def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) 
     redact = Redactor(["token", "token-and-more"])
     log = RunLog(tmp_path / "logs.txt", redact, echo=seen.append)
     log.write("run", "token-and-more and token", key="x-token-and-more")
-    redact.learn(["learned later"])
+    redact.add(["learned later"])
     log.write("run", "learned later")
     text = (tmp_path / "logs.txt").read_text()
     assert "[REDACTED] and [REDACTED]" in text
@@ -33,7 +34,7 @@ def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) 
 
 def test_the_parts_of_a_secret_of_several_lines_are_hidden_too() -> None:
     redact = Redactor(["-----BEGIN\nsecretpart\n-----END"])
-    assert redact("x secretpart y") == "x [REDACTED] y"
+    assert redact.text("x secretpart y") == "x [REDACTED] y"
 
 
 def test_nobody_sees_secrets_in_a_redactors_own_representation() -> None:

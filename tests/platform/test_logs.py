@@ -4,8 +4,8 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.logs import MAX_MESSAGE_CHARS, Direction, Line
-from osmosis_ai.platform.redaction import Redactor
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.redaction import Redactor
 
 
 def pages(services: PlatformServices, direction: Direction, limit: int) -> list[list[str | None]]:

@@ -264,7 +264,7 @@ class AttemptRunner:
             tokens=usage.total_tokens if called else None,
             error_type=verdict.error_type,
             boundary=verdict.boundary,
-            error=self._state.redact(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
+            error=self._state.redact.text(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
             model_calls=usage.calls,
             prompt_tokens=usage.prompt_tokens if called else None,
             completion_tokens=usage.completion_tokens if called else None,

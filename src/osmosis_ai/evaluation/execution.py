@@ -155,7 +155,7 @@ class Execution:
         self._hooks.stage(f"checking the model {self._job.spec.model_path}")
         endpoint = await stack.enter_async_context(self._open_model(self._environment, self._halt_for_fault))
         if endpoint.api_key:
-            self._state.redact.learn([endpoint.api_key])
+            self._state.redact.add([endpoint.api_key])
         ceiling = max(_MODEL_CALLS_CEILING, self._job.options.max_in_flight or self._job.spec.batch_size or 0)
         client = await stack.enter_async_context(ModelClient(endpoint, max_connections=ceiling))
         await client.preflight()
@@ -184,7 +184,7 @@ class Execution:
         from osmosis_ai.controller.store import CallbackStore
 
         model_key, callback_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._state.redact.learn([model_key, callback_key])
+        self._state.redact.add([model_key, callback_key])
         bridge = ModelBridge(client, auth_token=model_key)
         self.attempts = AttemptRunner(
             spec=self._job.spec,

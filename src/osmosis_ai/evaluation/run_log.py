@@ -6,43 +6,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
 from osmosis_ai.evaluation.manifest import utc_now
+from osmosis_ai.redaction import Redactor
 
 Level = Literal["INFO", "WARNING", "ERROR"]
-REDACTED = "[REDACTED]"
-# Shorter values occur in every text; hiding them would hide the log, not them.
-_SHORTEST_SECRET = 4
-
-
-class Redactor:
-    """Replaces secret values in text, the longest first, so that no part of one survives in another."""
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._secrets: list[str] = []
-        self.learn(secrets)
-
-    def __repr__(self) -> str:
-        return f"Redactor({len(self._secrets)} secrets)"
-
-    def learn(self, secrets: Iterable[str]) -> None:
-        """Also hide ``secrets`` from now on; values that span lines are hidden line by line, too."""
-        known = {*self._secrets}
-        for secret in secrets:
-            parts = (secret, *secret.splitlines())
-            known.update(part for part in parts if len(part.strip()) >= _SHORTEST_SECRET)
-        self._secrets = sorted(known, key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        """Return ``text`` with every secret replaced."""
-        for secret in self._secrets:
-            text = text.replace(secret, REDACTED)
-        return text
 
 
 class RunLog:
@@ -64,7 +37,7 @@ class RunLog:
         known = {key: value for key, value in details.items() if value is not None}
         facts = orjson.dumps(known, default=str, option=orjson.OPT_SORT_KEYS).decode()
         one_line = " ".join(message.split())
-        line = self._redact(f"{utc_now()} {level} [{step}] {one_line} {facts}")
+        line = self._redact.text(f"{utc_now()} {level} [{step}] {one_line} {facts}")
         if self._echo is not None:
             self._echo(line)
         try:
@@ -95,7 +68,7 @@ def redact_file(path: Path, redact: Redactor) -> None:
         changed = False
         for line in raw:
             text = line.decode("utf-8", "surrogateescape")
-            redacted = redact(text)
+            redacted = redact.text(text)
             changed = changed or redacted != text
             clean.write(redacted.encode("utf-8", "surrogateescape"))
     if changed:

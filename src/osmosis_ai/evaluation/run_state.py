@@ -17,7 +17,8 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.run_log import Redactor, RunLog
+from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.redaction import Redactor
 
 
 @dataclass(frozen=True, slots=True)

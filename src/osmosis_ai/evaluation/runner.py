@@ -29,11 +29,12 @@ from osmosis_ai.evaluation.pending import selected_rows
 from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import Redactor, RunLog, redact_file
+from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
 from osmosis_ai.files import cache_dir as default_cache_dir
+from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
@@ -263,7 +264,7 @@ class _Session:
             async with self._reporting(execution):
                 stop = await execution.run()
         except Exception as error:
-            log.write("run", self._redact(str(error)), level="ERROR", error=type(error).__name__)
+            log.write("run", self._redact.text(str(error)), level="ERROR", error=type(error).__name__)
             await self._finalize(Stop("fault", str(error), error), execution)
             raise
         finally:

@@ -36,7 +36,6 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Repository, Run, RunFile
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import Level, Line
-from osmosis_ai.platform.redaction import Redactor
 from osmosis_ai.platform.runs.leases import Lease
 from osmosis_ai.platform.runs.parts import open_blobs, open_vault
 from osmosis_ai.platform.runs.process_environment import rollout_environment
@@ -49,6 +48,7 @@ from osmosis_ai.platform.runs.status import Outcome
 from osmosis_ai.platform.runs.submit import secrets_context
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_secrets
+from osmosis_ai.redaction import Redactor
 
 _ENGINE_LINE = re.compile(r"(\S+) (INFO|WARNING|ERROR) \[([^\]]*)\] (.*) (\{.*\})", re.DOTALL)
 

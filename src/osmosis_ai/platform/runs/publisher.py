@@ -24,11 +24,11 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run, RunFile, Sample
 from osmosis_ai.platform.logs import Line, Logs
-from osmosis_ai.platform.redaction import Redactor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.results import live_results, summarised_results
 from osmosis_ai.platform.runs.sample_files import SampleFiles
 from osmosis_ai.platform.runs.upsert import upsert
+from osmosis_ai.redaction import Redactor
 
 ROUND_S = 0.25
 _RECORDS_PER_ROUND = 2000

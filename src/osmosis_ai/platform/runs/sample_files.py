@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.projection import item_name
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.redaction import Redactor
+from osmosis_ai.redaction import Redactor
 
 MAX_PATH_CHARS = 1024
 _LOOKS_PER_ROUND = 128

@@ -22,7 +22,6 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.logs import Line, Logs
-from osmosis_ai.platform.redaction import Redactor
 from osmosis_ai.platform.runs.evaluation_work import EvaluationWork, Interrupt, Prepared, Verdict
 from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.process_environment import TOKEN_VARIABLE
@@ -30,6 +29,7 @@ from osmosis_ai.platform.runs.publisher import Publisher, record_metrics
 from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.redaction import Redactor
 from osmosis_ai.supervision import watch_parent
 
 # The worker before this one is being ended together with its platform.

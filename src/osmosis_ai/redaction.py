@@ -15,24 +15,30 @@ from urllib.parse import quote, quote_plus
 REDACTED = "[REDACTED]"
 SHORTEST_CHARACTERS = 4
 # A value of several lines is also hidden line by line, since logs are; short lines ("}", "EOF") are no secrets.
-_SHORTEST_LINE = 12
+_SHORTEST_LINE = 8
 
 
 class Redactor:
     """Blanks the given values, also as JSON, Python or a URL would spell them.
 
     Args:
-        values: the secrets. Those of fewer than :data:`SHORTEST_CHARACTERS` characters are left out, because
-            blanking every "1" or "no" would make logs unreadable and protect nothing; :func:`unhideable`
-            names them.
+        values: the secrets known from the start.
+        shortest: values of fewer characters are left out, because blanking every "1" or "no" would make
+            logs unreadable and protect nothing; :func:`unhideable` names them.
     """
 
-    def __init__(self, values: Iterable[str]) -> None:
-        spellings = {spelling for value in set(values) for spelling in _spellings(value)}
-        self._spellings = tuple(spellings)
+    def __init__(self, values: Iterable[str] = (), *, shortest: int = SHORTEST_CHARACTERS) -> None:
+        self._shortest = shortest
+        self._spellings: tuple[str, ...] = ()
+        self.add(values)
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._spellings)} spellings)"
+
+    def add(self, values: Iterable[str]) -> None:
+        """Also blank ``values`` from now on."""
+        found = {spelling for value in set(values) for spelling in _spellings(value, self._shortest)}
+        self._spellings = tuple({*self._spellings, *found})
 
     def text(self, text: str) -> str:
         """Return ``text`` with every secret blanked."""
@@ -95,8 +101,8 @@ def unhideable(secrets: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _spellings(value: str) -> Iterator[str]:
-    if len(value) < SHORTEST_CHARACTERS:
+def _spellings(value: str, shortest: int) -> Iterator[str]:
+    if not value or len(value) < shortest:
         return
     yield from _escapings(value)
     lines = [line.strip() for line in value.splitlines()]

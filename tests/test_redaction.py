@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.platform.redaction import RedactingFilter, Redactor, unhideable
+from osmosis_ai.redaction import RedactingFilter, Redactor, unhideable
 
 
 def test_a_value_inside_a_longer_one_leaves_no_rest() -> None:

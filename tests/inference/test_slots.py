@@ -79,7 +79,7 @@ def test_what_is_known_already_changes_no_token(model: Model, prompts: list[tupl
 
 
 def test_the_ended_sequence_of_no_use_for_longest_makes_room(model: Model) -> None:
-    slots = SequenceSlots(model.config, running=1, kept=2)
+    slots = SequenceSlots(model, running=1, kept=2)
     for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
         slots.fill(0, tokens, 0)
         slots.keep(0)
@@ -94,7 +94,7 @@ def test_the_ended_sequence_of_no_use_for_longest_makes_room(model: Model) -> No
 
 
 def test_a_prompt_of_one_token_has_no_known_prefix(model: Model) -> None:
-    slots = SequenceSlots(model.config, running=1, kept=1)
+    slots = SequenceSlots(model, running=1, kept=1)
     slots.fill(0, [5, 6], 0)
     assert slots.longest_prefix([5])[1] == 0
     assert slots.longest_prefix([5, 6])[1] == 1

@@ -7,14 +7,13 @@ its slot, on its neighbours, or on whether its prompt was known already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 
-from osmosis_ai.inference.model import Floats, Model
-from osmosis_ai.inference.sampling import choose, log_probabilities
+from osmosis_ai.inference.language_model import CacheT, Ints, LanguageModel, LogitsT, SamplingRows
 from osmosis_ai.inference.slots import SequenceSlots
 
 FinishReason = Literal["stop", "length"]
@@ -29,11 +28,13 @@ class SampledToken:
         logprob: its log-probability at the request's temperature (at temperature 0: at 1), before
             ``top_p``.
         top: the most likely tokens at this place with theirs, as many as were asked for.
+        version: which of the published weights it was drawn with; 0 for those loaded first.
     """
 
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,19 +68,23 @@ class Emission:
     finish_reason: FinishReason | None
 
 
-class ContinuousBatch:
+class ContinuousBatch(Generic[CacheT, LogitsT]):
     """The sequences that are generating now. Not thread-safe: one thread owns it.
 
     Args:
         model: the network; the batch allocates the cache for it.
         capacity: how many sequences run at once.
         kept: how many ended sequences are remembered, to share what prompts have in common.
+
+    Attributes:
+        version: of the weights that tokens are drawn with.
     """
 
-    def __init__(self, model: Model, capacity: int, *, kept: int = 32) -> None:
+    def __init__(self, model: LanguageModel[CacheT, LogitsT], capacity: int, *, kept: int = 32) -> None:
         self.capacity = capacity
+        self.version = 0
         self._model = model
-        self._slots = SequenceSlots(model.config, running=capacity, kept=kept)
+        self._slots = SequenceSlots(model, running=capacity, kept=kept)
         self._running: list[Generation] = []
         self._generated = np.zeros(capacity, np.int64)
         self._last_tokens = np.zeros(capacity, np.int64)
@@ -111,7 +116,7 @@ class ContinuousBatch:
             self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
         for generation in ordered:
             self._occupy(generation)
-        return self._draw(first, logits[sources])
+        return self._draw(first, logits, sources)
 
     def step(self) -> list[Emission]:
         """Draw the next token of every running sequence."""
@@ -125,13 +130,29 @@ class ContinuousBatch:
             self._slots.cache, rows, lasts[:, None], starts, np.zeros(count, np.int64)
         )
         self._slots.append(rows, lasts)
-        return self._draw(0, logits)
+        return self._draw(0, logits, slice(None))
+
+    def publish(self, weights: Mapping[str, Any], version: int) -> None:
+        """Go on with other weights.
+
+        What runs is read again: its next token has the probability that the new weights give it
+        after these tokens, and not one of keys and values that no weights ever computed together.
+
+        Raises:
+            OsmosisError: the weights do not fit; the batch goes on with those it has.
+        """
+        self._model.load_weights(weights)
+        self.version = version
+        prompts = [self._slots.tokens(slot) for slot in range(len(self._running))]
+        self._slots.forget()
+        if prompts:
+            self._extend(0, prompts, np.zeros(len(prompts), np.int64))
 
     def discard(self, unwanted: Callable[[Generation], bool]) -> None:
         """Remove the sequences nobody waits for any more."""
         self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
 
-    def _read_prompts(self, prompts: list[tuple[int, ...]], first: int) -> Floats:
+    def _read_prompts(self, prompts: list[tuple[int, ...]], first: int) -> LogitsT:
         """Compute the prompts in the slots from ``first`` on; logits of the token after each."""
         starts = np.zeros(len(prompts), np.int64)
         for row, prompt in enumerate(prompts):
@@ -139,13 +160,17 @@ class ContinuousBatch:
             self._slots.copy(source, first + row, known)
             starts[row] = known
         rest = [prompt[known:] for prompt, known in zip(prompts, starts.tolist(), strict=True)]
-        ids = np.zeros((len(prompts), max(map(len, rest))), np.int64)
-        for row, tokens in enumerate(rest):
+        return self._extend(first, rest, starts)
+
+    def _extend(self, first: int, texts: Sequence[Sequence[int]], starts: Ints) -> LogitsT:
+        """Compute tokens behind what the slots from ``first`` on hold; logits of the token after each text."""
+        ids = np.zeros((len(texts), max(map(len, texts))), np.int64)
+        for row, tokens in enumerate(texts):
             ids[row, : len(tokens)] = tokens
-        wanted = np.array([len(tokens) - 1 for tokens in rest])
-        rows = slice(first, first + len(prompts))
+        wanted = np.array([len(tokens) - 1 for tokens in texts])
+        rows = slice(first, first + len(texts))
         logits = self._model.extend(self._slots.cache, rows, ids, starts, wanted)
-        for row, tokens in enumerate(rest):
+        for row, tokens in enumerate(texts):
             self._slots.fill(first + row, tokens, int(starts[row]))
         return logits
 
@@ -157,23 +182,35 @@ class ContinuousBatch:
         self._temperatures[slot] = generation.temperature
         self._top_ps[slot] = generation.top_p
 
-    def _draw(self, first: int, logits: Floats) -> list[Emission]:
+    def _draw(self, first: int, logits: LogitsT, sources: Sequence[int] | slice) -> list[Emission]:
         """Choose a token for every slot from ``first`` on; finished sequences leave."""
         rows = slice(first, len(self._running))
-        temperatures = self._temperatures[rows]
-        log_probs = log_probabilities(logits, temperatures)
-        tokens = choose(
-            log_probs, temperatures, self._top_ps[rows], self._streams[rows], self._slots.lengths[rows]
+        generations = self._running[rows]
+        sampling = SamplingRows(
+            self._temperatures[rows],
+            self._top_ps[rows],
+            self._streams[rows],
+            self._slots.lengths[rows],
+            [generation.top_logprobs for generation in generations],
         )
-        self._last_tokens[rows] = tokens
+        drawn = self._model.draw(logits, sources, sampling)
+        self._last_tokens[rows] = drawn.tokens
         self._generated[rows] += 1
-        chosen = log_probs[np.arange(len(tokens)), tokens].tolist()
-        emissions: list[Emission] = []
-        for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen, strict=True)):
-            generation = self._running[first + row]
-            top = _most_likely(log_probs[row], generation.top_logprobs) if generation.top_logprobs else ()
-            finish = self._finish_reason(first + row, generation, token)
-            emissions.append(Emission(generation, SampledToken(token, logprob, top), finish))
+        emissions = [
+            Emission(
+                generation,
+                SampledToken(token, logprob, top, self.version),
+                self._finish_reason(slot, generation, token),
+            )
+            for slot, generation, token, logprob, top in zip(
+                range(first, rows.stop),
+                generations,
+                drawn.tokens,
+                drawn.logprobs,
+                drawn.likeliest,
+                strict=True,
+            )
+        ]
         self._vacate(first + row for row, emission in enumerate(emissions) if emission.finish_reason)
         return emissions
 
@@ -202,8 +239,3 @@ class ContinuousBatch:
             self._temperatures,
             self._top_ps,
         )
-
-
-def _most_likely(log_probs: Floats, count: int) -> tuple[tuple[int, float], ...]:
-    order = np.argsort(-log_probs, kind="stable")[:count]
-    return tuple((int(token), float(log_probs[token])) for token in order)

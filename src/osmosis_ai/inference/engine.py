@@ -13,13 +13,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation
-from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,20 @@ class EngineStats:
     generated_tokens: int
 
 
+@dataclass(eq=False)
+class _Publication:
+    """Weights on their way to the engine's thread, and what became of them."""
+
+    weights: Mapping[str, Any]
+    version: int
+    settled: threading.Event = field(default_factory=threading.Event)
+    error: OsmosisError | None = None
+
+    def settle(self, error: OsmosisError | None = None) -> None:
+        self.error = error
+        self.settled.set()
+
+
 class InferenceEngine:
     """Runs a model for any number of threads; a context manager that starts and ends its own.
 
@@ -94,15 +108,19 @@ class InferenceEngine:
         model: the network.
         max_batch: how many sequences generate at once.
         max_waiting: how many may wait; more are refused.
+        kept: how many ended sequences are remembered, to share what prompts have in common.
     """
 
-    def __init__(self, model: Model, *, max_batch: int = 32, max_waiting: int = 1024) -> None:
+    def __init__(
+        self, model: LanguageModel[Any, Any], *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
+    ) -> None:
         self.model = model
-        self._batch = ContinuousBatch(model, max_batch)
+        self._batch = ContinuousBatch(model, max_batch, kept=kept)
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._queue: deque[Submission] = deque()
         self._waiting = 0
+        self._publications: deque[_Publication] = deque()
         self._owners: dict[Generation, Submission] = {}
         self._something_cancelled = False
         self._stopped: EngineStoppedError | None = None
@@ -146,6 +164,25 @@ class InferenceEngine:
             self._changed.notify()
         return submission
 
+    def publish(self, weights: Mapping[str, Any], version: int) -> None:
+        """Exchange weights between two steps and wait until it is done; requests go on meanwhile.
+
+        Tokens drawn from then on carry ``version``.
+
+        Raises:
+            OsmosisError: the weights do not fit; the engine goes on with those it has.
+            EngineStoppedError: when the engine has ended.
+        """
+        publication = _Publication(weights, version)
+        with self._changed:
+            if self._stopped:
+                raise self._stopped
+            self._publications.append(publication)
+            self._changed.notify()
+        publication.settled.wait()
+        if publication.error:
+            raise publication.error
+
     def cancel(self, submission: Submission) -> None:
         """Drop what ``submission`` still waits for."""
         with self._changed:
@@ -167,6 +204,7 @@ class InferenceEngine:
     def _run(self) -> None:
         try:
             while (newcomers := self._next_newcomers()) is not None:
+                self._publish_pending()
                 emissions = self._batch.admit(newcomers) if newcomers else []
                 self._deliver(emissions)
                 self._deliver(self._batch.step())
@@ -178,7 +216,7 @@ class InferenceEngine:
     def _next_newcomers(self) -> list[Generation] | None:
         """Wait until there is work; return who joins the batch, or None when the engine is to end."""
         with self._changed:
-            while not (self._stopped or self._waiting or self._owners):
+            while not (self._stopped or self._waiting or self._owners or self._publications):
                 self._changed.wait()
             if self._stopped:
                 return None
@@ -187,6 +225,18 @@ class InferenceEngine:
                 self._batch.discard(lambda generation: self._owners[generation].cancelled)
                 self._owners = {g: owner for g, owner in self._owners.items() if not owner.cancelled}
             return self._take_turns()
+
+    def _publish_pending(self) -> None:
+        while self._publications:
+            publication = self._publications[0]
+            try:
+                self._batch.publish(publication.weights, publication.version)
+            except OsmosisError as error:
+                publication.settle(error)
+            else:
+                publication.settle()
+            # Only now: whatever else goes wrong, the engine stops and tells whoever waits.
+            self._publications.popleft()
 
     def _take_turns(self) -> list[Generation]:
         """Take sequences from the queue, one of each submission in turn, as many as one step may read."""
@@ -228,9 +278,12 @@ class InferenceEngine:
             abandoned = {*self._queue, *self._owners.values()}
             self._queue.clear()
             self._waiting = 0
+            unpublished = [*self._publications]
             self._changed.notify()
         for submission in abandoned:
             submission.listener.failed(error)
+        for publication in unpublished:
+            publication.settle(error)
 
     def _retry_after_s(self) -> int:
         """Return when the queue should be empty, going by how fast sequences finished lately."""

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from osmosis_ai.errors import OsmosisError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from osmosis_ai.inference.language_model import Drawn, Floats, Ints, SamplingRows
+from osmosis_ai.inference.sampling import choose, log_probabilities
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+# Some state dictionaries name the output matrix although it is the embedding.
+TIED_HEAD = "lm_head.weight"
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = 256
 
@@ -129,19 +130,14 @@ class Model:
         fingerprint: SHA-256 (hex) of its weights file; two models with the same are the same.
     """
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Any], fingerprint: str) -> None:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Any], fingerprint: str) -> None:
         self.config = config
         self.fingerprint = fingerprint
-        weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in tensors.items()}
-        self._embedding = weights["embed_tokens.weight"]
-        self._head = np.ascontiguousarray((self._embedding * weights["norm.weight"]).T)
-        self._layers = [
-            _prepare(config, {key.removeprefix(prefix): value for key, value in weights.items()})
-            for prefix in (f"layers.{index}." for index in range(config.num_layers))
-        ]
+        self._tensors = dict(tensors)
         frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         angles = np.outer(np.arange(config.max_positions), frequencies)
         self._rotations = np.exp(1j * angles)[:, None, :]
+        self._prepare_weights()
 
     @classmethod
     def load(cls, model_dir: Path) -> Model:
@@ -162,6 +158,56 @@ class Model:
             raise OsmosisError(
                 f"the weights `{path}` can not be read ({error}); install the package again."
             ) from error
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The weights by the names of the checkpoint."""
+        return self._tensors
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace the tensors named (NumPy's or torch's), and only those; all or none.
+
+        Raises:
+            OsmosisError: a name is unknown or a shape is wrong.
+        """
+        for name, tensor in weights.items():
+            if name == TIED_HEAD:
+                continue
+            expected = self._tensors[name].shape if name in self._tensors else None
+            if expected != tuple(tensor.shape):
+                shapes = f"it has the shape {tuple(tensor.shape)}, not {expected}"
+                raise OsmosisError(
+                    f"the tensor `{name}` does not fit the model: "
+                    + (shapes if expected else "the model has none of this name")
+                    + "."
+                )
+        self._tensors |= {name: _float64(tensor) for name, tensor in weights.items() if name != TIED_HEAD}
+        self._prepare_weights()
+
+    def new_cache(self, slots: int) -> KeyValueCache:
+        """Make room for the keys and values of ``slots`` sequences."""
+        return KeyValueCache(self.config, slots)
+
+    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+        """Draw one token for each row of ``logits[sources]``."""
+        temperatures = sampling.temperatures
+        log_probs = log_probabilities(logits[sources], temperatures)
+        tokens = choose(log_probs, temperatures, sampling.top_ps, sampling.streams, sampling.positions)
+        chosen = log_probs[np.arange(len(tokens)), tokens]
+        likeliest = [
+            _likeliest(row, count) if count else ()
+            for row, count in zip(log_probs, sampling.top_counts, strict=True)
+        ]
+        return Drawn(tokens.tolist(), chosen.tolist(), likeliest)
+
+    def _prepare_weights(self) -> None:
+        weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self._tensors.items()}
+        self._embedding = weights["embed_tokens.weight"]
+        self._head = np.ascontiguousarray((self._embedding * weights["norm.weight"]).T)
+        self._layers = [
+            _prepare(self.config, {key.removeprefix(prefix): value for key, value in weights.items()})
+            for prefix in (f"layers.{index}." for index in range(self.config.num_layers))
+        ]
 
     def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
         """Append tokens to the sequences in the slots ``rows`` and return logits.
@@ -247,7 +293,14 @@ class Model:
 
 
 def _float64(tensor: Any) -> Floats:
+    if hasattr(tensor, "detach"):  # torch's: it may be on a device, of a type NumPy lacks, or need gradients
+        tensor = tensor.detach().double().cpu().numpy()
     return np.asarray(tensor, dtype=np.float64)
+
+
+def _likeliest(log_probs: Floats, count: int) -> tuple[tuple[int, float], ...]:
+    order = np.argsort(-log_probs, kind="stable")[:count]
+    return tuple((int(token), float(log_probs[token])) for token in order)
 
 
 def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:

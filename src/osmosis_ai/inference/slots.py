@@ -9,13 +9,14 @@ position costs a thousandth of computing it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Generic
 
 import numpy as np
 
-from osmosis_ai.inference.model import Ints, KeyValueCache, ModelConfig
+from osmosis_ai.inference.language_model import CacheT, Ints, LanguageModel
 
 
-class SequenceSlots:
+class SequenceSlots(Generic[CacheT]):
     """Slots 0 to ``running`` - 1 are for sequences that generate, ``kept`` more for ended ones.
 
     Attributes:
@@ -23,10 +24,10 @@ class SequenceSlots:
         lengths: how many positions of each slot are filled.
     """
 
-    def __init__(self, config: ModelConfig, *, running: int, kept: int) -> None:
-        self.cache = KeyValueCache(config, running + kept)
+    def __init__(self, model: LanguageModel[CacheT, Any], *, running: int, kept: int) -> None:
+        self.cache = model.new_cache(running + kept)
         self.lengths: Ints = np.zeros(running + kept, np.int64)
-        self._tokens = np.zeros((running + kept, config.max_positions), np.int32)
+        self._tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
         self._first_kept = running
         self._last_used = np.zeros(running + kept, np.int64)
         self._clock = 0
@@ -49,6 +50,15 @@ class SequenceSlots:
             self.cache.copy(source, target, length)
             self._tokens[target, :length] = self._tokens[source, :length]
         self.lengths[target] = length
+
+    def tokens(self, slot: int) -> list[int]:
+        """Return what ``slot`` holds."""
+        held: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
+        return held
+
+    def forget(self) -> None:
+        """Hold nothing any more: whatever the slots were computed with has changed."""
+        self.lengths[:] = 0
 
     def keep(self, slot: int) -> None:
         """Remember an ended sequence, in the place of the one that was of no use for longest."""

@@ -1,0 +1,95 @@
+"""What a network must offer to be served, whatever computes it.
+
+The batch decides who generates and in which slot; a network turns token ids into logits and draws
+tokens from them. NumPy (``model``) and torch (``torch_model``) are two networks behind this seam,
+and given equal logits they draw the same tokens: both decide by ``sampling.uniforms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Named by what they hold for whom: only the network that made them looks inside.
+CacheT = TypeVar("CacheT", bound="Cache")
+LogitsT = TypeVar("LogitsT")
+
+
+class Dimensions(Protocol):
+    """What others need to know of a network's shape."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence, prompt included, in tokens."""
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end a turn."""
+
+
+class Cache(Protocol):
+    """Keys and values of a fixed number of sequences, one to a slot."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give slot ``target`` the first ``length`` positions of slot ``source``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each of R rows draws its token.
+
+    Attributes:
+        temperatures, top_ps, streams: the sampling parameters of each row.
+        positions: the position in its sequence of the token that is drawn, prompt included.
+        top_counts: how many of the likeliest tokens to report for each row.
+    """
+
+    temperatures: Floats
+    top_ps: Floats
+    streams: NDArray[np.uint64]
+    positions: Ints
+    top_counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """R drawn tokens, their log-probabilities before ``top_p``, and the likeliest of each row."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    likeliest: list[tuple[tuple[int, float], ...]]
+
+
+class LanguageModel(Protocol[CacheT, LogitsT]):
+    """A causal language model. One thread at a time uses it."""
+
+    @property
+    def config(self) -> Dimensions:
+        """Its dimensions."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal; two models with the same one were loaded from the same weights."""
+
+    def new_cache(self, slots: int) -> CacheT:
+        """Make room for the keys and values of ``slots`` sequences."""
+
+    def extend(self, cache: CacheT, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> LogitsT:
+        """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
+
+    def draw(self, logits: LogitsT, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+        """Draw one token for each row of ``logits[sources]``."""
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace the tensors named, and only those; none when one of them does not fit.
+
+        Raises:
+            OsmosisError: a name is unknown or a shape is wrong.
+        """

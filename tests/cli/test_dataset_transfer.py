@@ -249,7 +249,7 @@ def test_wait_follows_the_check_to_its_end(maze: Maze, store: BlobServer, conten
     )
     outcome = maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--wait", "--plain")
     assert outcome.status == 0, outcome.err
-    assert "check 40 rows\ncheck all well\n" in outcome.err
+    assert "check: 40 rows\ncheck: all well\n" in outcome.err
     assert "Status: uploaded" in outcome.out
 
 

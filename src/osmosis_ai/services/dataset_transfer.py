@@ -261,7 +261,7 @@ def wait_until_checked(
     while True:
         dataset = client.datasets.get(dataset.id)
         for entry in log.news():
-            tell(" ".join(part for part in (entry.step, entry.message) if part))
+            tell(": ".join(part for part in (entry.step, entry.message) if part))
         if dataset.status not in IN_PROGRESS:
             break
         pause()

@@ -144,7 +144,8 @@ def submit(context: PlatformContext, submission: Submission) -> SubmittedRun:
         return context.client.eval_runs.submit(submission.body)
     except PlatformError as error:
         if error.status is None:
-            error.hint = "the run may have been submitted all the same: look with `osmosis eval list` before you submit again"
+            unsure = "the run may exist all the same: look with `osmosis eval list` before you submit again"
+            error.hint = f"{error.hint}; {unsure}" if error.hint else unsure
         raise explain_refusal(error) from None
 
 
@@ -176,11 +177,11 @@ def _notes(config: EvalConfig, checkout: Checkout, git: GitState) -> list[str]:
         if experiment.commit_sha
         else f"the latest commit of branch {experiment.branch}"
         if experiment.branch
-        else "the latest commit of its default branch"
+        else "the latest commit it has synced of its default branch"
     )
     here = f"{git.branch or 'no branch'} @ {git.head[:8]}" if git.head else "no commit yet"
     return [
-        f"The platform fetches the code from {checkout.git.display_url}: {source}.",
+        f"The platform runs the code of the repository it knows as {checkout.git.identity}: {source}.",
         f"Checked out here: {here}.",
         f"The config is read from this machine: {config.path.name}.",
     ]
@@ -199,7 +200,6 @@ def _git_warnings(config: EvalConfig, git: GitState) -> list[str]:
         )
     if config.experiment.commit_sha is None and config.experiment.branch is None:
         warnings.append(
-            "neither `commit_sha` nor `branch` is set: the platform takes the latest commit it has synced of "
-            "the default branch, which may not be what is checked out here."
+            "neither `commit_sha` nor `branch` is set: what runs may not be what is checked out here."
         )
     return warnings

@@ -68,11 +68,12 @@ def hints(described: DescribedRun) -> list[str]:
 
 def numbers(metrics: EvalMetrics | None) -> list[Block]:
     """Return a run's numbers as `eval run` shows them, as far as the platform has computed them."""
-    if metrics is None:
+    if metrics is None or metrics.overview.total_samples == 0:
         return []
     estimates = estimates_of(metrics)
     if estimates is None:
-        return [Table(("", ""), list(_overview(metrics)), title="Results", in_plain=True)]
+        known = list(_overview(metrics))
+        return [Table(("", ""), known, title="Results", in_plain=True)] if known else []
     from osmosis_ai.cli.eval.tables import results_table, sample_counts
 
     counted = list(sample_counts(estimates))

@@ -120,15 +120,16 @@ def _submit(
 
     output.note(f"Evaluation run submitted: {run.name}")
     described = following.follow(context.client, run.id)
+    numbers = platform_tables.numbers(described.metrics)
     return OperationResult(
         operation="eval.submit",
         status="success" if described.run.status == "finished" else "partial",
         message=following.ending(described),
         resource={**resource, **following.outcome(described)},
-        blocks=platform_tables.numbers(described.metrics),
+        blocks=numbers,
         next_steps=[
             *platform_tables.hints(described),
-            f"Conversations: osmosis eval download {run.name}",
+            *([f"Conversations: osmosis eval download {run.name}"] if numbers else []),
         ],
         next_steps_structured=_next_steps_structured(run),
     )

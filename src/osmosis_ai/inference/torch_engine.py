@@ -1,0 +1,48 @@
+"""The engine over torch: any Hugging Face causal language model, on a CPU or a GPU.
+
+Queue, batch, slots and random numbers are those of the NumPy engine (``engine``, ``batching``,
+``slots``, ``sampling``); only the network is another. Loading this module loads torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.torch_model import TorchModel
+
+
+class TorchEngine(InferenceEngine):
+    """Serves a model of transformers; a context manager like its parent.
+
+    Args:
+        model_path: a Hugging Face name or folder.
+        device: "cpu", "cuda", "cuda:1" ...
+        dtype: bfloat16 on a GPU and float32 on a CPU when None. In float64 a request's tokens do not
+            depend on what else is in the batch, and the tiny model's are those of the NumPy engine.
+        max_batch: how many sequences generate at once.
+        max_waiting: how many may wait; more are refused.
+        max_positions: the longest sequence to serve, in tokens; it bounds the memory of the cache.
+        kept: how many ended sequences are remembered, to share what prompts have in common.
+
+    Raises:
+        OsmosisError: the model can not be loaded or served.
+    """
+
+    model: TorchModel
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        max_batch: int = 32,
+        max_waiting: int = 1024,
+        max_positions: int | None = None,
+        kept: int = 32,
+    ) -> None:
+        network = TorchModel.load(model_path, device=device, dtype=dtype, max_positions=max_positions)
+        super().__init__(network, max_batch=max_batch, max_waiting=max_waiting, kept=kept)

@@ -1,0 +1,128 @@
+"""How much better a sample did than the others on the same prompt.
+
+Axes: P prompts, G samples of each (the group). A sample that could not be scored is no zero: it
+takes no part in its group's mean, and it has no advantage. A group whose scores are all equal says
+nothing about which of its samples to prefer and is dropped, so that it does not dilute the rest
+(DAPO, section 3.2, "dynamic sampling"). What is left out is always counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev, stdev
+
+# Keeps a group with a tiny spread from being blown up.
+STD_FLOOR = 1e-4
+# Rewards closer than this are the same reward: the rest is rounding.
+_SAME_REWARD = 1e-9
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """What the rewards of one batch look like.
+
+    Attributes:
+        groups: P.
+        groups_zero_variance: groups with two or more scores, all equal: nothing to learn from them.
+        groups_too_few_scores: groups with fewer than two scores: nothing to compare.
+        samples: P x G.
+        samples_unscored: samples without a reward, or with one that is no finite number.
+        samples_used: samples that have an advantage.
+        reward_mean, reward_std: over all scored samples; None without any.
+        reward_min, reward_max: likewise.
+    """
+
+    groups: int
+    groups_zero_variance: int
+    groups_too_few_scores: int
+    samples: int
+    samples_unscored: int
+    samples_used: int
+    reward_mean: float | None
+    reward_std: float | None
+    reward_min: float | None
+    reward_max: float | None
+
+    @property
+    def zero_variance_fraction(self) -> float:
+        """Share of the groups that say nothing: equal rewards, or too few of them."""
+        silent = self.groups_zero_variance + self.groups_too_few_scores
+        return silent / self.groups if self.groups else 0.0
+
+
+@dataclass(frozen=True)
+class GroupAdvantages:
+    """The result of :func:`group_advantages`.
+
+    Attributes:
+        advantages_PG: None where the sample is not to be trained on.
+        statistics: of the rewards they were made from.
+    """
+
+    advantages_PG: list[list[float | None]]
+    statistics: GroupStatistics
+
+
+def group_advantages(
+    rewards_PG: Sequence[Sequence[float | None]], *, normalise: bool = True
+) -> GroupAdvantages:
+    """Compare each sample with its group.
+
+    A_i = (r_i - mean(r)) / (std(r) + 1e-4)    GRPO, "DeepSeekMath" (arXiv:2402.03300), section 4.1.2
+    A_i =  r_i - mean(r)                       Dr. GRPO (arXiv:2503.20783), section 3.2: dividing by
+                                               the spread favours prompts that are nearly always or
+                                               nearly never solved
+
+    Example: rewards [1, 0, None, 0] give [2/3, -1/3, None, -1/3] / (0.5774 + 1e-4), or the numerators
+    alone without ``normalise``.
+
+    Args:
+        rewards_PG: a reward for each sample of each group; None where there is none.
+        normalise: divide by the group's (sample) standard deviation.
+    """
+    scored_PG = [[_finite_or_none(reward) for reward in rewards_G] for rewards_G in rewards_PG]
+    advantages_PG = [_advantages(rewards_G, normalise=normalise) for rewards_G in scored_PG]
+    return GroupAdvantages(advantages_PG, _statistics(scored_PG, advantages_PG))
+
+
+def _finite_or_none(reward: float | None) -> float | None:
+    return float(reward) if reward is not None and math.isfinite(reward) else None
+
+
+def _scores(rewards_G: Sequence[float | None]) -> list[float]:
+    return [reward for reward in rewards_G if reward is not None]
+
+
+def _advantages(rewards_G: Sequence[float | None], *, normalise: bool) -> list[float | None]:
+    scores = _scores(rewards_G)
+    if len(scores) < 2 or _all_equal(scores):
+        return [None] * len(rewards_G)
+    mean = fmean(scores)
+    scale = stdev(scores) + STD_FLOOR if normalise else 1.0
+    return [None if reward is None else (reward - mean) / scale for reward in rewards_G]
+
+
+def _all_equal(scores: Sequence[float]) -> bool:
+    return max(scores) - min(scores) <= _SAME_REWARD
+
+
+def _statistics(
+    rewards_PG: Sequence[Sequence[float | None]], advantages_PG: Sequence[Sequence[float | None]]
+) -> GroupStatistics:
+    scores_P = [_scores(rewards_G) for rewards_G in rewards_PG]
+    scores = [score for group in scores_P for score in group]
+    samples = sum(len(rewards_G) for rewards_G in rewards_PG)
+    return GroupStatistics(
+        groups=len(scores_P),
+        groups_zero_variance=sum(len(group) >= 2 and _all_equal(group) for group in scores_P),
+        groups_too_few_scores=sum(len(group) < 2 for group in scores_P),
+        samples=samples,
+        samples_unscored=samples - len(scores),
+        samples_used=sum(a is not None for advantages_G in advantages_PG for a in advantages_G),
+        reward_mean=fmean(scores) if scores else None,
+        reward_std=pstdev(scores) if scores else None,
+        reward_min=min(scores, default=None),
+        reward_max=max(scores, default=None),
+    )

@@ -1,0 +1,180 @@
+"""Policy-gradient losses as their papers write them, over tokens that were sampled.
+
+Axes: B sequences, T positions. Position t of ``logprobs_BT`` is the log-probability of token t + 1
+given what is before it, so that all tensors here are aligned with the *predicted* token. A masked
+position (prompt, tool reply, padding) has no say in a loss and gets no gradient, whatever stands in
+it.
+
+Every loss is one sum, -sum_BT(weight * objective): the objective compares the policy with the one
+that sampled, the weight says how tokens are averaged. The weights' denominators count the whole
+step (:class:`BatchTotals`), so the losses of micro-batches, on one device or many, add up to the
+loss of the batch, exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.settings import LossType
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """The denominators of a step's means.
+
+    Attributes:
+        rollouts: N, the rollouts that are trained on; one that was recorded as several sequences
+            counts once.
+        tokens: the sum of |o_i|, their sampled tokens.
+        max_response_length: L, the most tokens that a rollout may sample (for dr_grpo).
+    """
+
+    rollouts: int
+    tokens: int
+    max_response_length: int
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """One micro-batch's share of the step's loss.
+
+    Attributes:
+        loss: scalar with a gradient; the shares of a step's micro-batches add up.
+        ratio_BT: importance ratios without a gradient, 1 where masked.
+        clipped_BT: where the clip holds the gradient back.
+        approx_kl_BT: k3 estimate of KL(sampling policy, policy), 0 where masked.
+    """
+
+    loss: Tensor
+    ratio_BT: Tensor
+    clipped_BT: Tensor
+    approx_kl_BT: Tensor
+
+    def clip_fraction(self, mask_BT: Tensor) -> float:
+        """Share of the sampled tokens whose gradient is clipped."""
+        return float(self.clipped_BT.sum() / mask_BT.sum())
+
+
+def policy_loss(
+    loss_type: LossType,
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_B: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    totals: BatchTotals,
+    response_lengths_B: Tensor | None = None,
+    importance_BT: Tensor | None = None,
+    base_logprobs_BT: Tensor | None = None,
+    kl_coef: float = 0.0,
+) -> LossOutput:
+    """Return the loss named ``loss_type``.
+
+    Args:
+        loss_type: ``grpo``, ``dapo``, ``dr_grpo`` or ``gspo``.
+        logprobs_BT: of the policy, with a gradient.
+        old_logprobs_BT: of the policy that sampled.
+        advantages_B: one for each sequence.
+        mask_BT: 1 for a sampled token, 0 for any other.
+        clip_low: the ratio may fall to 1 - clip_low.
+        clip_high: the ratio may rise to 1 + clip_high.
+        totals: what the whole step contains.
+        response_lengths_B: |o_i|, the tokens of the *rollout* of each sequence; the sequence's own
+            tokens when left out (every rollout is one sequence).
+        importance_BT: weights without a gradient, from :func:`truncated_importance`.
+        base_logprobs_BT: of the base model; needed when ``kl_coef`` > 0.
+        kl_coef: weight of the divergence from the base model (GRPO's beta).
+    """
+    mask_BT = mask_BT.to(logprobs_BT.dtype)
+    lengths_B = mask_BT.sum(1) if response_lengths_B is None else response_lengths_B.to(logprobs_BT.dtype)
+    log_ratio_BT = _where_sampled(logprobs_BT - old_logprobs_BT, mask_BT)
+    ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
+    weight_BT = _WEIGHTS[loss_type](mask_BT, lengths_B, totals)
+
+    advantages_B1 = advantages_B[:, None]
+    objective_BT = clipped_objective(ratio_BT, advantages_B1, clip_low, clip_high)
+    if importance_BT is not None:
+        objective_BT = objective_BT * importance_BT
+    if kl_coef > 0:
+        if base_logprobs_BT is None:
+            raise ValueError("kl_coef > 0 needs the base model's log-probabilities")
+        objective_BT = objective_BT - kl_coef * k3_divergence(logprobs_BT, base_logprobs_BT, mask_BT)
+    with torch.no_grad():
+        clipped_BT = mask_BT.bool() & _gradient_is_clipped(ratio_BT, advantages_B1, clip_low, clip_high)
+        approx_kl_BT = log_ratio_BT.exp() - 1 - log_ratio_BT
+    return LossOutput(-(weight_BT * objective_BT).sum(), ratio_BT.detach(), clipped_BT, approx_kl_BT.detach())
+
+
+def token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:  # noqa: ARG001 - one shape for all ratios
+    """r_i,t = pi(o_i,t | o_i,<t) / pi_old(o_i,t | o_i,<t).    PPO; GRPO, arXiv:2402.03300, eq. 3"""
+    return log_ratio_BT.exp()
+
+
+def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """s_i = (pi(o_i) / pi_old(o_i))^(1 / |o_i|), for every token of i.    GSPO, arXiv:2507.18071, eq. 7"""
+    mean_log_ratio_B = log_ratio_BT.sum(1) / mask_BT.sum(1).clamp(min=1)
+    return mean_log_ratio_B.exp()[:, None].expand_as(log_ratio_BT)
+
+
+def clipped_objective(ratio_BT: Tensor, advantages_B1: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """min(r A, clip(r, 1 - low, 1 + high) A).    PPO, eq. 7; two bounds: DAPO, arXiv:2503.14476, eq. 10"""
+    bounded_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
+    return torch.minimum(ratio_BT * advantages_B1, bounded_BT * advantages_B1)
+
+
+def grpo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:
+    """1/N sum_i 1/|o_i| sum_t: every rollout weighs the same.    GRPO, eq. 3; GSPO, eq. 5"""
+    return mask_BT / (totals.rollouts * lengths_B[:, None].clamp(min=1))
+
+
+def dapo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:  # noqa: ARG001
+    """1 / (sum_i |o_i|) sum_i sum_t: every token weighs the same.    DAPO, eq. 12"""
+    return mask_BT / totals.tokens
+
+
+def dr_grpo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:  # noqa: ARG001
+    """1/(N L) sum_i sum_t, L constant: length has no say.    Dr. GRPO, arXiv:2503.20783, section 3.2"""
+    return mask_BT / (totals.rollouts * totals.max_response_length)
+
+
+_RATIOS = {"grpo": token_ratio, "dapo": token_ratio, "dr_grpo": token_ratio, "gspo": sequence_ratio}
+_WEIGHTS = {"grpo": grpo_weights, "dapo": dapo_weights, "dr_grpo": dr_grpo_weights, "gspo": grpo_weights}
+
+
+def k3_divergence(logprobs_BT: Tensor, base_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """pi_base/pi - log(pi_base/pi) - 1: unbiased for KL(pi, pi_base), never negative.    GRPO, eq. 4"""
+    log_ratio_BT = _where_sampled(base_logprobs_BT - logprobs_BT, mask_BT)
+    return log_ratio_BT.exp() - log_ratio_BT - 1
+
+
+def truncated_importance(
+    learner_logprobs_BT: Tensor, server_logprobs_BT: Tensor, mask_BT: Tensor, cap: float
+) -> Tensor:
+    """min(pi_learner / pi_server, cap), without a gradient.
+
+    Corrects for a serving engine that computes slightly other probabilities than the learner with
+    the same weights (Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+    training", 2025; cap C = 2).
+    """
+    log_ratio_BT = _where_sampled(learner_logprobs_BT.detach() - server_logprobs_BT, mask_BT)
+    return log_ratio_BT.exp().clamp(max=cap)
+
+
+def _where_sampled(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    # Not a product: a masked position may hold an infinity, and 0 times that is no number.
+    return torch.where(mask_BT.bool(), values_BT, torch.zeros_like(values_BT))
+
+
+def _gradient_is_clipped(
+    ratio_BT: Tensor, advantages_B1: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    too_high_BT = (advantages_B1 > 0) & (ratio_BT > 1 + clip_high)
+    too_low_BT = (advantages_B1 < 0) & (ratio_BT < 1 - clip_low)
+    return too_high_BT | too_low_BT

@@ -1,0 +1,241 @@
+"""Everything a training run can be told, declared once: type, range, default, meaning.
+
+Settings that exist are valid. What the sections `[training]`, `[sampling]` and `[checkpoints]` say
+has the names of the training config; `[advanced]` holds the rest. A key of `[advanced]` that looks
+like a misspelling of one of ours is a mistake; any other unknown key belongs to another trainer, is
+kept in :attr:`TrainingSettings.ignored` and has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from osmosis_ai.workspace.config_issues import InvalidConfigError as InvalidConfigError
+from osmosis_ai.workspace.config_issues import Issue, as_written, type_or_range_message
+from osmosis_ai.workspace.spelling import closest
+
+LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
+
+TINY_MODEL = "osmosis/tiny"
+# Measured: 1e-3 is good, 2e-3 rough, from 3e-3 the policy collapses; below 1e-4 nothing visible happens.
+TINY_MODEL_LR = 1e-3
+TINY_MODEL_LOWEST_USEFUL_LR = 1e-4
+HIGHEST_SAFE_LR = 2e-3
+# GSPO (section 5.1): a sequence's ratio is a mean over its tokens and moves by a thousandth of a token's.
+GSPO_CLIP = (3e-4, 4e-4)
+
+_LARGEST_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=_LARGEST_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class TrainingSettings(BaseModel):
+    """One training run's settings. Lengths are in tokens, intervals in steps, timeouts in seconds."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+    # [training]
+    lr: Positive = Field(default=1e-6, description="learning rate of AdamW")
+    total_epochs: Count = Field(default=1, description="passes over the dataset")
+    n_samples_per_prompt: Annotated[int, Field(ge=2, le=_LARGEST_COUNT)] = Field(
+        default=8, description="attempts that are compared with each other"
+    )
+    rollout_batch_size: Count = Field(default=32, description="prompts per step")
+    max_prompt_length: Count = Field(default=8192, description="a longer prompt is refused")
+    max_response_length: Count = Field(default=8192, description="sampled tokens per call and per rollout")
+    agent_workflow_timeout_s: Positive = Field(default=450.0, description="for one attempt of the agent")
+    grader_timeout_s: Positive = Field(default=150.0, description="for grading one attempt")
+    # [sampling]
+    rollout_temperature: Positive = Field(default=1.0, description="sampling temperature")
+    rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        default=1.0, description="nucleus sampling; below 1 the importance ratios are biased"
+    )
+    # [checkpoints]
+    eval_interval: Count = Field(default=10, description="steps between validations")
+    checkpoint_save_freq: Count = Field(default=20, description="steps between checkpoints that are kept")
+    # [advanced]: the objective
+    loss_type: LossType = Field(default="dapo", description="the policy loss")
+    clip_low: Positive = Field(default=0.2, description="how far below 1 a ratio may fall (gspo: 3e-4)")
+    clip_high: Positive = Field(default=0.28, description="how far above 1 a ratio may rise (gspo: 4e-4)")
+    kl_coef: NotNegative = Field(default=0.0, description="weight of the KL divergence from the base model")
+    kl_interval: CountOrZero = Field(
+        default=10, description="steps between measurements of that divergence when kl_coef is 0; 0: never"
+    )
+    importance_cap: Positive | None = Field(
+        default=None,
+        description="truncate the importance weights of a serving engine that differs at this (vLLM: 2)",
+    )
+    logprob_gap_limit: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="refuse a step when learner and server differ by more; default 1e-2 in float32, else never",
+    )
+    # [advanced]: the adapter
+    lora_rank: Count = Field(default=16, description="rank of the adapter's matrices")
+    lora_alpha: Positive = Field(default=32.0, description="the adapter's product is scaled by alpha / rank")
+    lora_targets: str | list[str] = Field(default="all-linear", description="the layers that get an adapter")
+    # [advanced]: the optimiser
+    weight_decay: NotNegative = Field(default=0.0, description="of AdamW, on the adapter")
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.99, description="of AdamW")
+    warmup_steps: CountOrZero = Field(default=0, description="updates over which the rate rises to lr")
+    grad_clip: Positive = Field(default=1.0, description="largest norm of the gradient")
+    micro_batch_tokens: Count = Field(
+        default=8192, description="tokens, padding included, of one forward and backward pass"
+    )
+    # [advanced]: the run
+    seed: CountOrZero = Field(default=0, description="decides data order, sampling and the adapter's start")
+    max_steps: Count | None = Field(default=None, description="end after so many steps")
+    max_staleness: CountOrZero = Field(
+        default=0, description="updates that may happen between a batch's sampling and its learning"
+    )
+    # Keys of [advanced] that are not for this trainer.
+    ignored: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_range_of_the_loss(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("loss_type") == "gspo":
+            low, high = GSPO_CLIP
+            return {"clip_low": low, "clip_high": high, **values}
+        return values
+
+    @property
+    def normalise_advantages(self) -> bool:
+        """Whether advantages are divided by their group's standard deviation; Dr. GRPO does not."""
+        return self.loss_type != "dr_grpo"
+
+    @classmethod
+    def from_config(
+        cls,
+        training: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+        checkpoints: Mapping[str, Any],
+        advanced: Mapping[str, Any],
+        *,
+        model_path: str | None = None,
+        shown_path: str = "the training config",
+    ) -> TrainingSettings:
+        """Build the settings from a training config's sections; what is not written has its default.
+
+        Args:
+            training: `[training]`.
+            sampling: `[sampling]`.
+            checkpoints: `[checkpoints]`.
+            advanced: `[advanced]`; keys that are not ours are ignored.
+            model_path: the model to train; the built-in one has a learning rate of its own.
+            shown_path: the config as people know it.
+
+        Raises:
+            InvalidConfigError: with everything that is wrong.
+        """
+        known_advanced, ignored, issues = _split_advanced(advanced)
+        written = {"training": training, "sampling": sampling, "checkpoints": checkpoints}
+        issues += [issue for name, section in written.items() for issue in _misplaced_keys(name, section)]
+        known = {key: value for name, section in written.items() for key, value in section.items()
+                 if key in SECTION_KEYS[name]}  # fmt: skip
+        values = {**known, **known_advanced, "ignored": ignored}
+        if model_path == TINY_MODEL:
+            values.setdefault("lr", TINY_MODEL_LR)
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            raise InvalidConfigError("training", shown_path, [*issues, *_value_issues(error)]) from None
+        if issues:
+            raise InvalidConfigError("training", shown_path, issues)
+        return settings
+
+    def warnings(self, model_path: str) -> list[str]:
+        """Return what is allowed but probably not meant, a sentence each."""
+        found = []
+        if model_path == TINY_MODEL and self.lr < TINY_MODEL_LOWEST_USEFUL_LR:
+            found.append(
+                f"lr = {self.lr:g} is for models of billions of parameters; `{TINY_MODEL}` hardly moves below "
+                f"{TINY_MODEL_LOWEST_USEFUL_LR:g} (its default is {TINY_MODEL_LR:g})."
+            )
+        if self.lr > HIGHEST_SAFE_LR:
+            found.append(f"lr = {self.lr:g} is so high that the policy is likely to collapse.")
+        if self.rollout_top_p < 1:
+            found.append(
+                f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "
+                "uses the whole one: the importance ratios are biased. Train with 1.0."
+            )
+        if self.ignored:
+            keys = ", ".join(f"`{key}`" for key in self.ignored)
+            found.append(f"[advanced] {keys}: not a setting of this trainer, ignored.")
+        return found
+
+
+SECTION_KEYS: Mapping[str, tuple[str, ...]] = {
+    "training": (
+        "lr",
+        "total_epochs",
+        "n_samples_per_prompt",
+        "rollout_batch_size",
+        "max_prompt_length",
+        "max_response_length",
+        "agent_workflow_timeout_s",
+        "grader_timeout_s",
+    ),
+    "sampling": ("rollout_temperature", "rollout_top_p"),
+    "checkpoints": ("eval_interval", "checkpoint_save_freq"),
+}
+_SECTION_OF = {key: section for section, keys in SECTION_KEYS.items() for key in keys}
+ADVANCED_KEYS = tuple(
+    name for name in TrainingSettings.model_fields if name not in _SECTION_OF and name != "ignored"
+)
+
+
+def _split_advanced(advanced: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[Issue]]:
+    """Return what is ours, the names of what is not, and what is neither: misspelled or misplaced."""
+    ours: dict[str, Any] = {}
+    ignored: list[str] = []
+    issues: list[Issue] = []
+    for key, value in advanced.items():
+        if key in ADVANCED_KEYS:
+            ours[key] = value
+        elif key in _SECTION_OF:
+            issues.append(Issue(f"advanced.{key}", f"`{key}` belongs in [{_SECTION_OF[key]}]"))
+        elif meant := closest(key, ADVANCED_KEYS):
+            issues.append(Issue(f"advanced.{key}", "Unrecognized key", suggestion=meant))
+        else:
+            ignored.append(key)
+    return ours, tuple(ignored), issues
+
+
+def _misplaced_keys(name: str, section: Mapping[str, Any]) -> Iterator[Issue]:
+    for key in section:
+        if key in SECTION_KEYS[name]:
+            continue
+        home = _SECTION_OF.get(key, "advanced" if key in ADVANCED_KEYS else None)
+        if home:
+            yield Issue(f"{name}.{key}", f"Unrecognized key; `{key}` belongs in [{home}]")
+        else:
+            yield Issue(f"{name}.{key}", "Unrecognized key", suggestion=closest(key, SECTION_KEYS[name]))
+
+
+def _value_issues(error: ValidationError) -> Iterator[Issue]:
+    seen: set[str] = set()
+    for detail in error.errors(include_url=False):
+        name = str(detail["loc"][0])
+        if name in seen:  # each member of a union reports on its own
+            continue
+        seen.add(name)
+        key = f"{_SECTION_OF.get(name, 'advanced')}.{name}"
+        if detail["type"] == "literal_error":
+            choices = ("grpo", "dapo", "dr_grpo", "gspo")
+            given = detail["input"]
+            meant = closest(given, choices) if isinstance(given, str) else None
+            message = f"must be one of {', '.join(choices)}, got {as_written(given)}"
+            yield Issue(key, message, suggestion=meant)
+        elif detail["type"] == "less_than":
+            yield Issue(key, f"must be less than {detail['ctx']['lt']:g}, got {as_written(detail['input'])}")
+        elif name == "n_samples_per_prompt" and detail["type"] == "greater_than_equal":
+            yield Issue(key, "must be at least 2: a reward counts only against others on the same prompt")
+        elif name == "rollout_temperature" and detail["type"] == "greater_than":
+            yield Issue(key, "must be greater than 0: a greedy policy gives every attempt the same answer")
+        else:
+            yield Issue(key, type_or_range_message(detail))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from osmosis_ai.training.settings import InvalidConfigError, TrainingSettings
+
+
+def from_config(training=None, sampling=None, checkpoints=None, advanced=None, **options):
+    return TrainingSettings.from_config(
+        training or {}, sampling or {}, checkpoints or {}, advanced or {}, **options
+    )
+
+
+def issues_of(**sections):
+    with pytest.raises(InvalidConfigError) as caught:
+        from_config(**sections)
+    return {issue.key: issue for issue in caught.value.issues}
+
+
+def test_the_defaults_are_the_documented_ones():
+    settings = from_config()
+    documented = {
+        "lr": 1e-6,
+        "total_epochs": 1,
+        "n_samples_per_prompt": 8,
+        "rollout_batch_size": 32,
+        "max_prompt_length": 8192,
+        "max_response_length": 8192,
+        "agent_workflow_timeout_s": 450.0,
+        "grader_timeout_s": 150.0,
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "eval_interval": 10,
+        "checkpoint_save_freq": 20,
+        "loss_type": "dapo",
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "lora_rank": 16,
+        "lora_alpha": 32.0,
+        "lora_targets": "all-linear",
+        "kl_coef": 0.0,
+        "max_staleness": 0,
+    }
+    assert {name: getattr(settings, name) for name in documented} == documented
+
+
+def test_what_the_sections_say_is_what_the_settings_hold():
+    settings = from_config(
+        training={"lr": 1e-4, "agent_workflow_timeout_s": 120},
+        sampling={"rollout_temperature": 0.7},
+        checkpoints={"eval_interval": 5},
+        advanced={"loss_type": "grpo", "lora_targets": ["q_proj", "v_proj"], "max_steps": 3},
+    )
+    assert (settings.lr, settings.agent_workflow_timeout_s, settings.rollout_temperature) == (
+        1e-4,
+        120.0,
+        0.7,
+    )
+    assert (settings.eval_interval, settings.loss_type, settings.max_steps) == (5, "grpo", 3)
+    assert settings.lora_targets == ["q_proj", "v_proj"]
+
+
+def test_everything_that_is_wrong_is_reported_at_once():
+    issues = issues_of(
+        training={"lr": -1.0, "n_samples_per_prompt": 1, "total_epochs": True, "rollout_temperature": 1.0},
+        sampling={"rollout_temperature": 0.0},
+        advanced={"loss_type": "grop", "lora_rnak": 8, "eval_interval": 3, "adam_beta2": 1.0},
+    )
+    assert {key: (issue.message, issue.suggestion) for key, issue in issues.items()} == {
+        "training.lr": ("must be greater than 0, got -1.0", None),
+        "training.n_samples_per_prompt": (
+            "must be at least 2: a reward counts only against others on the same prompt",
+            None,
+        ),
+        "training.total_epochs": ("must be an integer, got true", None),
+        "training.rollout_temperature": (
+            "Unrecognized key; `rollout_temperature` belongs in [sampling]",
+            None,
+        ),
+        "sampling.rollout_temperature": (
+            "must be greater than 0: a greedy policy gives every attempt the same answer",
+            None,
+        ),
+        "advanced.loss_type": ('must be one of grpo, dapo, dr_grpo, gspo, got "grop"', "grpo"),
+        "advanced.lora_rnak": ("Unrecognized key", "lora_rank"),
+        "advanced.eval_interval": ("`eval_interval` belongs in [checkpoints]", None),
+        "advanced.adam_beta2": ("must be less than 1, got 1.0", None),
+    }
+
+
+def test_the_error_carries_the_issues_for_programs():
+    with pytest.raises(InvalidConfigError) as caught:
+        from_config(training={"lr": 0}, shown_path="configs/training/x.toml")
+    assert str(caught.value).startswith("Invalid training config: configs/training/x.toml\n  - training.lr:")
+    assert caught.value.details["issues"] == [
+        {"key": "training.lr", "message": "must be greater than 0, got 0"}
+    ]
+
+
+def test_advanced_keys_of_another_trainer_are_ignored_and_said():
+    settings = from_config(advanced={"engine": {"max_parallel": 6}})
+    assert settings.ignored == ("engine",)
+    assert any("`engine`" in warning for warning in settings.warnings("some/model"))
+
+
+def test_gspo_has_its_own_clip_range_unless_one_is_written():
+    assert (from_config(advanced={"loss_type": "gspo"}).clip_low, TrainingSettings().clip_low) == (3e-4, 0.2)
+    written = from_config(advanced={"loss_type": "gspo", "clip_high": 0.1})
+    assert (written.clip_low, written.clip_high) == (3e-4, 0.1)
+
+
+def test_the_built_in_model_has_a_learning_rate_of_its_own():
+    assert from_config(model_path="osmosis/tiny").lr == 1e-3
+    assert from_config(training={"lr": 1e-5}, model_path="osmosis/tiny").lr == 1e-5
+    assert from_config(model_path="org/model").lr == 1e-6
+
+
+def test_a_rate_that_does_not_fit_the_model_and_a_truncated_distribution_are_warned_of():
+    assert "1e-06" in TrainingSettings().warnings("osmosis/tiny")[0]
+    assert "collapse" in TrainingSettings(lr=0.01).warnings("org/model")[0]
+    assert "biased" in TrainingSettings(rollout_top_p=0.9).warnings("org/model")[0]
+    assert TrainingSettings().warnings("org/model") == []
+
+
+def test_only_dr_grpo_leaves_advantages_unscaled():
+    assert [TrainingSettings(loss_type=t).normalise_advantages for t in ("grpo", "dr_grpo")] == [True, False]
+
+
+def test_reading_settings_and_advantages_imports_no_torch():
+    script = (
+        "import sys, osmosis_ai.training.settings, osmosis_ai.training.advantages, osmosis_ai.training.extra\n"
+        "assert not {'torch', 'transformers', 'peft', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -244,12 +244,16 @@ def test_wait_follows_the_check_to_its_end(maze: Maze, store: BlobServer, conten
     ready = dataset(status="uploaded", file_size=len(content), file_format="jsonl", row_count=40)
     maze.get("/datasets/ds_7").side_effect = replies(dataset(), dataset(), ready)
     line = {"timestamp": "2026-10-02T07:00:00Z", "step": "check", "message": "40 rows"}
-    maze.get("/datasets/ds_7/logs").side_effect = replies(
-        {"logs": []}, {"logs": [line]}, {"logs": [line, {**line, "message": "all well"}]}
+    old = {**line, "timestamp": "2026-10-01T07:00:00Z", "level": "error", "message": "of last time"}
+    maze.get("/datasets/sums/logs").side_effect = replies(
+        {"logs": [old]},
+        {"logs": [old]},
+        {"logs": [old, line]},
+        {"logs": [old, line, {**line, "message": "all well"}]},
     )
     outcome = maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--wait", "--plain")
     assert outcome.status == 0, outcome.err
-    assert "check: 40 rows\ncheck: all well\n" in outcome.err
+    assert "check: 40 rows\ncheck: all well\n" in outcome.err and "of last time" not in outcome.err
     assert "Status: uploaded" in outcome.out
 
 
@@ -262,9 +266,11 @@ def test_wait_ends_with_the_reasons_when_the_platform_refuses(
 ) -> None:
     announce(maze, store, len(content))
     maze.get("/datasets/ds_7").respond(json=dataset(**refused))
-    maze.get("/datasets/ds_7/logs").respond(
-        json={"logs": [{"level": "error", "message": "row 3 has no prompt"}]}
-    )
+    refusal = {"level": "error", "message": "row 3 has no prompt"}
+    maze.get("/datasets/sums/logs").side_effect = [
+        httpx.Response(404, json={"error": "there is no dataset 'sums'"}),
+        *replies({"logs": [refusal]}),
+    ]
     error = maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--wait", "--json").error
     assert (error["code"], error["details"]["errors"]) == ("VALIDATION", ["row 3 has no prompt"])
     assert error["message"].endswith("\n  - row 3 has no prompt")

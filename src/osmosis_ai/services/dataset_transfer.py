@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.transfer import BlobClient, UnfinishedUpload
     from osmosis_ai.api.wire.base import LogEntry
     from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
+    from osmosis_ai.services.log_following import LogFollower
 
 Progress = Callable[[int], None]
 OpenProgress = Callable[[int | None], AbstractContextManager[Progress]]
@@ -235,10 +236,29 @@ def _broken_off(error: PlatformError) -> PlatformError:
     )
 
 
+def follow_check(client: PlatformClient, name: str) -> LogFollower:
+    """Return the log of a dataset from here on; call it before an upload that replaces one.
+
+    Raises:
+        PlatformError: as every call; not when there is no such dataset yet.
+    """
+    from osmosis_ai.api.rejections import PlatformError
+    from osmosis_ai.services.log_following import LogFollower
+
+    log = LogFollower(lambda size, cursor: client.datasets.logs(name, limit=size, cursor=cursor))
+    try:
+        log.news()
+    except PlatformError as error:
+        if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
+            raise
+    return log
+
+
 def wait_until_checked(
     client: PlatformClient,
     dataset: Dataset,
     report: DatasetReport,
+    log: LogFollower,
     *,
     pause: Callable[[], None],
     tell: Callable[[str], None],
@@ -249,18 +269,18 @@ def wait_until_checked(
         client: the platform.
         dataset: as the upload returned it.
         report: of the file that was uploaded.
+        log: of the dataset, from before the upload.
         pause: waits between two looks.
         tell: takes each line of the platform's log, as it comes.
 
     Raises:
         OsmosisError: the platform did not accept the dataset; the message says why.
     """
-    from osmosis_ai.services.log_following import LogFollower
-
-    log = LogFollower(lambda size, cursor: client.datasets.logs(dataset.id, limit=size, cursor=cursor))
+    lines: list[LogEntry] = []
     while True:
         dataset = client.datasets.get(dataset.id)
         for entry in log.news():
+            lines.append(entry)
             tell(": ".join(part for part in (entry.step, entry.message) if part))
         if dataset.status not in IN_PROGRESS:
             break
@@ -268,7 +288,7 @@ def wait_until_checked(
     if dataset.status == READY and dataset.upload_error is None:
         require_whole(dataset, report)
         return dataset
-    said = [dataset.upload_error] if dataset.upload_error else _errors(log.recent)
+    said = [dataset.upload_error] if dataset.upload_error else _errors(lines)
     problems = "".join(f"\n  - {message}" for message in said)
     kept = " The dataset keeps the content it had." if dataset.status == READY else ""
     raise OsmosisError(

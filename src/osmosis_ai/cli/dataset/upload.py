@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.datasets import Dataset
     from osmosis_ai.datasets import DatasetReport
+    from osmosis_ai.services.log_following import LogFollower
 
 POLL_S = 1.0
 _REPLACES = "a dataset of that name is replaced, for everyone in the workspace."
@@ -39,18 +40,19 @@ def upload(
 
     Run the same command again to go on with an upload that was cut off.
     """
-    from osmosis_ai.services.dataset_transfer import upload_dataset
+    from osmosis_ai.services.dataset_transfer import follow_check, upload_dataset
 
     output = current()
     with platform_context() as context:
         report = _check(output, file)
         _confirm(output, file, report, overwrite=overwrite, yes=yes)
+        log = follow_check(context.client, file.stem) if wait else None
         with output.progress("Uploading", total=report.file_size, unit="bytes") as shown:
             dataset = upload_dataset(
                 context.client, file, report, overwrite=overwrite, progress=shown.update, warn=output.warn
             )
-        if wait:
-            dataset = _wait(output, context.client, dataset, report)
+        if log is not None:
+            dataset = _wait(output, context.client, dataset, report, log)
         return _operation(dataset, file, report, context.resource())
 
 
@@ -91,11 +93,19 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
     )
 
 
-def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset, report: DatasetReport) -> Dataset:
+def _wait(
+    output: OutputContext,
+    client: PlatformClient,
+    dataset: Dataset,
+    report: DatasetReport,
+    log: LogFollower,
+) -> Dataset:
     from osmosis_ai.services.dataset_transfer import wait_until_checked
 
     with output.status("Waiting until the platform has checked it"):
-        return wait_until_checked(client, dataset, report, pause=lambda: time.sleep(POLL_S), tell=output.note)
+        return wait_until_checked(
+            client, dataset, report, log, pause=lambda: time.sleep(POLL_S), tell=output.note
+        )
 
 
 def _operation(

@@ -1,0 +1,142 @@
+"""A trained LoRA adapter, merged into the NumPy model: what was trained is served without torch.
+
+An adapter is a folder as PEFT writes it. Each matrix W it names becomes W + scale * B A
+(Hu et al., "LoRA", 2021, equation 3), where scale is alpha / r, or alpha / sqrt(r) for
+rank-stabilised adapters. An adapter that asks for anything else is refused: merged in part it would be
+another model than the one that was trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.inference.language_model import Floats
+from osmosis_ai.inference.model import Model
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """A LoRA adapter in memory.
+
+    Attributes:
+        base_model: what its configuration says it was trained on; empty when it does not.
+        updates: by the name of the base model's tensor, what is added to it (float64).
+        fingerprint: SHA-256 (hex) of its files.
+    """
+
+    base_model: str
+    updates: Mapping[str, Floats]
+    fingerprint: str
+
+    @classmethod
+    def load(cls, directory: Path) -> LoraAdapter:
+        """Read an adapter's folder.
+
+        Raises:
+            NotFoundError: there is no adapter in it.
+            OsmosisError: it is damaged, or does more than add low-rank matrices.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            config_bytes = (directory / CONFIG_FILE).read_bytes()
+            data = (directory / WEIGHTS_FILE).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"there is no adapter in `{directory}`: `{Path(str(error.filename)).name}` is missing."
+            ) from None
+        try:
+            config, tensors = json.loads(config_bytes), load(data)
+        except (ValueError, SafetensorError) as error:
+            raise OsmosisError(f"the adapter in `{directory}` can not be read: {error}") from error
+        _refuse_what_is_not_plain(config, directory)
+        updates = {
+            f"{module}.weight": _scale(config, module) * (sides["B"] @ sides["A"])
+            for module, sides in _pairs(tensors, directory).items()
+        }
+        fingerprint = hashlib.sha256(config_bytes + data).hexdigest()
+        return cls(config.get("base_model_name_or_path") or "", updates, fingerprint)
+
+    def merged_into(self, model: Model) -> Model:
+        """Return a model with this adapter's updates; ``model`` stays as it is.
+
+        Raises:
+            OsmosisError: the adapter was made for another architecture.
+        """
+        tensors = dict(model.tensors)
+        for name, update in self.updates.items():
+            shape = tensors[name].shape if name in tensors else None
+            if shape != update.shape:
+                found = f"is {shape[0]} x {shape[1]}" if shape else "does not exist"
+                raise OsmosisError(
+                    f"the adapter does not fit the model: it changes `{name}` "
+                    f"({update.shape[0]} x {update.shape[1]}), which {found} there."
+                )
+            tensors[name] = tensors[name].astype(np.float64) + update
+        both = hashlib.sha256(f"{model.fingerprint}:{self.fingerprint}".encode()).hexdigest()
+        return Model(model.config, tensors, both)
+
+
+def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
+    """Read a model and merge an adapter into it.
+
+    Raises:
+        OsmosisError: one of them can not be read, or they do not fit.
+    """
+    return LoraAdapter.load(adapter_dir).merged_into(Model.load(model_dir))
+
+
+def _refuse_what_is_not_plain(config: Mapping[str, Any], directory: Path) -> None:
+    """Raise for every kind of adapter whose effect is more than a sum of low-rank matrices."""
+    strange = [key for key in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(key)]
+    if config.get("bias", "none") != "none":
+        strange.append("bias")
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA" or strange:
+        what = f"uses {', '.join(f'`{key}`' for key in strange)}" if strange else f"is of the kind `{kind}`"
+        raise OsmosisError(f"the NumPy engine can not serve the adapter in `{directory}`: it {what}.")
+
+
+def _pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, Floats]]:
+    """Order the matrices by module; each has an A (r x in) and a B (out x r)."""
+    pairs: dict[str, dict[str, Floats]] = {}
+    for name, tensor in tensors.items():
+        matrix = _MATRIX.fullmatch(name)
+        if matrix is None:
+            raise OsmosisError(
+                f"the adapter in `{directory}` can not be served: `{name}` is no matrix of a LoRA adapter."
+            )
+        pairs.setdefault(matrix["module"], {})[matrix["side"]] = tensor.astype(np.float64)
+    for module, sides in pairs.items():
+        if set(sides) != {"A", "B"}:
+            raise OsmosisError(f"the adapter in `{directory}` is damaged: `{module}` has one matrix of two.")
+    return pairs
+
+
+def _scale(config: Mapping[str, Any], module: str) -> float:
+    rank = _for_module(config.get("rank_pattern"), module, config["r"])
+    alpha = _for_module(config.get("alpha_pattern"), module, config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _for_module(patterns: Mapping[str, float] | None, module: str, usual: float) -> float:
+    """PEFT's rule: a pattern is a regular expression for the end of a module's name."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return usual

@@ -1,0 +1,131 @@
+"""Adapters made by PEFT, served without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.inference.adapters import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, load_adapted_model
+from osmosis_ai.inference.model import KeyValueCache, Model
+
+
+def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:
+    """Write an adapter with random matrices; return PEFT's own model, in float64."""
+    torch.manual_seed(0)
+    settings = {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": "all-linear",
+        "init_lora_weights": False,
+        **changes,
+    }
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(0.1)
+    adapted.save_pretrained(target)
+    return adapted
+
+
+def log_probabilities(model: Model, ids: np.ndarray) -> np.ndarray:
+    cache, row, none = KeyValueCache(model.config, 1), slice(0, 1), np.array([0])
+    rows = [
+        model.extend(cache, row, np.array([[token]]), np.array([at]), none) for at, token in enumerate(ids)
+    ]
+    logits = np.concatenate(rows)
+    return np.asarray(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"use_rslora": True},
+        {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3},
+        {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"layers.1.mlp.up_proj": 64}},
+    ],
+    ids=["all linear layers", "rank-stabilised", "two projections", "patterns"],
+)
+def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
+    model_dir: Path, tmp_path: Path, prompts: list[tuple[int, ...]], changes: dict[str, Any]
+) -> None:
+    merged = save_adapter(model_dir, tmp_path, **changes).merge_and_unload().eval()
+    model = load_adapted_model(model_dir, tmp_path)
+    for prompt in prompts[:3]:
+        with torch.no_grad():
+            expected = merged(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1).numpy()
+        gap = np.abs(log_probabilities(model, np.array(prompt)) - expected).max()
+        assert gap < 1e-6 * max(1.0, np.abs(expected).max())
+        base = log_probabilities(Model.load(model_dir), np.array(prompt))
+        assert np.abs(base - expected).max() > 0.1, "the adapter changes nothing"
+
+
+def test_merging_leaves_the_base_as_it_is_and_gives_another_fingerprint(
+    model: Model, model_dir: Path, tmp_path: Path
+) -> None:
+    save_adapter(model_dir, tmp_path)
+    before = {name: tensor.copy() for name, tensor in model.tensors.items()}
+    adapter = LoraAdapter.load(tmp_path)
+    merged = adapter.merged_into(model)
+    assert merged.fingerprint not in (model.fingerprint, adapter.fingerprint)
+    assert adapter.base_model == str(model_dir)
+    for name, tensor in model.tensors.items():
+        np.testing.assert_array_equal(tensor, before[name])
+
+
+def test_a_folder_without_an_adapter_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=f"`{CONFIG_FILE}` is missing"):
+        LoraAdapter.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "`use_dora`"),
+        ({"bias": "all"}, "`bias`"),
+        ({"modules_to_save": ["embed_tokens"]}, "`modules_to_save`"),
+        ({"peft_type": "IA3"}, "of the kind `IA3`"),
+    ],
+)
+def test_an_adapter_that_is_more_than_low_rank_matrices_is_refused(
+    model_dir: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    save_adapter(model_dir, tmp_path)
+    config = json.loads((tmp_path / CONFIG_FILE).read_text())
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config | changes))
+    with pytest.raises(OsmosisError, match=words):
+        LoraAdapter.load(tmp_path)
+
+
+def test_a_damaged_adapter_is_named(model_dir: Path, tmp_path: Path) -> None:
+    save_adapter(model_dir, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    name = next(iter(tensors))
+    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(OsmosisError, match="one matrix of two"):
+        LoraAdapter.load(tmp_path)
+    (tmp_path / WEIGHTS_FILE).write_bytes(b"no tensors")
+    with pytest.raises(OsmosisError, match="can not be read"):
+        LoraAdapter.load(tmp_path)
+
+
+def test_an_adapter_of_another_model_does_not_fit(model: Model, model_dir: Path, tmp_path: Path) -> None:
+    save_adapter(model_dir, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    wider = {
+        name: np.tile(tensor, (1, 2)) if "lora_A" in name else tensor for name, tensor in tensors.items()
+    }
+    save_file(wider, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(OsmosisError, match="does not fit the model"):
+        LoraAdapter.load(tmp_path).merged_into(model)

@@ -26,7 +26,7 @@ COMMANDS: dict[str, Entry] = {
     "demo": Entry(
         "command", "osmosis_ai.cli.demo:demo", "Watch a small agent being evaluated on this machine."
     ),
-    "dataset": Entry("group", "osmosis_ai.cli.dataset:app", "Check dataset files."),
+    "dataset": Entry("group", "osmosis_ai.cli.dataset:app", "Check, upload and fetch datasets."),
     "eval": Entry("group", "osmosis_ai.cli.eval:app", "Evaluate agents."),
     "rollout": Entry(
         "group", "osmosis_ai.cli.rollout:app", "Write the agents that are evaluated and trained."

@@ -77,6 +77,8 @@ def numbers(metrics: EvalMetrics | None) -> list[Block]:
     from osmosis_ai.cli.eval.tables import results_table, sample_counts
 
     counted = list(sample_counts(estimates))
+    if estimates.counts.pending:
+        counted.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
     if metrics.overview.duration_ms is not None:
         counted.append(("Duration", formats.duration(metrics.overview.duration_ms / 1000)))
     return [results_table(estimates), Table(("", ""), counted, title="Samples", in_plain=True)]

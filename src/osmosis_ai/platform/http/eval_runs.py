@@ -17,9 +17,9 @@ from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types, totals
-from osmosis_ai.platform.runs.reading import ListedRun
+from osmosis_ai.platform.runs.reading import RunSummary
 from osmosis_ai.platform.runs.rejection import SubmitRejectedError
-from osmosis_ai.platform.runs.request import read_request
+from osmosis_ai.platform.runs.request import effective_settings
 from osmosis_ai.platform.runs.selection import RowChoice
 from osmosis_ai.platform.runs.submit import Submission
 from osmosis_ai.platform.secrets import MissingSecretsError
@@ -73,14 +73,14 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
     return wire.EvalRunList(
         eval_runs=[
             wire.EvalRunRow(
-                **_own_fields(item),
-                model=Named(name=item.run.model_path),
-                dataset=_named(item.run.dataset_id, item.run.dataset_name),
-                rollout=_named(item.run.rollout_id, item.run.rollout_name),
-                results=_results(item.run),
-                config=_config(item.run),
+                **_own_fields(run, run.creator_name, run.creator_email),
+                model=Named(name=run.model_path),
+                dataset=_named(run.dataset_id, run.dataset_name),
+                rollout=_named(run.rollout_id, run.rollout_name),
+                results=_results(run),
+                config=_config(run),
             )
-            for item in listed
+            for run in listed
         ],
         **page.keys(total, len(listed)),
     )
@@ -90,14 +90,15 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
 def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalRunDetail:
     """Return one run."""
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
-    run = found.run
+    run, creator = found.run, found.creator
+    by = (creator.name, creator.email) if creator is not None else (None, None)
     optional: dict[str, Any] = {
         "branch": run.branch,
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
     return wire.EvalRunDetail(
-        eval_run=wire.EvalRun(**_own_fields(found)),
+        eval_run=wire.EvalRun(**_own_fields(run, *by)),
         config=_config(run),
         results=_results(run),
         dataset=_named(run.dataset_id, run.dataset_name),
@@ -179,8 +180,7 @@ def download_urls(
     )
 
 
-def _own_fields(found: ListedRun) -> dict[str, Any]:
-    run, creator = found.run, found.creator
+def _own_fields(run: Run | RunSummary, creator_name: str | None, creator_email: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": run.id,
         "name": run.name,
@@ -188,8 +188,8 @@ def _own_fields(found: ListedRun) -> dict[str, Any]:
         "created_at": run.created_at,
         "started_at": run.started_at,
         "completed_at": run.completed_at,
-        "creator_name": (creator.name or creator.email) if creator is not None else None,
-        "creator_email": creator.email if creator is not None else None,
+        "creator_name": creator_name or creator_email,
+        "creator_email": creator_email,
         "error": run.error,
     }
     return {key: value for key, value in fields.items() if value is not None}
@@ -199,15 +199,14 @@ def _named(id: str | None, name: str) -> Named:
     return Named(id=id, name=name) if id is not None else Named(name=name)
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: Run | RunSummary) -> dict[str, Any]:
     """Return the effective settings; with the seeds, the run could be repeated from them."""
-    settings = read_request(run.request).evaluation.model_dump(exclude_none=True)
-    config = {"model_path": run.model_path, **settings, "seed": run.seed}
+    config = {"model_path": run.model_path, **effective_settings(run.request), "seed": run.seed}
     draw_seed = RowChoice.read(run.selection).draw_seed if run.selection else None
     return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 
 
-def _results(run: Run) -> wire.EvalResults:
+def _results(run: Run | RunSummary) -> wire.EvalResults:
     return wire.EvalResults(**(run.results or {}))
 
 

@@ -6,10 +6,12 @@ they show; the numbers of a run are its own row's, so that no list ever counts s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import Select, bindparam, select
+from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
@@ -25,11 +27,53 @@ KIND = "eval"
 
 
 @dataclass(frozen=True, slots=True)
-class ListedRun:
+class FoundRun:
     """A run and who submitted it."""
 
     run: Run
     creator: User | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a list shows of a run; the fields are columns of :class:`Run`, the last two of its creator."""
+
+    id: str
+    name: str
+    status: str
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    request: dict[str, Any]
+    results: dict[str, Any] | None
+    selection: dict[str, Any] | None
+    seed: int
+    model_path: str
+    dataset_id: str | None
+    dataset_name: str
+    rollout_id: str | None
+    rollout_name: str
+    creator_name: str | None
+    creator_email: str | None
+
+
+_NEWEST_FIRST = (Run.created_at.desc(), Run.id.desc())
+# The ids come from the index alone, however far the offset; whole rows only of the page.
+_PAGE_IDS = (
+    select(Run.id)
+    .where(Run.workspace_id == bindparam("workspace_id"), Run.kind == KIND)
+    .order_by(*_NEWEST_FIRST)
+    .limit(bindparam("limit"))
+    .offset(bindparam("offset"))
+)
+# Plain columns cost half of what entities do, and a statement that is built once is also compiled once.
+_PAGE: Select[Any] = (
+    select(*(getattr(Run, field.name) for field in fields(RunSummary)[:-2]), User.name, User.email)
+    .outerjoin(User, User.id == Run.creator_id)
+    .where(Run.id.in_(_PAGE_IDS))
+    .order_by(*_NEWEST_FIRST)
+)
 
 
 class EvalRuns:
@@ -47,29 +91,14 @@ class EvalRuns:
         self._logs = logs
         self._leases = Leases(db, clock)
 
-    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[ListedRun], int]:
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RunSummary], int]:
         """Return one page of a workspace's runs, the newest first, and how many there are in all."""
-        of_workspace = (Run.workspace_id == workspace_id, Run.kind == KIND)
+        asked = {"workspace_id": workspace_id, "limit": limit, "offset": offset}
         with self._db.session() as session:
             total = self._counts.of(session, workspace_id)
-            # The ids come from the index alone, however far the offset; whole rows only of the page.
-            page = (
-                select(Run.id)
-                .where(*of_workspace)
-                .order_by(Run.created_at.desc(), Run.id.desc())
-                .limit(limit)
-                .offset(offset)
-            )
-            rows = session.execute(
-                select(Run, User)
-                .outerjoin(User, User.id == Run.creator_id)
-                .where(Run.id.in_(page))
-                .order_by(Run.created_at.desc(), Run.id.desc())
-                .options(defer(Run.metrics), defer(Run.sealed_secrets))
-            ).all()
-        return [ListedRun(run, creator) for run, creator in rows], total
+            return [RunSummary(*row) for row in session.execute(_PAGE, asked)], total
 
-    def get(self, workspace_id: str, name_or_id: str) -> ListedRun:
+    def get(self, workspace_id: str, name_or_id: str) -> FoundRun:
         """Return a run by its name or id.
 
         Raises:
@@ -113,7 +142,7 @@ class EvalRuns:
             run.stop_requested_at = self._clock.now()
             return run, True
 
-    def _find(self, session: Session, workspace_id: str, name_or_id: str) -> ListedRun:
+    def _find(self, session: Session, workspace_id: str, name_or_id: str) -> FoundRun:
         for column in (Run.name, Run.id):
             row = session.execute(
                 select(Run, User)
@@ -121,7 +150,7 @@ class EvalRuns:
                 .where(Run.workspace_id == workspace_id, Run.kind == KIND, column == name_or_id)
             ).first()
             if row is not None:
-                return ListedRun(row[0], row[1])
+                return FoundRun(row[0], row[1])
         raise NotFoundError(
             f"there is no evaluation run '{name_or_id[:200]}' in this workspace.",
             hint="see `osmosis eval list`",

@@ -90,6 +90,15 @@ def read_request(written: Mapping[str, Any]) -> EvalRequest:
     return _request(_document(written), {})
 
 
+def effective_settings(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluation settings that a run's row keeps, and the defaults of those it does not.
+
+    Lists show them for every run, so no more of the request is read.
+    """
+    settings = EvaluationSettings(**_without_nulls(written.get("evaluation_config") or {}))
+    return settings.model_dump(exclude_none=True)
+
+
 def _document(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that a body stands for; on the wire, null is absent."""
     document = {

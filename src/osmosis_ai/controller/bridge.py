@@ -6,6 +6,9 @@ reaches the agent; only ``model`` is exchanged on the way. A rollout's endpoint 
 to a connection: a client that disconnects and asks again finds its call still running or answered
 (``call_record``). Errors carry ``x-should-retry: false``: whatever retrying could mend has been
 retried here already.
+
+:class:`RolloutBridge` is the endpoint; who answers is up to the subclass: a provider for
+:class:`ModelBridge`, the policy in this process for the trainer.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import asyncio
 import hmac
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 
@@ -27,33 +31,53 @@ from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.wire_json import dumps, loads
 
-__all__ = ["ModelBridge", "RolloutUsage"]
+__all__ = ["ModelBridge", "RolloutBridge", "RolloutUsage"]
 
 logger = logging.getLogger(__name__)
 
 SeedFor = Callable[[int], int]
+CallsT = TypeVar("CallsT", bound=RolloutCalls)
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 PING_INTERVAL_S = 15.0
 _RETRY_HEADER = "x-stainless-retry-count"
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
 
 
-class ModelBridge:
+class RolloutBridge(ABC, Generic[CallsT]):
     """Serves one model to the agents of many rollouts.
 
     Args:
-        client: calls the model.
         auth_token: the bearer token agents must show.
     """
 
-    def __init__(self, client: ModelClient, *, auth_token: str) -> None:
+    def __init__(self, *, auth_token: str) -> None:
         if not auth_token.strip():
             raise ValueError("auth_token must not be blank")
-        self._client = client
         self._expected = f"Bearer {auth_token}".encode()
-        self._rollouts: dict[str, tuple[RolloutCalls, SeedFor | None]] = {}
+        self._rollouts: dict[str, tuple[CallsT, SeedFor | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    @abstractmethod
+    def model_path(self) -> str:
+        """The model's name, for reports and for agents that name none."""
+
+    @abstractmethod
+    def _new_calls(self, rollout_id: str) -> CallsT:
+        """Return the record for a rollout's calls."""
+
+    @abstractmethod
+    async def _complete(
+        self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
+        """Answer a call with one JSON object."""
+
+    @abstractmethod
+    async def _stream(
+        self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
+        """Answer a call with server-sent events, the closing ``[DONE]`` included."""
 
     def open(self, rollout_id: str, *, seed_for: SeedFor | None = None) -> None:
         """Serve a rollout's calls from now on; call it before the rollout is dispatched.
@@ -67,7 +91,7 @@ class ModelBridge:
         """
         if rollout_id in self._rollouts:
             raise ValueError(f"rollout {rollout_id!r} is open already")
-        self._rollouts[rollout_id] = RolloutCalls(), seed_for
+        self._rollouts[rollout_id] = self._new_calls(rollout_id), seed_for
 
     def close(self, rollout_id: str) -> RolloutUsage:
         """Serve no more calls of a rollout, give up those under way, and say what they came to.
@@ -78,12 +102,12 @@ class ModelBridge:
         if calls is None:
             return RolloutUsage()
         calls.cancel()
-        return calls.usage(self._client.model_path)
+        return calls.usage(self.model_path)
 
     def usage(self, rollout_id: str) -> RolloutUsage:
         """Say what a rollout's calls came to so far; empty for one that is not open."""
         calls, _ = self._rollouts.get(rollout_id, (None, None))
-        return calls.usage(self._client.model_path) if calls is not None else RolloutUsage()
+        return calls.usage(self.model_path) if calls is not None else RolloutUsage()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes to mount in an aiohttp application."""
@@ -113,10 +137,10 @@ class ModelBridge:
         scheme, _, token = presented.partition(b" ")
         return hmac.compare_digest(scheme.capitalize() + b" " + token.strip(), self._expected)
 
-    def _find(self, rollout_id: str) -> tuple[RolloutCalls | None, SeedFor | None]:
+    def _find(self, rollout_id: str) -> tuple[CallsT | None, SeedFor | None]:
         return self._rollouts.get(rollout_id, (None, None))
 
-    def _begin(self, calls: RolloutCalls, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
+    def _begin(self, calls: CallsT, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
         """Start the upstream call, which lives as long as the rollout."""
         optional: tuple[str, ...] = ()
         if seed_for is not None and body.get("seed") is None:
@@ -127,12 +151,10 @@ class ModelBridge:
         call.task.add_done_callback(self._tasks.discard)
         return call
 
-    async def _run(
-        self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> None:
+    async def _run(self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> None:
         answer = self._stream if body.get("stream") else self._complete
         try:
-            metrics = await answer(call, body, optional)
+            metrics = await answer(calls, call, body, optional)
         except asyncio.CancelledError:
             call.answer.finish(RolloutClosedError())
             raise
@@ -148,7 +170,33 @@ class ModelBridge:
             calls.answered(call, metrics)
             call.answer.finish()
 
-    async def _complete(self, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> CallMetrics:
+    def _shown_model(self, body: Mapping[str, Any]) -> Any:
+        return body.get("model") or self.model_path
+
+
+class ModelBridge(RolloutBridge[RolloutCalls]):
+    """Answers with a provider's model.
+
+    Args:
+        client: calls the model.
+        auth_token: the bearer token agents must show.
+    """
+
+    def __init__(self, client: ModelClient, *, auth_token: str) -> None:
+        super().__init__(auth_token=auth_token)
+        self._client = client
+
+    @property
+    def model_path(self) -> str:
+        """The model's name, for reports and for agents that name none."""
+        return self._client.model_path
+
+    def _new_calls(self, rollout_id: str) -> RolloutCalls:
+        return RolloutCalls()
+
+    async def _complete(
+        self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
         completion = await self._client.complete(body, optional=optional)
         metrics = CallMetrics(
             completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
@@ -159,7 +207,9 @@ class ModelBridge:
         call.answer.append(dumps(response))
         return metrics
 
-    async def _stream(self, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> CallMetrics:
+    async def _stream(
+        self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
         """Pass chunks on as they come; usage goes last, alone, and only to those who asked.
 
         Clients overlook usage in a chunk that has choices.
@@ -176,16 +226,13 @@ class ModelBridge:
                 if stated:
                     usage, metrics.usage = stated, read_usage(stated) or metrics.usage
                 if not stated or _says_something(chunk):
-                    call.answer.append(_event(chunk))
+                    call.answer.append(stream_event(chunk))
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):
-            call.answer.append(_event({**chunk, "choices": [], "usage": usage}))
-        call.answer.append(_DONE)
+            call.answer.append(stream_event({**chunk, "choices": [], "usage": usage}))
+        call.answer.append(DONE)
         metrics.latency_s = time.perf_counter() - started
         metrics.cost_usd = self._client.cost_of(metrics.usage)
         return metrics
-
-    def _shown_model(self, body: Mapping[str, Any]) -> Any:
-        return body.get("model") or self._client.model_path
 
 
 def __getattr__(name: str) -> Any:
@@ -233,7 +280,7 @@ async def _send_stream(request: web.Request, call: Call) -> web.StreamResponse:
             elif answer.finished:
                 break
         if answer.error is not None:
-            await response.write(error_event(answer.error) + _DONE)
+            await response.write(error_event(answer.error) + DONE)
         await response.write_eof()
     except ConnectionError:
         return response
@@ -283,5 +330,6 @@ def _says_something(chunk: Mapping[str, Any]) -> bool:
     )
 
 
-def _event(chunk: Mapping[str, Any]) -> bytes:
+def stream_event(chunk: Mapping[str, Any]) -> bytes:
+    """Return a chunk as a server-sent event."""
     return b"data: " + dumps(chunk) + b"\n\n"

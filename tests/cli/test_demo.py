@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replace the evaluation by one that leaves ``scored`` of four samples."""
 
     def leave(scored: int) -> None:
-        def run(scratch: Scratch, *, display: str) -> DemoOutcome:
+        def run(
+            scratch: Scratch, *, display: str, tell: Callable[[str], None], keep: bool = False
+        ) -> DemoOutcome:
+            tell("$ osmosis eval submit configs/eval/multiply.toml")
+            results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
             sample = Sample(
                 row_index=3,
                 run_index=0,
                 reward=1.0,
                 label="6",
-                trajectory=scratch.run_directory / "trajectories" / "row_3_run_0.json",
+                trajectory=results / "trajectories" / "row_3_run_0.json",
                 messages=(
                     Message("user", "Compute 2 * 3."),
                     Message("assistant", "multiply(a=2, b=3)", "calls a tool"),
@@ -36,10 +41,18 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
                 ),
             )
             return DemoOutcome(
-                scratch, 0, scored, 4, {"summary": {}}, sample, {"run_name": "demo", "metrics": {}}
+                scratch=scratch,
+                status=0,
+                results=results,
+                counts={"planned": 4, "scored": scored},
+                metrics={"summary": {}},
+                sample=sample,
+                run={"run_name": "demo", "metrics": {}},
+                platform_url="http://127.0.0.1:8733" if keep else None,
             )
 
-        monkeypatch.setattr(service, "run_demo", run)
+        monkeypatch.setattr(service, "run_local_demo", run)
+        monkeypatch.setattr(service, "run_platform_demo", run)
 
     return leave
 
@@ -50,7 +63,7 @@ def test_the_demo_shows_a_conversation_and_how_to_look_further(
     outcome(4)
     result = cli("demo", "--keep-dir", str(tmp_path / "d"))
     assert result.status == 0
-    assert result.err == f"$ cd {tmp_path}/d/workspace\n$ osmosis eval run configs/eval/multiply.toml\n"
+    assert result.err == "$ osmosis eval submit configs/eval/multiply.toml\n"
     shown, _, further = result.out.partition("Look further:")
     assert shown == (
         "The demo scored 4 of 4 samples.\n"
@@ -67,7 +80,7 @@ def test_the_demo_shows_a_conversation_and_how_to_look_further(
         "╰──────────────────────────────────────────────────────────────────────────────╯\n"
     )
     assert further.startswith(f"  cd {tmp_path}/d/workspace\n")
-    assert ".osmosis/evals/demo/trajectories/row_3_run_0.json" in further
+    assert ".osmosis/evals/calm-fern-1/trajectories/row_3_run_0.json" in further
     for line in further.splitlines()[1:4]:
         named = tmp_path / "d" / "workspace" / line.split()[-1]
         assert named.is_file() or "metrics.json" in line
@@ -107,9 +120,24 @@ def test_a_clean_demo_leaves_nothing(cli: Cli, outcome: Any, tmp_path: Path) -> 
     }
 
 
-def start_demo(directory: Path) -> subprocess.Popen[str]:
+def test_a_kept_platform_is_told_how_to_be_reached_and_stopped(
+    cli: Cli, outcome: Any, tmp_path: Path
+) -> None:
+    outcome(4)
+    result = cli("demo", "--keep", "--keep-dir", str(tmp_path / "d"))
+    assert result.status == 0
+    assert "The platform goes on at http://127.0.0.1:8733" in result.out
+    assert f". {tmp_path}/d/env.sh" in result.out
+    assert "platform stop" in result.out
+    for other in ("--clean", "--local"):
+        refused = cli("demo", "--keep", other, "--keep-dir", str(tmp_path / "never"))
+        assert (refused.status, refused.out) == (1, "") and other in refused.err
+    assert not (tmp_path / "never").exists()
+
+
+def start_demo(directory: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "osmosis_ai", "demo", "--plain", "--keep-dir", str(directory)],
+        [sys.executable, "-m", "osmosis_ai", "demo", "--plain", "--keep-dir", str(directory), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -125,7 +153,7 @@ def test_the_demo_runs_with_nothing_but_this_machine_and_leaves_the_user_alone(
     (home / ".config" / "osmosis").mkdir(parents=True)
     (home / ".config" / "osmosis" / "credentials.json").write_text("{}")
     before = sorted(home.rglob("*"))
-    demo = start_demo(tmp_path / "d")
+    demo = start_demo(tmp_path / "d", "--local")
     out, err = demo.communicate(timeout=300)
     assert demo.returncode == 0, err
     assert "The demo scored 400 of 400 samples." in out
@@ -138,13 +166,14 @@ def test_the_demo_runs_with_nothing_but_this_machine_and_leaves_the_user_alone(
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("options, under_way", [((), "Waiting for the run"), (("--local",), "running")])
 def test_a_demo_that_is_ended_leaves_no_process_behind(
-    tmp_path: Path, how: signal.Signals, status: int
+    tmp_path: Path, options: tuple[str, ...], under_way: str, how: signal.Signals, status: int
 ) -> None:
-    demo = start_demo(tmp_path / "d")
+    demo = start_demo(tmp_path / "d", *options)
     assert demo.stderr is not None
     for line in demo.stderr:
-        if line.startswith("running"):
+        if line.startswith(under_way):
             break
     else:
         pytest.fail("the evaluation never started")

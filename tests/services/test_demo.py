@@ -2,14 +2,25 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services import demo
-from osmosis_ai.services.demo import Message, prepare_scratch, read_sample, run_demo
+from osmosis_ai.platform.process_state import running_platform
+from osmosis_ai.services.demo import (
+    CONFIG,
+    DemoOutcome,
+    Message,
+    Scratch,
+    local,
+    prepare_scratch,
+    run_local_demo,
+    run_platform_demo,
+)
+from osmosis_ai.services.demo.conversation import most_telling_sample
 
 TRAJECTORY = {
     "schema_version": "ATIF-v1.7",
@@ -39,39 +50,33 @@ TRAJECTORY = {
 }
 
 
-def write_run(run: Path, rewards: list[float | None], *, total: int, trajectories: dict[int, Any]) -> None:
-    (run / "trajectories").mkdir(parents=True)
-    (run / "metrics.json").write_text('{"summary": {"pass_rate": 0.5}}')
-    (run / "progress.json").write_text(json.dumps({"total_runs": total}))
-    records = [
-        {"row_index": row, "run_index": 0, "status": "success"}
-        | ({} if reward is None else {"reward": reward})
-        for row, reward in enumerate(rewards)
-    ]
-    (run / "index.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    for row, trajectory in trajectories.items():
-        (run / "trajectories" / f"row_{row}_run_0.json").write_text(json.dumps(trajectory))
-
-
-def evaluation_that_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    rewards: list[float | None],
-    *,
-    total: int,
-    trajectories: Any = None,
+def write_results(
+    results: Path, *, planned: int, scored: int, trajectories: Mapping[int, Any] | None = None
 ) -> None:
-    def evaluate(scratch: demo.Scratch, display: str) -> tuple[int, None]:
-        write_run(scratch.run_directory, rewards, total=total, trajectories=trajectories or {})
+    (results / "trajectories").mkdir(parents=True)
+    counts = {"planned": planned, "scored": scored}
+    (results / "metrics.json").write_text(json.dumps({"summary": {}, "estimates": {"counts": counts}}))
+    for row, trajectory in (trajectories or {}).items():
+        (results / "trajectories" / f"row_{row}_run_0.json").write_text(json.dumps(trajectory))
+
+
+def evaluation_that_leaves(monkeypatch: pytest.MonkeyPatch, status: int, **left: Any) -> None:
+    def evaluate(scratch: Scratch, *_: Any, **__: Any) -> tuple[int, None]:
+        if left:
+            write_results(scratch.workspace / ".osmosis" / "evals" / "demo", **left)
         return status, None
 
-    monkeypatch.setattr(demo, "_evaluate", evaluate)
+    monkeypatch.setattr(local, "run_shown", evaluate)
+
+
+def run_demo(directory: Path) -> DemoOutcome:
+    return run_local_demo(prepare_scratch(directory), display="rich", tell=lambda _: None)
 
 
 def test_the_scratch_is_a_workspace_of_its_own_outside_the_users_home(home: Path) -> None:
     scratch = prepare_scratch(None)
     assert not scratch.root.is_relative_to(home)
-    assert (scratch.workspace / demo.CONFIG).is_file()
+    assert (scratch.workspace / CONFIG).is_file()
     log = subprocess.run(
         ["git", "log", "--format=%an"], cwd=scratch.workspace, capture_output=True, text=True
     )
@@ -108,8 +113,8 @@ def test_nothing_of_the_users_osmosis_or_git_shows_through(tmp_path: Path) -> No
 
 
 def test_a_conversation_is_read_turn_by_turn_with_calls_and_their_results(tmp_path: Path) -> None:
-    write_run(tmp_path, [1.0], total=1, trajectories={0: TRAJECTORY})
-    sample = read_sample(tmp_path, {"row_index": 0, "run_index": 0, "reward": 1.0})
+    write_results(tmp_path, planned=1, scored=1, trajectories={0: TRAJECTORY})
+    sample = most_telling_sample(tmp_path)
     assert sample is not None
     assert (sample.reward, sample.label, sample.used_a_tool) == (1.0, "6", True)
     assert sample.messages == (
@@ -121,51 +126,54 @@ def test_a_conversation_is_read_turn_by_turn_with_calls_and_their_results(tmp_pa
     )
 
 
-def test_the_sample_shown_is_the_best_and_used_a_tool_if_any_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent = {"steps": [{"source": "agent", "message": "#### 6"}]}
-    evaluation_that_leaves(
-        monkeypatch,
-        0,
-        [0.0, 1.0, 1.0, 1.0],
-        total=4,
-        trajectories={0: TRAJECTORY, 1: silent, 2: TRAJECTORY},
-    )
-    outcome = run_demo(prepare_scratch(tmp_path / "demo"), display="rich")
-    assert outcome.sample is not None
-    assert outcome.sample.row_index == 2
-    assert outcome.complete
+def test_the_sample_shown_is_the_best_and_used_a_tool_if_any_did(tmp_path: Path) -> None:
+    def silent(reward: float | None) -> dict[str, Any]:
+        return {
+            "steps": [{"source": "agent", "message": "#### 6"}],
+            "extra": {"osmosis": {"reward": reward}},
+        }
+
+    told = {0: silent(0.0), 1: silent(1.0), 2: TRAJECTORY, 3: silent(None), 10: silent(1.0)}
+    write_results(tmp_path, planned=11, scored=4, trajectories=told)
+    sample = most_telling_sample(tmp_path)
+    assert sample is not None and sample.row_index == 2
 
 
 @pytest.mark.parametrize(
-    "status, rewards, total, scored",
-    [(0, [1.0, None], 2, 1), (0, [1.0], 2, 1), (1, [1.0, 0.0], 2, 2), (0, [], 0, 0)],
+    "status, planned, scored, complete",
+    [(0, 2, 2, True), (0, 2, 1, False), (1, 2, 2, False), (0, 0, 0, False)],
 )
 def test_the_demo_is_complete_only_when_every_sample_is_scored(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    rewards: list[float | None],
-    total: int,
-    scored: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, planned: int, scored: int, complete: bool
 ) -> None:
-    evaluation_that_leaves(monkeypatch, status, rewards, total=total)
-    outcome = run_demo(prepare_scratch(tmp_path / "demo"), display="rich")
-    assert (outcome.complete, outcome.scored, outcome.sample) == (False, scored, None)
+    evaluation_that_leaves(monkeypatch, status, planned=planned, scored=scored)
+    outcome = run_demo(tmp_path / "demo")
+    assert (outcome.complete, outcome.scored, outcome.sample) == (complete, scored, None)
 
 
 def test_an_evaluation_without_results_is_an_error_that_says_where_its_files_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "_evaluate", lambda scratch, display: (1, None))
+    evaluation_that_leaves(monkeypatch, 1)
     with pytest.raises(OsmosisError, match="ended with status 1 before it had results; its files are in"):
-        run_demo(prepare_scratch(tmp_path / "demo"), display="rich")
+        run_demo(tmp_path / "demo")
 
 
 @pytest.mark.e2e
 def test_what_the_evaluation_says_is_the_demos_error_for_scripts(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
-    (scratch.workspace / demo.CONFIG).write_text("[experiment\n")
-    with pytest.raises(OsmosisError, match=r"^the evaluation failed: .*multiply\.toml"):
-        run_demo(scratch, display="json")
+    (scratch.workspace / CONFIG).write_text("[experiment\n")
+    with pytest.raises(OsmosisError, match=r"^`osmosis eval run .*` failed: .*multiply\.toml"):
+        run_local_demo(scratch, display="json", tell=lambda _: None)
+
+
+@pytest.mark.e2e
+def test_a_platform_that_cannot_start_is_the_demos_error_and_leaves_nothing_running(tmp_path: Path) -> None:
+    scratch = prepare_scratch(tmp_path / "demo")
+    (scratch.root / "data" / "platform.db").write_text("no database")
+    said: list[str] = []
+    with pytest.raises(OsmosisError, match=r"^`osmosis platform start` failed: ") as failed:
+        run_platform_demo(scratch, display="plain", keep=True, tell=said.append)
+    assert "osmosis demo --local" in (failed.value.hint or "")
+    assert said == ["$ osmosis platform start --port 0 --login &"]
+    assert running_platform(scratch.root / "data") is None

@@ -1,4 +1,4 @@
-"""`osmosis demo`: an agent evaluated on this machine, with no account, key or GPU."""
+"""`osmosis demo`: an agent evaluated through a platform of one's own, with no account, key or GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Conversation, OperationResult, Styled, Turn
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.services.demo import DemoOutcome, Sample
 
 
 def demo(
+    local: Annotated[
+        bool, typer.Option("--local", help="Evaluate with `osmosis eval run`, without a platform.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the platform running, and say how to reach it.")
+    ] = False,
     keep_dir: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Work in this new or empty directory (default: a new temporary one)."),
@@ -27,19 +34,23 @@ def demo(
 ) -> OperationResult:
     """Watch a small agent being evaluated on this machine: no account, no key, no GPU, under two minutes.
 
-    A language model small enough to ship in this package answers; the agent, its tool, the grader and
-    the evaluation are what you would use for your own. The command exits with 0 only if every
-    sample is scored.
+    It starts a platform, logs in, pushes a repository, uploads a dataset, stores a secret, submits an
+    evaluation, and stops what it started. A language model small enough to ship in this package answers; the
+    rest is what you would use for your own. The command exits with 0 only if every sample is scored.
     """
-    from osmosis_ai.services.demo import CONFIG, prepare_scratch, run_demo
+    from osmosis_ai.services.demo import prepare_scratch, run_local_demo, run_platform_demo
 
+    if keep and (local or clean):
+        raise OsmosisError(f"--keep and {'--local' if local else '--clean'} are mutually exclusive.")
     output = current()
     scratch = prepare_scratch(keep_dir)
-    output.note(f"$ cd {scratch.workspace}\n$ osmosis eval run {CONFIG}")
     try:
-        outcome = run_demo(scratch, display=output.mode)
+        if local:
+            outcome = run_local_demo(scratch, display=output.mode, tell=output.note)
+        else:
+            outcome = run_platform_demo(scratch, display=output.mode, keep=keep, tell=output.note)
     except KeyboardInterrupt:
-        output.note(f"What there is so far: {scratch.workspace}")
+        output.note(f"What there is so far: {scratch.root}")
         raise
     removed = clean and outcome.complete
     if removed:
@@ -51,7 +62,7 @@ def demo(
         resource=_resource(outcome, removed=removed),
         blocks=[_conversation(outcome.sample)] if outcome.sample else [],
         next_steps=[] if removed else _further(outcome),
-        next_steps_structured=[] if removed else [{"action": "look", "path": str(scratch.run_directory)}],
+        next_steps_structured=[] if removed else [{"action": "look", "path": str(outcome.results)}],
     )
 
 
@@ -60,6 +71,7 @@ def _resource(outcome: DemoOutcome, *, removed: bool) -> dict[str, object]:
     return {
         "directory": None if removed else str(outcome.scratch.root),
         "workspace_directory": None if removed else str(outcome.scratch.workspace),
+        "platform_url": outcome.platform_url,
         "scored": outcome.scored,
         "total": outcome.total,
         "metrics": outcome.metrics,
@@ -86,21 +98,42 @@ def _conversation(sample: Sample) -> Conversation:
 
 
 def _further(outcome: DemoOutcome) -> list[str]:
-    from osmosis_ai.services.demo import CONFIG, RUN_DIRECTORY
+    from osmosis_ai.services.demo import CONFIG
 
+    workspace = outcome.scratch.workspace
     steps = [
-        f"Look further:  cd {outcome.scratch.workspace}",
+        f"Look further:  cd {workspace}",
         "  the agent and its grader      rollouts/multiply/main.py",
         f"  the evaluation's config       {CONFIG}",
-        f"  every number of this run      {RUN_DIRECTORY}/metrics.json",
+        f"  every number of this run      {outcome.results.relative_to(workspace)}/metrics.json",
     ]
     if outcome.sample:
-        trajectory = outcome.sample.trajectory.relative_to(outcome.scratch.workspace)
+        trajectory = outcome.sample.trajectory.relative_to(workspace)
         steps.append(f"  the conversation above        {trajectory}")
+    steps += _platform(outcome) if outcome.platform_url else _again()
+    model = '  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and {}its key'
+    return [*steps, model.format("`osmosis secret set` " if outcome.platform_url else "export ")]
+
+
+def _again() -> list[str]:
+    from osmosis_ai.services.demo import CONFIG
+
     return [
-        *steps,
         f"  again, on ten rows            {_program()} eval run {CONFIG} --rows 0-9 --yes",
-        '  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and export its key',
+        f"  with a platform that stays    {_program()} demo --keep",
+    ]
+
+
+def _platform(outcome: DemoOutcome) -> list[str]:
+    from osmosis_ai.services.demo import CONFIG, ENV_FILE
+
+    program = _program()
+    return [
+        f"The platform goes on at {outcome.platform_url}",
+        f"  use it in this shell          . {outcome.scratch.root / ENV_FILE}",
+        f"  its runs                      {program} eval list",
+        f"  another run                   {program} eval submit {CONFIG} --watch",
+        f"  stop it                       {program} platform stop",
     ]
 
 

@@ -1,0 +1,112 @@
+"""The demo through a platform, and that a platform finds the very samples that `osmosis eval run` finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def osmosis(
+    *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "osmosis_ai", *words],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def exports(directory: Path) -> dict[str, str]:
+    """Return the variables of the demo's `env.sh`."""
+    return dict(re.findall(r"^export (\w+)='?(.*?)'?$", (directory / "env.sh").read_text(), re.MULTILINE))
+
+
+def samples(results: Path) -> dict[str, Any]:
+    """Return what each sample said and got, without what differs from one execution to the next."""
+    found = {}
+    for path in (results / "trajectories").glob("*.json"):
+        trajectory = json.loads(path.read_text())
+        steps = [
+            {
+                "source": step["source"],
+                "message": step.get("message"),
+                "calls": [
+                    (call["function_name"], call["arguments"]) for call in step.get("tool_calls") or []
+                ],
+                "answers": [
+                    result["content"] for result in (step.get("observation") or {}).get("results", [])
+                ],
+                "tokens": {k: v for k, v in (step.get("metrics") or {}).items() if k.endswith("_tokens")},
+            }
+            for step in trajectory["steps"]
+        ]
+        facts = trajectory["extra"]["osmosis"]
+        found[path.name] = (steps, facts["reward"], facts["label"], trajectory["final_metrics"])
+    return found
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if "latency" not in k and "duration" not in k}
+    return value
+
+
+def numbers(results: Path) -> dict[str, Any]:
+    metrics = json.loads((results / "metrics.json").read_text())
+    return {name: timeless(metrics[name]) for name in ("summary", "estimates")}
+
+
+def test_the_platform_finds_what_an_evaluation_on_this_machine_finds_sample_by_sample(tmp_path: Path) -> None:
+    demo = osmosis("demo", "--json", "--keep-dir", str(tmp_path / "platform"))
+    assert demo.returncode == 0, demo.stderr
+    told = json.loads(demo.stdout)["resource"]
+    assert (told["scored"], told["total"]) == (400, 400)
+    local = osmosis("demo", "--local", "--json", "--keep-dir", str(tmp_path / "local"))
+    assert local.returncode == 0, local.stderr
+
+    through = tmp_path / "platform" / "workspace" / ".osmosis" / "evals" / told["run"]["name"]
+    here = tmp_path / "local" / "workspace" / ".osmosis" / "evals" / "demo"
+    assert len(samples(here)) == 400
+    assert samples(through) == samples(here)
+    assert numbers(through) == numbers(here)
+
+
+def test_a_kept_platform_can_be_used_and_stopped_and_nothing_of_the_user_is_touched(
+    tmp_path: Path, home: Path
+) -> None:
+    (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
+    before = sorted(home.rglob("*"))
+    directory = tmp_path / "demo"
+    demo = osmosis("demo", "--keep", "--plain", "--keep-dir", str(directory))
+    try:
+        assert demo.returncode == 0, demo.stderr
+        assert "The demo scored 400 of 400 samples." in demo.stdout
+        assert "pass@4" in demo.stdout and "tool: " in demo.stdout
+        for command in ("platform start", "platform connect", "dataset upload", "secret set", "eval submit"):
+            assert f"$ osmosis {command}" in demo.stderr
+        env = exports(directory)
+        listed = osmosis("eval", "list", "--json", cwd=directory / "workspace", env=env)
+        (run,) = json.loads(listed.stdout)["items"]
+        assert run["status"] == "finished"
+        assert osmosis("platform", "status", env=env).returncode == 0
+        named = osmosis("secret", "list", "--json", cwd=directory / "workspace", env=env)
+        assert "DEMO_API_KEY" in named.stdout
+    finally:
+        stopped = osmosis("platform", "stop", env=exports(directory))
+    assert stopped.returncode == 0
+    assert osmosis("platform", "status", env=exports(directory)).returncode == 1
+    assert sorted(home.rglob("*")) == before
+    assert list(Path.cwd().iterdir()) == []

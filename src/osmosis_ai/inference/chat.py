@@ -12,13 +12,32 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from osmosis_ai.inference.batching import FinishReason, SampledToken
-from osmosis_ai.inference.tokenizer import Tokenizer
 
 TOOL_CALL_START, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _ARGUMENTS_KEY = re.compile(r'"arguments"\s*:\s*')
+
+
+class ReplyDecoder(Protocol):
+    """The text of one reply, token by token."""
+
+    def feed(self, token: int) -> str:
+        """Return the text that ``token`` completes; empty inside a character."""
+
+    def finish(self) -> str:
+        """Return what is left when the reply ended inside a character."""
+
+
+class Decoding(Protocol):
+    """The half of a tokenizer that replies need."""
+
+    def decoder(self) -> ReplyDecoder:
+        """Start decoding one reply."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that ``token`` stands for."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +134,7 @@ class Reply:
         parse_tool_calls: False leaves markup of tool calls in the content.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Decoding
     end_tokens: frozenset[int]
     stop: Sequence[str] = ()
     parse_tool_calls: bool = False

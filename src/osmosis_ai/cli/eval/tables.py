@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN_FAILURES = 10
 _MAX_ERROR = 160
+# As a pattern for the shell a path fits on a line, and can still be pasted.
+_ID_PREFIX = 8
 
 
 def plan(plan: RunPlan, prepared: PreparedEval) -> Table:
@@ -131,15 +133,15 @@ def _failed_rows(summary: RunSummary) -> Table:
     more = summary.failed - len(shown)
     further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
     return Table(
-        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", "Files"),
-        rows=[_failed_row(failure, summary.run_dir) for failure in shown],
+        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
+        rows=[_failed_row(failure) for failure in shown],
         title="Failed rows",
-        note=f"files are below {shown_path(summary.run_dir)}" + further,
+        note=f"files are in {shown_path(shown[0].rollout_dir.parent)}" + further,
         in_plain=True,
     )
 
 
-def _failed_row(failure: FailedRow, run_dir: Path) -> Sequence[Cell]:
+def _failed_row(failure: FailedRow) -> Sequence[Cell]:
     record = failure.record
     error = formats.one_line(record.error or "")
     return (
@@ -149,7 +151,7 @@ def _failed_row(failure: FailedRow, run_dir: Path) -> Sequence[Cell]:
         record.boundary,
         Styled(record.error_type or "", "bad"),
         error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
-        str(failure.rollout_dir.relative_to(run_dir)),
+        f"{failure.rollout_dir.name[:_ID_PREFIX]}*",
     )
 
 

@@ -185,7 +185,7 @@ class Completion:
         except EngineStoppedError as error:
             raise _server_error(error) from error
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
-        completion = self._envelope("chat.completion") | {"choices": choices, "usage": self._usage()}
+        completion = self._envelope("chat.completion") | {"choices": choices, "usage": self.usage()}
         if self._request.return_token_ids:
             completion["prompt_token_ids"] = list(self._prompt)
         return completion
@@ -212,7 +212,7 @@ class Completion:
                 if reply.finish_reason:
                     yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
             if self._request.stream_options and self._request.stream_options.include_usage:
-                yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self._usage()}
+                yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
         except EngineStoppedError as error:
             raise _server_error(error) from error
 
@@ -268,7 +268,8 @@ class Completion:
         raw = self._tokenizer.token_bytes(token)
         return {"token": raw.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
-    def _usage(self) -> Json:
+    def usage(self) -> Json:
+        """What the reply came to so far, in tokens."""
         completion_tokens = sum(len(reply.tokens) for reply in self._replies)
         return {
             "prompt_tokens": len(self._prompt),

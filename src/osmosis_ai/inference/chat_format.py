@@ -1,0 +1,80 @@
+"""How one model reads and writes a conversation: its template, its tokens, its tool calls.
+
+A model is served and trained through the same format, so the text of a turn is made in one place.
+Tool calls are written as Hermes and Qwen models write them, ``<tool_call>{json}</tool_call>``; what the
+model's template does with them is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from osmosis_ai.inference.chat import Decoding
+from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.tokenizer import Decoder, Tokenizer
+
+
+class ChatFormat(Decoding, Protocol):
+    """Messages to text, text to tokens, tokens to text."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation.
+
+        Raises:
+            TemplateError: the template does not accept the messages.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, in which the model's special tokens are recognised."""
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token written as in the vocabulary, or None when there is none."""
+
+
+class BuiltInChat:
+    """The format of a model that travels with the package; needs neither torch nor transformers.
+
+    Args:
+        model_dir: its Hugging Face folder.
+
+    Raises:
+        OsmosisError: its tokenizer can not be read.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._tokenizer = Tokenizer.load(model_dir)
+        self._template = ChatTemplate.load(model_dir)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation; raises TemplateError."""
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, in which the model's special tokens are recognised."""
+        return self._tokenizer.encode(text)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token written as in the vocabulary, or None when there is none."""
+        return self._tokenizer.token_id(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that ``token`` stands for."""
+        return self._tokenizer.token_bytes(token)
+
+    def decoder(self) -> Decoder:
+        """Start decoding one reply."""
+        return self._tokenizer.decoder()

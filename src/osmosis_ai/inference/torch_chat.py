@@ -1,0 +1,132 @@
+"""The chat format of any Hugging Face model: its own template and its own tokenizer.
+
+Byte-level vocabularies (GPT-2's kind: Qwen, Llama 3 and most newer ones) are decoded byte by byte, as
+the built-in model's. Others are decoded by the tokenizer's own incremental decoder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.chat import ReplyDecoder
+from osmosis_ai.inference.template import TemplateError
+from osmosis_ai.inference.tokenizer import Tokenizer
+
+# A template that asks what the arguments are takes them as the model wrote them; others expect a mapping.
+_TELLS_ARGUMENTS_APART = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
+
+
+class PretrainedChat:
+    """The format of a model of transformers.
+
+    Args:
+        tokenizer: with a chat template.
+
+    Raises:
+        OsmosisError: it has no chat template, or is not one of the `tokenizers` library.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.is_fast:
+            raise OsmosisError(f"`{tokenizer.name_or_path}` has no fast tokenizer, which serving it needs.")
+        if not tokenizer.chat_template:
+            raise OsmosisError(
+                f"`{tokenizer.name_or_path}` has no chat template, so it can not hold a conversation.",
+                hint="train the instruct version of the model, or put a `chat_template.jinja` in its folder",
+            )
+        self._tokenizer = tokenizer
+        self._byte_level = _byte_level(tokenizer)
+        self._arguments_as_written = bool(_TELLS_ARGUMENTS_APART.search(str(tokenizer.chat_template)))
+
+    @classmethod
+    def load(cls, model_path: str | Path) -> PretrainedChat:
+        """Load the tokenizer of a model by its name or from a Hugging Face folder; raises OsmosisError."""
+        try:
+            return cls(AutoTokenizer.from_pretrained(model_path))
+        except (OSError, ValueError) as error:
+            raise OsmosisError(f"the tokenizer of `{model_path}` can not be loaded: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation; raises TemplateError."""
+        given = list(messages) if self._arguments_as_written else [_with_mappings(m) for m in messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                given, tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise TemplateError(f"the chat template can not render these messages: {error}") from error
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, in which the model's special tokens are recognised."""
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token written as in the vocabulary, or None when there is none."""
+        found: int | None = self._tokenizer.backend_tokenizer.token_to_id(token)
+        return found
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that ``token`` stands for."""
+        if self._byte_level:
+            return self._byte_level.token_bytes(token)
+        text: str = self._tokenizer.decode([token])
+        return text.encode()
+
+    def decoder(self) -> ReplyDecoder:
+        """Start decoding one reply."""
+        return self._byte_level.decoder() if self._byte_level else _StreamDecoder(self._tokenizer)
+
+
+class _StreamDecoder:
+    """Incremental decoding by the tokenizer's own rules."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._raw = tokenizer.backend_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def feed(self, token: int) -> str:
+        return self._stream.step(self._raw, token) or ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def _byte_level(tokenizer: PreTrainedTokenizerFast) -> Tokenizer | None:
+    try:
+        return Tokenizer(tokenizer.backend_tokenizer)
+    except ValueError:
+        return None
+
+
+def _with_mappings(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as mappings where they are JSON objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    read = []
+    for call in calls:
+        try:
+            arguments = json.loads(call["function"]["arguments"])
+        except ValueError:
+            arguments = None
+        function = call["function"] | ({"arguments": arguments} if isinstance(arguments, dict) else {})
+        read.append({**call, "function": function})
+    return {**message, "tool_calls": read}

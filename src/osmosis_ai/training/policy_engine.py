@@ -1,0 +1,71 @@
+"""Who generates for the rollouts, and how it learns of a new policy.
+
+An engine continues token ids (``submit``) and takes a new version of the policy (``publish``) while it
+does. In this process it is ``inference.engine`` on NumPy or torch; on GPUs of its own it is vLLM over
+HTTP (``vllm_backend``). Every token says which version it was drawn with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.completion import Cancellable, ServedModel, TokenEngine
+from osmosis_ai.inference.engine import InferenceEngine, Listener
+
+
+class Policy(Protocol):
+    """What is published: the learner, which gives the form an engine wants."""
+
+    def merged_state(self) -> Mapping[str, Any]:
+        """Return the tensors of the base model that the adapter changes, with the adapter merged into them."""
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter in PEFT's format."""
+
+
+class PolicyEngine(TokenEngine, Protocol):
+    """Continues prompts with the newest policy that was published."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the base model's weights."""
+
+    async def publish(self, policy: Policy, version: int) -> None:
+        """Draw tokens with ``policy`` from now on; calls under way go on with it, or end with the one before.
+
+        Raises:
+            OsmosisError: the engine can not take it; it goes on with the one it has.
+        """
+
+
+class LocalPolicyEngine:
+    """An engine in this process.
+
+    Args:
+        engine: running; whoever started it ends it.
+    """
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+
+    @property
+    def model(self) -> ServedModel:
+        """What it serves."""
+        return self._engine.model
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the base model's weights."""
+        return self._engine.model.fingerprint
+
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
+        """Queue the choices of one request."""
+        return self._engine.submit(generations, listener)
+
+    async def publish(self, policy: Policy, version: int) -> None:
+        """Exchange the weights between two steps; calls under way go on with the new ones."""
+        await asyncio.to_thread(self._engine.publish, policy.merged_state(), version)

@@ -1,0 +1,108 @@
+"""What a rollout's calls become for the learner: token sequences, each token exactly as it was sampled.
+
+A turn is one call: the tokens the model read and the tokens it sampled. A turn that continues an
+earlier one reads that one's tokens and then new ones (a tool's answer, the next question); both are one
+sequence, in which the mask tells what the policy sampled from what it was given:
+
+    turn 1  reads  What is 12 * 34?          samples  <tool_call> ... <|im_end|>
+    turn 2  reads  ... \\n tool_response 408   samples  408 <|im_end|>
+    ids     What is 12 * 34? <tool_call> ... <|im_end|> \\n tool_response 408 ... 408 <|im_end|>
+    mask    0 0 0 0 0 0      1 ...           1          0 ...                     1   1
+
+Where two turns continue the same one, or a turn continues none because the agent rewrote its history,
+the rollout forks: a sequence of its own begins, which repeats what was read. A sampled token is trained
+on once: in what is repeated, it counts as given.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# The version of a token that no policy sampled.
+NOT_SAMPLED = -1
+
+
+@dataclass(eq=False)
+class Turn:
+    """One answered call.
+
+    Attributes:
+        parent: the turn it continues, None when it begins anew.
+        given: the tokens it read behind those of its parent.
+        sampled: the tokens the policy sampled.
+        logprobs: of each sampled token, at the temperature it was sampled with, before top-p.
+        versions: of the policy that sampled each.
+    """
+
+    parent: Turn | None
+    given: array[int]
+    sampled: array[int]
+    logprobs: array[float]
+    versions: array[int]
+
+    def ids(self) -> list[int]:
+        """Return all tokens from the beginning of the conversation to the end of this turn."""
+        path: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            path.append(turn)
+            turn = turn.parent
+        return [token for turn in reversed(path) for part in (turn.given, turn.sampled) for token in part]
+
+
+@dataclass
+class TokenSequence:
+    """A conversation in tokens; the four lists have one entry for each.
+
+    Attributes:
+        rollout_id: whose it is; a rollout that forked has several.
+        ids: the tokens.
+        mask: 1 where the policy sampled the token in this sequence, 0 where it was given.
+        logprobs: of the sampled tokens; 0.0 elsewhere.
+        versions: of the policy that sampled the token; :data:`NOT_SAMPLED` elsewhere.
+    """
+
+    rollout_id: str
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def _give(self, tokens: Sequence[int]) -> None:
+        self.ids.extend(tokens)
+        self.mask.extend([0] * len(tokens))
+        self.logprobs.extend([0.0] * len(tokens))
+        self.versions.extend([NOT_SAMPLED] * len(tokens))
+
+    def _sample(self, turn: Turn) -> None:
+        self.ids.extend(turn.sampled)
+        self.mask.extend([1] * len(turn.sampled))
+        self.logprobs.extend(turn.logprobs)
+        self.versions.extend(turn.versions)
+
+
+def merge_turns(turns: Sequence[Turn], rollout_id: str = "") -> tuple[list[TokenSequence], int]:
+    """Join turns to sequences.
+
+    Args:
+        turns: in the order in which they were recorded, parents before children.
+        rollout_id: whose they are.
+
+    Returns:
+        The sequences, and how many of them are forks: all but the first.
+    """
+    sequences: list[TokenSequence] = []
+    ending_with: dict[Turn, TokenSequence] = {}
+    for turn in turns:
+        sequence = ending_with.pop(turn.parent, None) if turn.parent else None
+        if sequence is None:
+            sequence = TokenSequence(rollout_id)
+            sequences.append(sequence)
+            if turn.parent:
+                sequence._give(turn.parent.ids())
+        sequence._give(turn.given)
+        sequence._sample(turn)
+        ending_with[turn] = sequence
+    return sequences, max(0, len(sequences) - 1)

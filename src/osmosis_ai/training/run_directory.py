@@ -1,0 +1,96 @@
+"""The directory of a training run: which file is where, whose it is, and what it was made from.
+
+``checkpoints/`` and ``metrics.jsonl`` are the run; everything else can be lost. Sessions that write
+into one directory come one after the other (a lock that the kernel releases) and have equal inputs
+(the manifest), so that a curve is the curve of one thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.files import sync_directory
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.settings import TrainingSettings
+
+_PATIENCE_S = 0.5
+# How long and how often, not what is learned: these may change when a run goes on.
+_FREE_SETTINGS = frozenset({"total_epochs", "max_steps", "eval_interval", "checkpoint_save_freq", "ignored"})
+_STEP_OF_TRIAL = re.compile(r"(?:train|valid)-(\d+)-")
+KEPT_TRIAL_STEPS = 2
+
+
+class TrainingDirectory:
+    """Paths and rights of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "manifest.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.log = path / "logs.txt"
+        self.server_log = path / "rollout-server.log"
+        self.trials = path / "rollout_trials"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the directory and keep every other process from writing into it.
+
+        Raises:
+            ConflictError: when another process does already.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock", mode=0o600, thread_local=False, preserve_lock_file=True)
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            raise ConflictError(f"another process is training in `{self.path}` already.") from None
+        try:
+            for directory in (self.checkpoints, self.trials):
+                directory.mkdir(exist_ok=True)
+            sync_directory(self.path.parent)
+            yield
+        finally:
+            lock.release()
+
+    def claim(self, inputs: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:
+        """Say what the run is made from, or make sure that it is still the same.
+
+        Raises:
+            OsmosisError: when the directory belongs to other inputs, or holds something else.
+        """
+        if self.manifest.exists():
+            manifest = Manifest.load(self.manifest)
+            manifest.require_equal_inputs(inputs)
+            return manifest
+        if self.metrics.exists() or any(self.checkpoints.iterdir()):
+            raise OsmosisError(
+                f"`{self.path}` holds files of a run but no manifest; choose another directory."
+            )
+        manifest = Manifest.new(self.path.name, inputs, provenance)
+        manifest.write(self.manifest)
+        return manifest
+
+    def sweep_trials(self, step: int) -> None:
+        """Remove the trajectories of steps before the last few; a long run would fill the disk with them."""
+        for trial in self.trials.iterdir():
+            match = _STEP_OF_TRIAL.match(trial.name)
+            if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS:
+                shutil.rmtree(trial, ignore_errors=True)
+
+
+def locked_settings(settings: TrainingSettings) -> dict[str, Any]:
+    """Return the settings that a run's curve depends on."""
+    return {
+        key: value for key, value in settings.model_dump(mode="json").items() if key not in _FREE_SETTINGS
+    }

@@ -1,0 +1,143 @@
+"""Validation: the policy as it is now, on rows it never learns from, in the evaluation's numbers.
+
+Held-out rows come from a file of their own, or are a share of the dataset that is taken out before the
+first step: a pure function of the dataset's length and the run's seed. Every validation makes the same
+attempts with the same seeds, so two of them differ by the policy and not by luck of the draw. The
+policy samples as it does in training (`rollout_temperature`, `rollout_top_p`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.seeds import attempt_seeds
+from osmosis_ai.training.metrics import VALIDATION_PASS_RATE, VALIDATION_REWARD, finite
+from osmosis_ai.training.sampler import Attempt, Sample
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.sampler import RolloutSampler
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """What to validate on.
+
+    Attributes:
+        path: a file of held-out rows; None takes them out of the dataset.
+        fraction: share of the dataset that is held out; 0 switches validation off. Not for a file.
+        max_rows: at most so many rows, of the dataset or the file.
+        attempts: on each row.
+        pass_threshold: a sample passes at this reward or above.
+    """
+
+    path: Path | None = None
+    fraction: float = 0.05
+    max_rows: int = 100
+    attempts: int = 1
+    pass_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 1:
+            raise OsmosisError(
+                f"the held-out share must be at least 0 and less than 1, not {self.fraction:g}."
+            )
+        if self.max_rows < 1 or self.attempts < 1:
+            raise OsmosisError("a validation needs at least one row and one attempt.")
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a run: those it learns from, and those it is measured on."""
+
+    training: dict[int, DatasetRow]
+    held_out: list[DatasetRow]
+
+
+def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
+    """Read the dataset and set the held-out rows apart. All rows are kept in memory.
+
+    A dataset of one row is trained on and not validated.
+
+    Raises:
+        OsmosisError: when a file can not be read or has no rows.
+    """
+    rows = list(iter_rows(dataset))
+    if not rows:
+        raise OsmosisError(f"`{dataset}` has no rows to train on.")
+    if plan.path is not None:
+        return SplitRows(dict(enumerate(rows)), _thinned(list(iter_rows(plan.path)), plan.max_rows, seed))
+    fraction = min(plan.fraction, plan.max_rows / len(rows))
+    chosen = (
+        set(sample_rows(len(rows), fraction=fraction, seed=seed)) if fraction and len(rows) > 1 else set()
+    )
+    training = {index: row for index, row in enumerate(rows) if index not in chosen}
+    return SplitRows(training, [rows[index] for index in sorted(chosen)])
+
+
+def _thinned(rows: list[DatasetRow], most: int, seed: int) -> list[DatasetRow]:
+    if len(rows) <= most:
+        return rows
+    return [rows[index] for index in sample_rows(len(rows), fraction=most / len(rows), seed=seed)]
+
+
+async def validate(
+    sampler: RolloutSampler,
+    rows: Sequence[DatasetRow],
+    plan: ValidationPlan,
+    *,
+    seed: int,
+    step: int,
+    finished: Callable[[Sample], None],
+) -> EvalMetrics:
+    """Measure the policy on ``rows``.
+
+    Args:
+        step: after which this is done; names the rollouts and changes nothing else.
+        finished: told of each sample as it comes.
+    """
+    attempts = [
+        Attempt(
+            row,
+            index,
+            f"valid-{step:06d}-row-{row.source_row_index}-{index}",
+            attempt_seeds(seed, row.source_row_index, index),
+        )
+        for row in rows
+        for index in range(plan.attempts)
+    ]
+    samples = await sampler.sample(attempts, finished=finished)
+    metrics = MetricsAccumulator(rows=len(rows), n=plan.attempts, pass_threshold=plan.pass_threshold)
+    for place, sample in enumerate(samples):
+        verdict, usage = sample.verdict, sample.usage
+        metrics.add(
+            *divmod(place, plan.attempts),
+            verdict.status,
+            verdict.reward,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            duration_ms=sample.duration_ms,
+            model_latency_ms=sum(usage.model_latency_s) * 1000,
+            model_calls=usage.calls,
+            boundary=verdict.boundary,
+            error_type=verdict.error_type,
+        )
+    return metrics.summary()
+
+
+def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
+    """Return a validation as a step's metrics; over scored samples, absent where there are none."""
+    reward, passed = evaluation.estimates.reward, evaluation.estimates.pass_rate
+    return finite(
+        {
+            VALIDATION_REWARD: reward.value if reward else None,
+            "eval/validation/reward_stderr": reward.stderr if reward else None,
+            VALIDATION_PASS_RATE: passed.value if passed else None,
+            "eval/validation/scored": evaluation.estimates.counts.scored,
+        }
+    )

@@ -29,6 +29,7 @@ from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
 from osmosis_ai.api.resources.rollouts import Rollouts
 from osmosis_ai.api.resources.secrets import Secrets
+from osmosis_ai.api.resources.training_runs import TrainingRuns
 from osmosis_ai.api.resources.workspaces import Workspaces
 from osmosis_ai.api.retrying import NEVER, READING, Retry, Sleep, Transient, retry_after_s
 from osmosis_ai.api.wire.auth import Verification
@@ -122,6 +123,7 @@ class PlatformClient:
         self.rollouts = Rollouts(self)
         self.models = Models(self)
         self.eval_runs = EvalRuns(self)
+        self.training_runs = TrainingRuns(self)
 
     @classmethod
     def from_credentials(

@@ -22,6 +22,7 @@ ROLLOUTS = f"{PREFIX}/rollouts"
 BASE_MODELS = f"{PREFIX}/models/base"
 LORA_MODELS = f"{PREFIX}/models/lora"
 EVAL_RUNS = f"{PREFIX}/eval-runs"
+TRAINING_RUNS = f"{PREFIX}/training-runs"
 
 
 def segment(value: str) -> str:
@@ -113,3 +114,28 @@ def eval_run_manifest(name_or_id: str) -> str:
 def eval_run_download_urls(name_or_id: str) -> str:
     """Where a run's files can be had."""
     return f"{eval_run(name_or_id)}/samples/download-urls"
+
+
+def training_run(name_or_id: str) -> str:
+    """One training run."""
+    return f"{TRAINING_RUNS}/{segment(name_or_id)}"
+
+
+def training_run_metrics(name_or_id: str) -> str:
+    """A training run's metrics."""
+    return f"{training_run(name_or_id)}/metrics"
+
+
+def training_run_logs(name_or_id: str) -> str:
+    """A training run's log."""
+    return f"{training_run(name_or_id)}/logs"
+
+
+def training_run_checkpoints(name_or_id: str) -> str:
+    """The adapters that a training run has saved."""
+    return f"{training_run(name_or_id)}/checkpoints"
+
+
+def training_run_stop(name_or_id: str) -> str:
+    """The order to stop a training run."""
+    return f"{training_run(name_or_id)}/stop"

@@ -1,0 +1,153 @@
+"""Training runs: lists, details, metrics, checkpoints.
+
+A list row and a detail name the same things differently: a row has ``model.model_name`` and
+``dataset.file_name``, a detail ``model.name`` and ``dataset.name``. Statuses: ``pending``, ``queued``,
+``running``, ``finished``, ``failed``, ``crashed``, ``stopped``, ``killed``, ``unknown``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
+
+
+def _finite_or_none(value: Any) -> float | None:
+    """Read a number that is shown if it is one, and is no reason to fail if it is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    number = _finite_or_none(value)
+    return None if number is None else int(number)
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
+"""A finite number; whatever else is sent counts as absent."""
+Counted = Annotated[int | None, BeforeValidator(_whole_or_none)]
+"""A whole number; whatever else is sent counts as absent."""
+
+
+class TrainingRun(WireModel):
+    """A run's own fields, as a list row or inside a detail; ``current_step`` counts rollout steps."""
+
+    id: str
+    name: str | None = None
+    status: str = ""
+    created_at: Timestamp | None = None
+    started_at: Timestamp | None = None
+    completed_at: Timestamp | None = None
+    creator_name: str | None = None
+    creator_email: str | None = None
+    platform_url: str | None = None
+    error: str | None = None
+    current_step: Counted = None
+    total_steps: Counted = None
+    reward: Measured = None
+
+
+class NamedModel(WireModel):
+    """A list row's base model."""
+
+    id: str | None = None
+    model_name: str | None = None
+
+
+class NamedFile(WireModel):
+    """A list row's dataset."""
+
+    id: str | None = None
+    file_name: str | None = None
+
+
+class TrainingRunRow(TrainingRun):
+    model: NamedModel | None = None
+    dataset: NamedFile | None = None
+    rollout: Named | None = None
+
+
+class TrainingRunList(Page):
+    training_runs: list[TrainingRunRow] = []
+
+
+class DescribedTrainingRun(TrainingRun):
+    """A run's own fields inside a detail."""
+
+    examples_processed_count: Counted = None
+    notes: str | None = None
+
+
+class TrainingRunDetail(WireModel):
+    training_run: DescribedTrainingRun
+    model: Named | None = None
+    dataset: Named | None = None
+    rollout: Named | None = None
+    config: dict[str, Any] | None = None
+    entrypoint: str | None = None
+    branch: str | None = None
+    commit_sha: str | None = None
+    env_config: dict[str, str] | None = None
+    resolved_secret_scopes: dict[str, str] | None = None
+    is_internal_user: bool = False
+
+
+class MetricSummary(WireModel):
+    """One metric in a line; ``delta`` is latest minus initial."""
+
+    key: str
+    title: str
+    initial: Measured = None
+    latest: Measured = None
+    delta: Measured = None
+    min: Measured = None
+    max: Measured = None
+
+
+class TrainingMetricsOverview(WireModel):
+    duration_ms: Measured = None
+    examples_processed_count: Counted = None
+    latest_step: Counted = None
+    total_steps: Counted = None
+    metric_summaries: list[MetricSummary] = []
+
+
+class MetricPoint(WireModel):
+    """One value; ``timestamp`` is in milliseconds since 1970. A value that is no finite number is None."""
+
+    step: int
+    value: Measured = None
+    timestamp: int
+
+
+class MetricSeries(WireModel):
+    metric_key: str
+    title: str
+    data_points: list[MetricPoint] = []
+
+
+class TrainingMetrics(WireModel):
+    status: str = ""
+    overview: TrainingMetricsOverview = TrainingMetricsOverview()
+    metrics: list[MetricSeries] = []
+    training_run_id: str | None = None
+
+
+class Checkpoint(WireModel):
+    """A LoRA adapter that a run has saved; ``checkpoint_name`` is the model's name once it is deployed."""
+
+    id: str
+    checkpoint_name: str | None = None
+    checkpoint_step: Counted = None
+    status: str | None = None
+    created_at: Timestamp | None = None
+
+
+class CheckpointList(WireModel):
+    training_run_name: str | None = None
+    checkpoints: list[Checkpoint] = []
+    training_run_id: str | None = None

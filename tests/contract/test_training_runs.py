@@ -181,7 +181,12 @@ def test_metrics_full(client: PlatformClient, wire: Wire) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["{}", '{"status": null, "overview": null, "metrics": null}', '{"overview": {"metric_summaries": null}}'],
+    [
+        "{}",
+        '{"status": null, "overview": null, "metrics": null}',
+        '{"overview": {"metric_summaries": null}}',
+        nulled(METRICS),
+    ],
 )
 def test_metrics_minimal_and_null(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("GET", "/api/cli/training-runs/tr_8/metrics", reply)
@@ -190,7 +195,7 @@ def test_metrics_minimal_and_null(client: PlatformClient, wire: Wire, reply: str
 
 
 def test_a_series_that_does_not_say_what_it_is_is_not_understood(client: PlatformClient, wire: Wire) -> None:
-    wire.answers("GET", "/api/cli/training-runs/tr_8/metrics", nulled(METRICS))
+    wire.answers("GET", "/api/cli/training-runs/tr_8/metrics", '{"metrics": [{"title": "A"}]}')
     with pytest.raises(PlatformError):
         client.training_runs.metrics("tr_8")
 

@@ -300,6 +300,46 @@ class RunFile(Base):
     blob_key: Mapped[str] = mapped_column(String(255))
 
 
+class MetricPoint(Base):
+    """The value of a metric of a training run at one of its steps; always a finite number."""
+
+    __tablename__ = "metric_points"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    value: Mapped[float] = mapped_column(Float)
+    timestamp: Mapped[datetime]
+
+
+class LoraModel(Base):
+    """An adapter that a training run has saved: a checkpoint of the run, and a model that can be deployed.
+
+    ``files``: ``{blob_key, size, sha256}`` by file name, in PEFT's layout. ``deployment_status``: ``active``,
+    ``inactive``, or NULL for one that never was deployed.
+    """
+
+    __tablename__ = "lora_models"
+    __table_args__ = (
+        UniqueConstraint("workspace_id", "name"),
+        UniqueConstraint("run_id", "step"),
+        Index("ix_lora_models_workspace_created", "workspace_id", "created_at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(255))
+    base_model: Mapped[str] = mapped_column(String(255))
+    step: Mapped[int] = mapped_column(Integer)
+    reward: Mapped[float | None] = mapped_column(Float)
+    files: Mapped[dict[str, Any]]
+    deployment_status: Mapped[str | None] = mapped_column(String(16))
+    deployed_at: Mapped[datetime | None]
+    deployer_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+
+
 class LogLine(Base):
     """A line of the log of a dataset or a run (``subject_id``), in the order of ``id``."""
 

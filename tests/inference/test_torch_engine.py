@@ -1,0 +1,311 @@
+"""One tiny model, two engines; any other model, one engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
+from osmosis_ai.inference.engine import EngineStoppedError, InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.tokenizer import Tokenizer
+from osmosis_ai.inference.torch_engine import TorchEngine
+from osmosis_ai.inference.torch_model import TorchModel
+from tests.inference.conftest import generation, multiply_tool, question
+
+WAIT_S = 60.0
+Tokens = dict[Generation, list[SampledToken]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def torch_model(model_dir: Path) -> TorchModel:
+    return TorchModel.load(model_dir, dtype=torch.float64)
+
+
+def generate(batch: ContinuousBatch[Any, Any], generations: list[Generation]) -> Tokens:
+    """Run everything to its end, as many at once as fit."""
+    waiting = list(generations)
+    tokens: Tokens = {one: [] for one in generations}
+    while waiting or len(batch):
+        newcomers, waiting = waiting[: batch.free], waiting[batch.free :]
+        for emission in (batch.admit(newcomers) if newcomers else []) + batch.step():
+            tokens[emission.generation].append(emission.token)
+    return tokens
+
+
+def ids(tokens: Tokens) -> list[list[int]]:
+    return [[token.id for token in one] for one in tokens.values()]
+
+
+# The same tokens
+
+
+def test_both_engines_give_the_same_tokens_for_the_same_seeds(
+    model: Model, torch_model: TorchModel, tokenizer: Tokenizer, template: ChatTemplate
+) -> None:
+    texts = [
+        template.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(64)
+    ]
+    wanted = [
+        generation(tuple(tokenizer.encode(text)), seed, temperature=temperature, top_p=top_p, max_tokens=24)
+        for seed, text in enumerate(texts)
+        for temperature, top_p in ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0), (1.5, 1.0))
+    ]
+    numpys = generate(ContinuousBatch(model, 32), wanted)
+    torchs = generate(ContinuousBatch(torch_model, 32), wanted)
+    assert ids(numpys) == ids(torchs)
+    gaps = [
+        abs(ours.logprob - theirs.logprob)
+        for one in wanted
+        for ours, theirs in zip(numpys[one], torchs[one], strict=True)
+    ]
+    # transformers takes norms and rotations in float32, whatever the type of the weights.
+    assert max(gaps) < 5e-5
+
+
+@pytest.mark.parametrize("capacity", [1, 8])
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
+    torch_model: TorchModel, prompts: list[tuple[int, ...]], capacity: int
+) -> None:
+    wanted = [generation(prompt, seed) for seed, prompt in enumerate(prompts[:16])]
+    assert ids(generate(ContinuousBatch(torch_model, capacity), wanted)) == ids(
+        generate(ContinuousBatch(torch_model, 32), wanted)
+    )
+
+
+def test_both_report_the_same_alternatives(
+    model: Model, torch_model: TorchModel, prompts: list[tuple[int, ...]]
+) -> None:
+    wanted = [
+        generation(prompts[0], 0, top_logprobs=3, max_tokens=4),
+        generation(prompts[1], 1, max_tokens=4),
+    ]
+    numpys = generate(ContinuousBatch(model, 2), wanted)
+    torchs = generate(ContinuousBatch(torch_model, 2), wanted)
+    for ours, theirs in zip(numpys[wanted[0]], torchs[wanted[0]], strict=True):
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert [logprob for _, logprob in theirs.top] == pytest.approx([p for _, p in ours.top], abs=5e-5)
+    assert not any(token.top for token in torchs[wanted[1]])
+
+
+# What is computed, and what is not computed twice
+
+
+def test_a_groups_prompt_is_computed_once(
+    torch_model: TorchModel, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[tuple[int, ...]] = []
+    extend = TorchModel.extend
+
+    def counting(self: TorchModel, cache: Any, rows: slice, ids: np.ndarray, *rest: Any) -> torch.Tensor:
+        computed.append(ids.shape)
+        return extend(self, cache, rows, ids, *rest)
+
+    monkeypatch.setattr(TorchModel, "extend", counting)
+    batch = ContinuousBatch(torch_model, 16)
+    batch.admit([generation(prompts[0], seed) for seed in range(8)])
+    assert computed == [(1, len(prompts[0]))]
+    batch.admit([generation((*prompts[0], 7, 8), seed) for seed in range(8)])
+    assert computed[1:] == [(1, 2)]
+
+
+def test_a_long_prompt_is_read_in_chunks(torch_model: TorchModel, model: Model) -> None:
+    prompt = tuple(np.random.default_rng(0).integers(10, 500, 600).tolist())
+    wanted = [generation(prompt, 0, max_tokens=3), generation(prompt[:300], 1, max_tokens=3)]
+    assert ids(generate(ContinuousBatch(torch_model, 2), wanted)) == ids(
+        generate(ContinuousBatch(model, 2), wanted)
+    )
+
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "mistral, every layer sliding": ("MistralConfig", {"sliding_window": 8}),
+    "gemma 3, some layers sliding": (
+        "Gemma3TextConfig",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_any_causal_model_is_sampled_with_the_probabilities_it_gives_the_whole_text(name: str) -> None:
+    torch.manual_seed(0)
+    kind, changes = ARCHITECTURES[name]
+    config = getattr(transformers, kind)(**{**SMALL, **changes})
+    network = transformers.AutoModelForCausalLM.from_config(config).to(torch.float64)
+    prompts = [tuple(range(3, 3 + length)) for length in (5, 21, 12, 1)]
+    wanted = [generation(p, s, max_tokens=12, stop_tokens=frozenset({1})) for s, p in enumerate(prompts)]
+    tokens = generate(ContinuousBatch(TorchModel(network), 3), wanted)
+    for one, sampled in tokens.items():
+        assert_probabilities(network, one.prompt, sampled, 1e-5)
+
+
+def assert_probabilities(
+    network: Any, prompt: tuple[int, ...], sampled: list[SampledToken], tolerance: float
+) -> None:
+    """Each token's log-probability is the one of a single pass over the whole text."""
+    text = torch.tensor([[*prompt, *(token.id for token in sampled)]])
+    with torch.no_grad():
+        log_probs = network(input_ids=text).logits[0].double().log_softmax(-1)
+    places = range(len(prompt) - 1, text.shape[1] - 1)
+    expected = [float(log_probs[at, token.id]) for at, token in zip(places, sampled, strict=True)]
+    assert [token.logprob for token in sampled] == pytest.approx(expected, abs=tolerance)
+
+
+def test_a_model_that_remembers_more_than_keys_and_values_is_refused() -> None:
+    config = transformers.Qwen3Config(**SMALL, layer_types=["full_attention"] * 2)
+    config.layer_types = ["full_attention", "linear_attention"]
+    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    network.config = config
+    with pytest.raises(OsmosisError, match="`linear_attention`"):
+        TorchModel(network)
+
+
+def test_a_model_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="can not be loaded"):
+        TorchModel.load(tmp_path)
+
+
+# New weights while requests run
+
+
+def shifted(model: Model, by: float) -> dict[str, torch.Tensor]:
+    name = "model.layers.1.mlp.down_proj.weight"
+    return {name: torch.from_numpy(np.asarray(model.tensors[name], np.float64)) * by}
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def network(request: pytest.FixtureRequest, model_dir: Path) -> Model | TorchModel:
+    """A network of its own: publishing changes it."""
+    return (
+        Model.load(model_dir) if request.param == "numpy" else TorchModel.load(model_dir, dtype=torch.float64)
+    )
+
+
+def test_every_token_has_the_probability_that_its_own_version_gives_it(
+    network: Model | TorchModel, model: Model, model_dir: Path, prompts: list[tuple[int, ...]]
+) -> None:
+    batch: ContinuousBatch[Any, Any] = ContinuousBatch(network, 4)
+    wanted = [generation(p, s, max_tokens=9, stop_tokens=frozenset()) for s, p in enumerate(prompts[:3])]
+    late = generation(prompts[0], 7, max_tokens=4, stop_tokens=frozenset())
+    tokens: Tokens = {one: [] for one in (*wanted, late)}
+
+    def note(emissions: list[Emission]) -> None:
+        for emission in emissions:
+            tokens[emission.generation].append(emission.token)
+
+    note(batch.admit(wanted))
+    note(batch.step())
+    batch.publish(shifted(model, 1.5), 1)
+    note(batch.admit([late]))  # its prompt is known, but not by these weights
+    while len(batch):
+        note(batch.step())
+    assert [token.version for token in tokens[wanted[0]]] == [0, 0] + [1] * 7
+    assert {token.version for token in tokens[late]} == {1}
+    old = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    new = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    new.load_state_dict(shifted(model, 1.5), strict=False)
+    for one, sampled in tokens.items():
+        first = 0 if one is late else 2
+        assert_probabilities(old, one.prompt, sampled[:first], 5e-5)
+        read = (*one.prompt, *(token.id for token in sampled[:first]))
+        assert_probabilities(new, read, sampled[first:], 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"model.layers.9.x.weight": np.zeros((2, 2))}, "none of this name"),
+        ({"model.norm.weight": np.zeros(3)}, "shape"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_engine_goes_on(
+    network: Model | TorchModel,
+    model: Model,
+    prompts: list[tuple[int, ...]],
+    weights: Mapping[str, Any],
+    words: str,
+) -> None:
+    with InferenceEngine(network) as engine:
+        with pytest.raises(OsmosisError, match=words):
+            engine.publish({**shifted(model, 0.0), **weights}, 1)
+        tokens = answer(engine, generation(prompts[0], 3))
+    assert {token.version for token in tokens} == {0}
+    untouched = generate(ContinuousBatch(model, 1), [generation(prompts[0], 3)])
+    assert [token.id for token in tokens] == ids(untouched)[0]
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.tokens: list[SampledToken] = []
+        self.first, self.done = threading.Event(), threading.Event()
+
+    def emitted(self, emission: Emission) -> None:
+        self.tokens.append(emission.token)
+        self.first.set()
+        if emission.finish_reason:
+            self.done.set()
+
+    def failed(self, error: EngineStoppedError) -> None:
+        self.done.set()
+
+
+def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
+    heard = Answer()
+    engine.submit([wanted], heard)
+    assert heard.done.wait(WAIT_S)
+    return heard.tokens
+
+
+def test_a_request_under_way_goes_on_with_the_published_weights(
+    model_dir: Path, model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    with TorchEngine(model_dir, dtype=torch.float64, max_batch=4) as engine:
+        heard = Answer()
+        engine.submit([generation(prompts[0], 0, max_tokens=400, stop_tokens=frozenset())], heard)
+        assert heard.first.wait(WAIT_S)
+        engine.publish(shifted(model, 1.1), 5)
+        assert heard.done.wait(WAIT_S)
+        versions = [token.version for token in heard.tokens]
+        assert versions == sorted(versions)
+        assert (versions[0], versions[-1], len(versions)) == (0, 5, 400)
+
+
+def test_publishing_to_an_engine_that_has_ended_is_an_error(model_dir: Path) -> None:
+    engine = InferenceEngine(Model.load(model_dir))
+    with engine:
+        engine.publish({}, 1)
+    with pytest.raises(EngineStoppedError):
+        engine.publish({}, 2)

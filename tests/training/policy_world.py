@@ -1,0 +1,145 @@
+"""An agent's side of the policy's endpoint, over real HTTP, and the tiny model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.catalog import built_in_model
+from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
+from osmosis_ai.inference.completion import Cancellable
+from osmosis_ai.inference.engine import InferenceEngine, Listener
+from osmosis_ai.inference.model import Model
+from osmosis_ai.training.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+from osmosis_ai.training.policy_engine import LocalPolicyEngine, Policy
+
+TOKEN = "a-token"
+END = 2  # <|im_end|>
+MODEL_DIR = built_in_model("osmosis/tiny").directory
+LIMITS = RolloutLimits(max_prompt_length=400, max_response_length=200)
+properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {"properties": properties}}}
+
+
+def question(a: int = 12, b: int = 34) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"What is {a} * {b}?"}]
+
+
+def tool_answer(reply: Mapping[str, Any], content: str = "408") -> list[dict[str, Any]]:
+    """The assistant's turn and the tool's, as an agent appends them."""
+    call_id = reply["tool_calls"][0]["id"]
+    return [dict(reply), {"role": "tool", "tool_call_id": call_id, "content": content}]
+
+
+class Prompter:
+    """The engine, remembering what it was asked; it can be told to answer with given tokens."""
+
+    def __init__(self, engine: LocalPolicyEngine) -> None:
+        self._engine = engine
+        self.asked: list[Generation] = []
+
+    @property
+    def model(self) -> Any:
+        return self._engine.model
+
+    @property
+    def fingerprint(self) -> str:
+        return self._engine.fingerprint
+
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
+        self.asked += generations
+        return self._engine.submit(generations, listener)
+
+    async def publish(self, policy: Policy, version: int) -> None:
+        await self._engine.publish(policy, version)
+
+
+@dataclass
+class PolicyWorld:
+    bridge: PolicyBridge
+    engine: Prompter
+    chat: ChatFormat
+    url: str
+    http: aiohttp.ClientSession
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        rollout_id: str = "r1",
+        token: str | None = TOKEN,
+        retry_count: int | None = None,
+        **changes: Any,
+    ) -> tuple[int, Any]:
+        """One call; the status and the decoded answer."""
+        async with self._post(messages, rollout_id, token, retry_count, changes) as response:
+            return response.status, await response.json()
+
+    async def reply(self, messages: Sequence[Mapping[str, Any]], **changes: Any) -> dict[str, Any]:
+        """The message of an answered call."""
+        status, answer = await self.ask(messages, **changes)
+        assert status == 200, answer
+        message: dict[str, Any] = answer["choices"][0]["message"]
+        return message
+
+    async def events(self, messages: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
+        """A streamed answer's chunks."""
+        async with self._post(messages, "r1", TOKEN, None, {"stream": True, **changes}) as response:
+            lines = (await response.text()).split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+    def _post(
+        self, messages: Any, rollout_id: str, token: str | None, retry: int | None, changes: Any
+    ) -> Any:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if retry is not None:
+            headers["x-stainless-retry-count"] = str(retry)
+        body = {"messages": list(messages), "tools": [MULTIPLY], **changes}
+        path = f"{self.url}/v1/rollouts/{rollout_id}/chat/completions"
+        return self.http.post(path, json=body, headers=headers)
+
+
+@asynccontextmanager
+async def policy_world(
+    *,
+    limits: RolloutLimits = LIMITS,
+    sampling: RolloutSampling | None = RolloutSampling(),  # noqa: B008 - frozen
+    chat: ChatFormat | None = None,
+    **settings: Any,
+) -> AsyncIterator[PolicyWorld]:
+    """Serve the tiny model to the open rollout `r1`, whose calls have the seeds 0, 1, 2 ..."""
+    chat = chat or BuiltInChat(MODEL_DIR)
+    with InferenceEngine(Model.load(MODEL_DIR)) as running:
+        engine = Prompter(LocalPolicyEngine(running))
+        bridge = PolicyBridge(
+            engine,
+            chat,
+            model_path="osmosis/tiny",
+            auth_token=TOKEN,
+            limits=limits,
+            sampling=sampling,
+            **settings,
+        )
+        app = web.Application()
+        app.add_routes(bridge.routes())
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            timeout = aiohttp.ClientTimeout(total=60)
+            async with aiohttp.ClientSession(timeout=timeout) as http:
+                bridge.open("r1", seed_for=lambda index: index)
+                yield PolicyWorld(bridge, engine, chat, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+        finally:
+            bridge.discard("r1")
+            await asyncio.gather(*bridge._tasks, return_exceptions=True)
+            await runner.cleanup()

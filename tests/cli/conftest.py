@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -34,7 +35,16 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(fleet: None, capsys: pytest.CaptureFixture[str]) -> Cli:
+def logging_as_it_was() -> Iterator[None]:
+    """Take out the handlers that a command leaves behind because its process would end with it."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers[:] = before
+
+
+@pytest.fixture
+def cli(fleet: None, logging_as_it_was: None, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run one command line and return what it gave."""
 
     def run(*arguments: str) -> Outcome:

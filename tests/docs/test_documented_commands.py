@@ -6,6 +6,7 @@ A comment above a block changes that:
 - ``<!-- check-only: why -->``: not run (it needs a key, a GPU or an install); each ``osmosis``
   command line in it is still checked against that command's ``--help``.
 - ``<!-- new-directory -->``: starts in an empty directory.
+- ``<!-- background -->``: goes on until the page ends; the next block runs once it has printed a line.
 - ``<!-- file: PATH -->``: the block is the content of that file.
 """
 
@@ -14,8 +15,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -99,26 +103,41 @@ def runnable(page: Path) -> bool:
 def test_every_command_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     copy_sample_workspace(workspace)
+    port = free_port()
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OSMOSIS_CONFIG_DIR": str(tmp_path / "config"),
         "OSMOSIS_CACHE_DIR": str(tmp_path / "cache"),
         "OSMOSIS_HOME": str(tmp_path / "home"),
+        "OSMOSIS_TOKEN_STORE": "file",
+        "OSMOSIS_PLATFORM_PORT": port,
     }
-    directory_note = tmp_path / "directory"
+    with ExitStack() as background:
+        run_blocks(page, workspace, tmp_path, environment, background)
+
+
+def run_blocks(
+    page: Path, workspace: Path, scratch: Path, environment: Mapping[str, str], background: ExitStack
+) -> None:
+    directory_note = scratch / "directory"
     directory = workspace
     for block in blocks_of(page):
+        # Pages name the default port of a platform; tests side by side cannot all have it.
+        body = block.body.replace("8733", environment["OSMOSIS_PLATFORM_PORT"])
         if block.directive == "file":
             assert block.argument is not None
-            (directory / block.argument).write_text(block.body)
+            (directory / block.argument).write_text(body)
         if block.language != "bash" or block.directive == "check-only":
             continue
+        if block.directive == "background":
+            background.enter_context(running(body, directory, environment))
+            continue
         if block.directive == "new-directory":
-            directory = tmp_path / "empty"
+            directory = scratch / "empty"
             directory.mkdir()
         # The directory a block ends in is where the next one starts, as in a reader's terminal.
-        script = f"set -e\n{block.body}\npwd > {shlex.quote(str(directory_note))}\n"
+        script = f"set -e\n{body}\npwd > {shlex.quote(str(directory_note))}\n"
         result = subprocess.run(
             ["bash", "-c", script],
             cwd=directory,
@@ -128,8 +147,33 @@ def test_every_command_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             timeout=300,
             stdin=subprocess.DEVNULL,
         )
-        assert result.returncode == 0, f"{block.body}\n{result.stdout}\n{result.stderr}"
+        assert result.returncode == 0, f"{body}\n{result.stdout}\n{result.stderr}"
         directory = Path(directory_note.read_text().strip())
+
+
+@contextmanager
+def running(command: str, directory: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        try:
+            assert process.stdout.readline(), f"{command} ended at once"
+            yield
+        finally:
+            process.terminate()
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,34 @@
+"""Every environment variable of the product has its place in docs/environment.md, and no other has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "environment.md"
+VARIABLE = re.compile(r"_?OSMOSIS_[A-Z0-9_]*[A-Z0-9]")
+
+
+def variables_in_the_source() -> dict[str, Path]:
+    """Return each variable that some string of the code consists of, and a file that has it."""
+    found: dict[str, Path] = {}
+    for path in sorted((REPOSITORY / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and VARIABLE.fullmatch(text):
+                found.setdefault(text, path.relative_to(REPOSITORY))
+    return found
+
+
+def test_every_variable_of_the_source_is_documented() -> None:
+    documented = set(VARIABLE.findall(PAGE.read_text(encoding="utf-8")))
+    missing = {name: str(path) for name, path in variables_in_the_source().items() if name not in documented}
+    assert not missing, f"say what these are in docs/{PAGE.name}: {missing}"
+
+
+def test_every_documented_variable_is_in_the_source() -> None:
+    documented = set(VARIABLE.findall(PAGE.read_text(encoding="utf-8")))
+    gone = documented - set(variables_in_the_source())
+    assert not gone, f"docs/{PAGE.name} tells of variables that nothing reads: {sorted(gone)}"

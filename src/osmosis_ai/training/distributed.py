@@ -1,0 +1,103 @@
+"""One learner on several devices: every process holds the same adapter and does its share of each step.
+
+Started by `torchrun`, rank 0 leads: it samples, grades and calls the learner, whose commands the other
+ranks follow. Gradients are summed, not averaged, because a loss already counts the whole step. Between
+the exchanges at a step's end no rank waits for another, so one that runs out of memory can say so and
+all can try again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# A follower waits while rank 0 samples and evaluates, which may take hours.
+_PATIENCE = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that learn together; alone by default."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: torch.device) -> World:
+        """Join the processes that `torchrun` started, or be alone without it."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size <= 1:
+            return cls()
+        if not dist.is_initialized():
+            backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+            dist.init_process_group(backend, timeout=_PATIENCE)
+        return cls(rank=dist.get_rank(), size=dist.get_world_size())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that samples, saves and reports."""
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's ``value`` on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over all ranks."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Return the largest over all ranks, element by element."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Replace every gradient by its sum over all ranks, in one exchange; a missing one counts as zero."""
+        if self.size == 1:
+            return
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        pieces = flat.split([p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def equalise(self, parameters: Sequence[Tensor]) -> None:
+        """Give every rank the values of rank 0."""
+        if self.size == 1:
+            return
+        for parameter in parameters:
+            dist.broadcast(parameter.data, src=0)
+
+    def leave(self) -> None:
+        """End the exchange; a process that was alone has nothing to end."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(values, op=operation)
+        return values
+
+
+def local_device(kind: str | None = None) -> torch.device:
+    """Return this process's device: the GPU of its local rank where there is one, else the CPU.
+
+    Args:
+        kind: ``cpu``, ``cuda`` or a device as torch writes it; chosen when left out.
+    """
+    kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,406 @@
+"""The learner: recorded sequences and advantages in, one update of the adapter out.
+
+A step happens whole or not at all. Whatever makes it impossible (a loss that is no number, a server
+whose probabilities are not the learner's, memory that does not suffice) is found before the optimiser
+is touched: weights, optimiser and counters are then as if the step had never been asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training import policy_model
+from osmosis_ai.training.batches import (
+    MicroBatch,
+    SampledSequence,
+    TrainingRow,
+    batch_totals,
+    collate,
+    plan_micro_batches,
+    training_rows,
+)
+from osmosis_ai.training.distributed import World, local_device
+from osmosis_ai.training.learner_metrics import StepMetrics, StepSums
+from osmosis_ai.training.logprobs import sampled_logprobs
+from osmosis_ai.training.losses import BatchTotals, k3_divergence, policy_loss, truncated_importance
+from osmosis_ai.training.settings import TrainingSettings
+
+# In float32 the two agree to about 1e-5; a hundredth means that they do not see the same tokens.
+GAP_LIMIT_FLOAT32 = 1e-2
+# In bfloat16 a mean beyond this is more than rounding.
+MEAN_GAP_WORTH_A_WARNING = 0.05
+
+
+class StepRefusedError(OsmosisError):
+    """A step that would have harmed the policy was not taken; the learner is as before."""
+
+
+class OutOfMemoryError(OsmosisError):
+    """A step needs more memory than there is, in micro-batches of half the size too."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What every rank must know to do its share of a step."""
+
+    rows: list[TrainingRow]
+    totals: BatchTotals
+    policy_version: int | None
+    measure_kl: bool
+
+
+@dataclass(frozen=True)
+class _Accumulated:
+    """What a pass over this rank's micro-batches leaves behind, next to the gradients."""
+
+    sums: StepSums
+    largest_gap: Tensor
+    micro_batches: int
+
+
+class Learner:
+    """A policy that learns.
+
+    Args:
+        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
+        settings: of the run.
+        device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when left out.
+        adapter: a PEFT directory to go on from.
+
+    Attributes:
+        updates: steps taken.
+        world: the processes that learn together; under `torchrun` every rank makes a learner, rank 0
+            calls it and the others :meth:`follow`.
+
+    Raises:
+        OsmosisError: when the model can not be loaded.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        settings: TrainingSettings,
+        device: str | None = None,
+        *,
+        adapter: Path | None = None,
+    ) -> None:
+        self.model_path = model_path
+        self.settings = settings
+        self.device = local_device(device)
+        self.world = World.join(self.device)
+        self.model = policy_model.load_policy(model_path, settings, self.device, adapter=adapter)
+        self.updates = 0
+        self._micro_batch_tokens = settings.micro_batch_tokens
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.world.equalise(self._parameters)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.lr,
+            betas=(0.9, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    # --- learning ---------------------------------------------------------------------------------
+
+    def step(
+        self,
+        sequences: Sequence[SampledSequence],
+        advantages: Sequence[float],
+        *,
+        policy_version: int | None = None,
+    ) -> StepMetrics:
+        """Update the policy once.
+
+        Args:
+            sequences: as recorded; without those that are not to be trained on.
+            advantages: one for each.
+            policy_version: tokens of this version were sampled by the policy as it is now, and must have
+                the log-probabilities that the learner finds; None: all tokens were.
+
+        Raises:
+            StepRefusedError: the loss or its gradient is no finite number, or learner and server disagree.
+            OutOfMemoryError: even micro-batches of half the size do not fit.
+            ValueError: when the arguments' lengths disagree.
+        """
+        rows, rollouts = training_rows(sequences, advantages)
+        if not rows:
+            return StepMetrics(updates=self.updates, micro_batch_tokens=self._micro_batch_tokens)
+        totals = batch_totals(rows, rollouts, self.settings.max_response_length)
+        step = _Step(rows, totals, policy_version, self._measures_kl())
+        self.world.share(("step", step))
+        return self._take(step)
+
+    def follow(self) -> None:
+        """Do this rank's share of what rank 0's learner is told, until it is closed.
+
+        A refused step is refused on every rank; rank 0 says so.
+        """
+        while True:
+            command, argument = self.world.share(None)
+            if command == "close":
+                self.world.leave()
+                return
+            if command == "load":
+                self._load(argument)
+                continue
+            try:
+                self._take(argument)
+            except (StepRefusedError, OutOfMemoryError):
+                continue
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+        if self.world.leads:
+            self.world.share(("close", None))
+            self.world.leave()
+
+    def logprobs(self, sequences: Sequence[SampledSequence]) -> list[list[float]]:
+        """Return what the policy now gives the tokens of ``sequences``; 0.0 where none was sampled."""
+        rows, _ = training_rows(sequences, [0.0] * len(sequences))
+        places = [index for index, sequence in enumerate(sequences) if sum(sequence.mask[1:])]
+        found = [[0.0] * len(sequence.ids) for sequence in sequences]
+        for indices in plan_micro_batches([len(row.ids) for row in rows], self._micro_batch_tokens):
+            batch = collate([rows[index] for index in indices], self.device)
+            with torch.no_grad():
+                logprobs_BK, _ = self._forward(batch)
+            columns = (batch.columns_K + 1).tolist()
+            for index, values, sampled in zip(
+                indices, logprobs_BK.tolist(), batch.mask_BK.tolist(), strict=True
+            ):
+                for column, value, is_sampled in zip(columns, values, sampled, strict=True):
+                    if is_sampled:
+                        found[places[index]][column] = value
+        return found
+
+    def _measures_kl(self) -> bool:
+        every = self.settings.kl_interval
+        return self.settings.kl_coef > 0 or (every > 0 and self.updates % every == 0)
+
+    def _take(self, step: _Step) -> StepMetrics:
+        try:
+            done = self._accumulate_within_memory(step)
+            self._refuse_unless_sound(done)
+            grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
+            if not math.isfinite(grad_norm):
+                raise StepRefusedError(_not_a_number("gradient", self.updates))
+            learning_rate = self._set_learning_rate()
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        return self._metrics(step, done, float(grad_norm), learning_rate)
+
+    def _accumulate_within_memory(self, step: _Step) -> _Accumulated:
+        """Compute gradients and sums over all ranks; once, with micro-batches of half the size."""
+        for attempt in range(2):
+            try:
+                local, problem = self._accumulate(step), 0.0
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                local, problem = None, 1.0
+            # Every rank must know before any exchanges gradients.
+            if not self.world.max(torch.tensor(problem, device=self.device)):
+                assert local is not None
+                return self._exchanged(local)
+            del local
+            self._optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if attempt == 0:
+                self._micro_batch_tokens = max(1, self._micro_batch_tokens // 2)
+        longest = max(len(row.ids) for row in step.rows)
+        raise OutOfMemoryError(
+            f"the memory of {self.device} does not suffice to learn from sequences of up to {longest} tokens, "
+            f"in micro-batches of {self._micro_batch_tokens} tokens either.",
+            hint="lower [training].max_response_length, max_prompt_length or [advanced].micro_batch_tokens; "
+            "`osmosis train estimate` says what fits",
+        )
+
+    def _exchanged(self, local: _Accumulated) -> _Accumulated:
+        self.world.sum_gradients(self._parameters)
+        return replace(
+            local,
+            sums=StepSums.from_vector(self.world.sum(local.sums.vector())),
+            largest_gap=self.world.max(local.largest_gap),
+        )
+
+    def _accumulate(self, step: _Step) -> _Accumulated:
+        """Add up the gradients and sums of this rank's micro-batches."""
+        plan = plan_micro_batches([len(row.ids) for row in step.rows], self._micro_batch_tokens)
+        sums = StepSums.zeros(self.device)
+        largest_gap = torch.zeros((), device=self.device)
+        for indices in plan[self.world.rank :: self.world.size]:
+            batch = collate([step.rows[index] for index in indices], self.device)
+            gap_BK = self._learn_from(batch, step, sums)
+            largest_gap = torch.maximum(largest_gap, gap_BK.max())
+        return _Accumulated(sums, largest_gap, len(plan))
+
+    def _learn_from(self, batch: MicroBatch, step: _Step, sums: StepSums) -> Tensor:
+        """Add one micro-batch's gradient and sums; return the gaps to the server's log-probabilities."""
+        mask_BK, logged_BK = batch.mask_BK, batch.logged_logprobs_BK
+        base_BK = self._base_logprobs(batch) if step.measure_kl else None
+        logprobs_BK, entropies_BK = self._forward(batch)
+        cap = self.settings.importance_cap
+        output = policy_loss(
+            self.settings.loss_type,
+            logprobs_BK,
+            logged_BK if cap is None else logprobs_BK.detach(),
+            batch.advantages_B,
+            mask_BK,
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            totals=step.totals,
+            response_lengths_B=batch.response_lengths_B,
+            importance_BT=None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap),
+            base_logprobs_BT=base_BK,
+            kl_coef=self.settings.kl_coef,
+        )
+        output.loss.backward()
+        with torch.no_grad():
+            fresh_BK = mask_BK.clone()
+            if step.policy_version is not None:
+                fresh_BK &= batch.versions_BK == step.policy_version
+            gap_BK = torch.where(fresh_BK, (logprobs_BK - logged_BK).abs(), torch.zeros_like(logprobs_BK))
+            sums.add(
+                loss=output.loss,
+                tokens=mask_BK,
+                clipped=output.clipped_BT,
+                approx_kl=output.approx_kl_BT,
+                entropy=entropies_BK * mask_BK,
+                gap=gap_BK,
+                gap_tokens=fresh_BK,
+            )
+            if base_BK is not None:
+                sums.add(kl_base=k3_divergence(logprobs_BK, base_BK, mask_BK))
+        return gap_BK
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        output = self.model(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K, use_cache=False)
+        return sampled_logprobs(output.logits, batch.targets_BK, self.settings.rollout_temperature)
+
+    def _base_logprobs(self, batch: MicroBatch) -> Tensor:
+        with torch.no_grad(), self.model.disable_adapter():
+            return self._forward(batch)[0]
+
+    # --- what makes a step unsound ------------------------------------------------------------------
+
+    def _refuse_unless_sound(self, done: _Accumulated) -> None:
+        if not math.isfinite(done.sums.loss):
+            raise StepRefusedError(_not_a_number("loss", self.updates))
+        limit, gap = self._gap_limit(), float(done.largest_gap)
+        if gap > limit:
+            raise StepRefusedError(
+                f"step {self.updates + 1} was refused: the log-probabilities that the server recorded differ "
+                f"from the learner's by up to {gap:.2g} (limit {limit:g}), so the two do not see the same "
+                "tokens or weights; the policy is unchanged.",
+                hint="a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
+                "[advanced].logprob_gap_limit sets the limit",
+            )
+
+    def _gap_limit(self) -> float:
+        if self.settings.logprob_gap_limit is not None:
+            return self.settings.logprob_gap_limit
+        engines_agree = self.model.dtype == torch.float32 and self.settings.importance_cap is None
+        return GAP_LIMIT_FLOAT32 if engines_agree else math.inf
+
+    # --- bookkeeping --------------------------------------------------------------------------------
+
+    def _set_learning_rate(self) -> float:
+        rate = warmed_up(self.settings.lr, self.updates, self.settings.warmup_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _metrics(self, step: _Step, done: _Accumulated, grad_norm: float, rate: float) -> StepMetrics:
+        sums, tokens = done.sums, float(done.sums.tokens)
+        gap_tokens = float(sums.gap_tokens)
+        mean_gap = float(sums.gap) / gap_tokens if gap_tokens else None
+        return StepMetrics(
+            updates=self.updates,
+            learned=True,
+            sequences=len(step.rows),
+            tokens=int(tokens),
+            loss=float(sums.loss),
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            entropy=float(sums.entropy) / tokens,
+            clip_fraction=float(sums.clipped) / tokens,
+            approx_kl=float(sums.approx_kl) / tokens,
+            kl_base=float(sums.kl_base) / tokens if step.measure_kl else None,
+            max_abs_logprob_gap=float(done.largest_gap) if gap_tokens else None,
+            mean_abs_logprob_gap=mean_gap,
+            stale_fraction=1 - gap_tokens / tokens,
+            micro_batches=done.micro_batches,
+            micro_batch_tokens=self._micro_batch_tokens,
+            warnings=_gap_warnings(mean_gap),
+        )
+
+    # --- state --------------------------------------------------------------------------------------
+
+    def merged_state(self) -> dict[str, Tensor]:
+        """Return the adapted matrices with the adapter merged in, by their names in the base model."""
+        return policy_model.merged_state(self.model)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter into ``directory`` in PEFT's format."""
+        policy_model.save_adapter(self.model, directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of all that decides how learning goes on; tensors, numbers and strings only."""
+        return {
+            "adapter": policy_model.adapter_state(self.model),
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "updates": self.updates,
+            "micro_batch_tokens": self._micro_batch_tokens,
+            "rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, on every rank.
+
+        Raises:
+            OsmosisError: when it belongs to an adapter of another shape; the learner is then unusable.
+        """
+        self.world.share(("load", state))
+        self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        policy_model.load_adapter_state(self.model, state["adapter"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.updates = state["updates"]
+        self._micro_batch_tokens = state["micro_batch_tokens"]
+        torch.set_rng_state(state["rng"])
+
+
+def warmed_up(lr: float, updates: int, warmup_steps: int) -> float:
+    """Return the rate of the update after ``updates`` ones: rising in a line to ``lr``, then constant."""
+    return lr * min(1.0, (updates + 1) / warmup_steps) if warmup_steps else lr
+
+
+def _not_a_number(what: str, updates: int) -> str:
+    return f"step {updates + 1} was refused: its {what} is not a finite number; the policy is unchanged."
+
+
+def _gap_warnings(mean_gap: float | None) -> tuple[str, ...]:
+    if mean_gap is None or mean_gap <= MEAN_GAP_WORTH_A_WARNING:
+        return ()
+    return (
+        f"learner and server differ by {mean_gap:.2g} nats a token on average; more than "
+        f"{MEAN_GAP_WORTH_A_WARNING} is more than rounding.",
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # On a CPU torch raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,90 @@
+"""What a learner's step is counted and reported in. Sums first, means last: so ranks can add up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One update of the policy, or the lack of one.
+
+    Means are over sampled tokens, log-probabilities in nats.
+
+    Attributes:
+        updates: of the policy so far, this one included.
+        learned: False when there was nothing to learn from; the policy is as before.
+        sequences, tokens: trained on; tokens are those the policy sampled.
+        loss: of the step's objective; its sign and size say little in policy gradients.
+        learning_rate: of this update.
+        grad_norm: before clipping.
+        entropy: of the policy's distributions.
+        clip_fraction: tokens whose gradient the clip held back.
+        approx_kl: k3 estimate of KL(policy that sampled, policy).
+        kl_base: k3 estimate of KL(policy, base model); None where it was not measured.
+        max_abs_logprob_gap, mean_abs_logprob_gap: between learner and server, on tokens sampled by the
+            very policy that is being updated; None when there were none.
+        stale_fraction: tokens sampled by an earlier policy.
+        micro_batches: forward and backward passes, on all devices.
+        micro_batch_tokens: their largest size; smaller than the setting once memory has run out.
+        warnings: what a person should look at, a sentence each.
+    """
+
+    updates: int
+    learned: bool = False
+    sequences: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    entropy: float | None = None
+    clip_fraction: float | None = None
+    approx_kl: float | None = None
+    kl_base: float | None = None
+    max_abs_logprob_gap: float | None = None
+    mean_abs_logprob_gap: float | None = None
+    stale_fraction: float | None = None
+    micro_batches: int = 0
+    micro_batch_tokens: int = 0
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-encodable values."""
+        return asdict(self) | {"warnings": list(self.warnings)}
+
+
+@dataclass
+class StepSums:
+    """Sums over the sampled tokens of a step; all are scalars in float64 on the learner's device."""
+
+    loss: Tensor
+    tokens: Tensor
+    clipped: Tensor
+    approx_kl: Tensor
+    entropy: Tensor
+    kl_base: Tensor
+    gap: Tensor
+    gap_tokens: Tensor
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> StepSums:
+        """Return sums over nothing."""
+        return cls(*(torch.zeros((), dtype=torch.float64, device=device) for _ in fields(cls)))
+
+    def add(self, **values: Tensor) -> None:
+        """Add the sum of each tensor to the sum of its name."""
+        for name, value in values.items():
+            setattr(self, name, getattr(self, name) + value.detach().sum(dtype=torch.float64))
+
+    def vector(self) -> Tensor:
+        """Return the sums in the order of the fields, to be exchanged."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def from_vector(cls, vector: Tensor) -> StepSums:
+        """Undo :meth:`vector`."""
+        return cls(*vector.unbind())

@@ -1,0 +1,55 @@
+"""Log-probabilities of sampled tokens, at the temperature they were sampled with.
+
+They are always computed in float32, and of the whole distribution: a truncated one (top-p) is no
+basis for a policy gradient. For a vocabulary of 150,000 tokens the float32 copies of the logits would
+be the largest thing in memory; they exist for one chunk of positions at a time and are computed again
+in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Numbers in the float32 logits of one chunk: 256 MiB.
+CHUNK_ELEMENTS = 2**26
+
+
+def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the targets' log-probabilities and the distributions' entropies, both B x K, float32.
+
+    log p(y) = z_y / T - logsumexp(z / T); H = -sum_v p_v log p_v, in nats and without a gradient.
+
+    Args:
+        logits_BKV: z, in any floating type.
+        targets_BK: token ids.
+        temperature: T > 0.
+    """
+    vocabulary = logits_BKV.shape[-1]
+    logits_NV, targets_N = logits_BKV.reshape(-1, vocabulary), targets_BK.reshape(-1)
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    chunks = list(zip(logits_NV.split(size), targets_N.split(size), strict=True))
+    compute: Callable[..., tuple[Tensor, Tensor]] = _chunk_logprobs if len(chunks) == 1 else _recomputed
+    parts = [compute(logits_nV, targets_n, temperature) for logits_nV, targets_n in chunks]
+    logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs_N.view_as(targets_BK), entropies_N.view_as(targets_BK)
+
+
+def _recomputed(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = checkpoint(
+        _chunk_logprobs, logits_nV, targets_n, temperature, use_reentrant=False
+    )
+    return found
+
+
+def _chunk_logprobs(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    scaled_nV = logits_nV.float() / temperature
+    log_normaliser_n = torch.logsumexp(scaled_nV, -1)
+    logprobs_n = scaled_nV.gather(1, targets_n[:, None])[:, 0] - log_normaliser_n
+    with torch.no_grad():
+        probabilities_nV = (scaled_nV - log_normaliser_n[:, None]).exp()
+        entropies_n = log_normaliser_n - (probabilities_nV * scaled_nV).sum(-1)
+    return logprobs_n, entropies_n

@@ -1,0 +1,163 @@
+"""The policy: a frozen base model and a LoRA adapter, which alone is trained.
+
+The base is never written to: what is served is a copy, base + merged adapter, made afresh from the
+pristine base after every update (merging in place and back drifts). Dropout is off everywhere, since
+the learner must compute the very probabilities that the tokens were sampled with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.catalog import built_in_model, served_models
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.settings import TrainingSettings
+
+ADAPTER = "default"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PEFT_PREFIX = "base_model.model."
+
+
+def model_source(model_path: str) -> str:
+    """Return what transformers loads ``model_path`` from: a folder, or a name on the hub."""
+    return str(built_in_model(model_path).directory) if model_path in served_models() else model_path
+
+
+def load_policy(
+    model_path: str, settings: TrainingSettings, device: torch.device, *, adapter: Path | None = None
+) -> Any:
+    """Load the base model and put an adapter on it.
+
+    float32 on a CPU; elsewhere bfloat16 with a float32 adapter, and activations are computed again in
+    the backward pass. A new adapter starts from ``settings.seed`` and, having B = 0, changes nothing yet.
+
+    Args:
+        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
+        settings: its ``lora_*`` and ``seed``.
+        device: where to compute.
+        adapter: a PEFT directory to go on from, instead of a new adapter.
+
+    Raises:
+        OsmosisError: when the model or the adapter can not be loaded.
+    """
+    base = _load_base(model_path, device)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            policy = _with_adapter(base, model_path, settings, adapter)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        whence = f"the adapter in {adapter}" if adapter else f"an adapter on {settings.lora_targets}"
+        raise OsmosisError(f"`{model_path}` can not take {whence}: {error}") from error
+    switch_dropout_off(policy)
+    if device.type != "cpu":
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Recomputing activations works in training mode only; without dropout the two modes are the same.
+    return policy.to(device).train()
+
+
+def _load_base(model_path: str, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    # How progress is shown is the caller's matter.
+    logging.disable_progress_bar()
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    try:
+        return AutoModelForCausalLM.from_pretrained(model_source(model_path), dtype=dtype)
+    except (OSError, ValueError, ImportError) as error:
+        raise OsmosisError(
+            f"the model `{model_path}` can not be loaded: {error}",
+            hint="model_path is a built-in model, a local folder, or a name on the Hugging Face hub",
+        ) from error
+
+
+def _with_adapter(base: Any, model_path: str, settings: TrainingSettings, adapter: Path | None) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if adapter is not None:
+        policy = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+    else:
+        policy = get_peft_model(
+            base,
+            LoraConfig(
+                r=settings.lora_rank,
+                lora_alpha=settings.lora_alpha,
+                lora_dropout=0.0,
+                target_modules=settings.lora_targets,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    # What the adapter says it belongs to: the name, not where this machine keeps the files.
+    policy.peft_config[ADAPTER].base_model_name_or_path = model_path
+    return policy
+
+
+def switch_dropout_off(model: Any) -> None:
+    """Make training mode compute what inference mode computes."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def adapter_state(policy: Any) -> dict[str, Tensor]:
+    """Return the adapter's tensors on the CPU, by the names that PEFT stores them under."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+
+
+def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
+    """Put back what :func:`adapter_state` returned.
+
+    Raises:
+        OsmosisError: when it belongs to another adapter.
+    """
+    from peft import set_peft_model_state_dict
+
+    if state.keys() != adapter_state(policy).keys():
+        raise OsmosisError("the checkpoint's adapter is on other layers than the settings say.")
+    try:
+        set_peft_model_state_dict(policy, state)
+    except RuntimeError as error:
+        raise OsmosisError(f"the checkpoint's adapter does not fit the settings: {error}") from error
+
+
+def save_adapter(policy: Any, directory: Path) -> None:
+    """Write a PEFT adapter into ``directory``, which is created: weights and configuration, nothing else."""
+    import copy
+
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(adapter_state(policy), directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(policy.peft_config[ADAPTER])
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
+
+
+def merged_state(policy: Any) -> dict[str, Tensor]:
+    """Return W + (alpha / r) B A for every adapted matrix, by its name in the base model.
+
+    New tensors of the base's type on its device, added up in float32. Tensors without an adapter are as
+    in the base and are left out.    LoRA, arXiv:2106.09685, eq. 3
+    """
+    from peft.tuners.lora import LoraLayer
+
+    merged = {}
+    with torch.no_grad():
+        for name, module in policy.named_modules():
+            if isinstance(module, LoraLayer):
+                weight = module.get_base_layer().weight
+                delta = module.get_delta_weight(ADAPTER)
+                full_name = f"{name.removeprefix(_PEFT_PREFIX)}.weight"
+                merged[full_name] = (weight.float() + delta.float()).to(weight.dtype)
+    return merged

@@ -1,0 +1,160 @@
+"""Sequences for learners to learn from: made up, or sampled from the built-in model by transformers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from osmosis_ai.inference.catalog import built_in_model
+from osmosis_ai.training.learner import Learner
+from osmosis_ai.training.settings import TrainingSettings
+
+torch.set_num_threads(1)
+
+TINY = "osmosis/tiny"
+
+
+@dataclass(frozen=True)
+class Sequence:
+    ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    rollout_id: str
+
+
+def tiny_learner(**settings) -> Learner:
+    return Learner(TINY, TrainingSettings(**{"lr": 1e-3, "max_response_length": 16} | settings), "cpu")
+
+
+def made_up_sequences(count: int, seed: int = 0) -> list[Sequence]:
+    """Sequences of random tokens and lengths, in two turns; their log-probabilities are not filled in."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(count):
+        turns = [
+            (0, draw.randint(2, 9)),
+            (1, draw.randint(1, 6)),
+            (0, draw.randint(1, 4)),
+            (1, draw.randint(1, 5)),
+        ]
+        mask = [kind for kind, length in turns for _ in range(length)]
+        ids = [draw.randrange(7, 512) for _ in mask]
+        found.append(Sequence(ids, mask, [0.0] * len(ids), [0] * len(ids), f"rollout-{number}"))
+    return found
+
+
+def as_sampled_by(learner: Learner, sequences: list[Sequence]) -> list[Sequence]:
+    """The same sequences with the log-probabilities that the learner's policy gives them."""
+    return [
+        Sequence(s.ids, s.mask, logprobs, s.versions, s.rollout_id)
+        for s, logprobs in zip(sequences, learner.logprobs(sequences), strict=True)
+    ]
+
+
+def batch_for(learner: Learner, count: int = 6, seed: int = 0) -> tuple[list[Sequence], list[float]]:
+    """Made-up on-policy sequences and advantages for them."""
+    draw = random.Random(seed + 1)
+    sequences = as_sampled_by(learner, made_up_sequences(count, seed))
+    return sequences, [draw.choice([-1.5, -0.5, 0.5, 1.0]) for _ in sequences]
+
+
+@cache
+def _tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(built_in_model(TINY).directory)
+
+
+@dataclass(frozen=True)
+class Sample:
+    sequence: Sequence
+    reward: float
+
+
+def sample_additions(model, *, prompts: int, group: int, seed: int) -> list[list[Sample]]:
+    """Groups of answers of ``model`` to additions of two-digit numbers; 1.0 for a right one, else 0.0."""
+    draw = random.Random(seed)
+    questions = [(draw.randint(0, 99), draw.randint(0, 99)) for _ in range(prompts)]
+    groups = []
+    for number, (left, right) in enumerate(questions):
+        prompt = _tokenizer().apply_chat_template(
+            [{"role": "user", "content": f"What is {left} + {right}?"}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        ids = _tokenizer()(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+        torch.manual_seed(seed * 1000 + number)
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=ids.expand(group, -1),
+                attention_mask=torch.ones(group, ids.shape[1], dtype=torch.long),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=10,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        logprobs = torch.stack(output.logits, 1).float().log_softmax(-1)
+        new = output.sequences[:, ids.shape[1] :]
+        chosen = logprobs.gather(2, new[..., None])[..., 0]
+        groups.append(
+            [
+                _sample(
+                    ids[0].tolist(), new[i].tolist(), chosen[i].tolist(), left + right, f"{seed}-{number}-{i}"
+                )
+                for i in range(group)
+            ]
+        )
+    return groups
+
+
+def quoting_another_agent(groups: list[list[Sample]]) -> list[list[Sample]]:
+    """The same samples, where each right answer is followed by another agent's wrong one, as context.
+
+    The policy did not sample what the other said: a learner that trains on it learns the wrong answers.
+    """
+    separator = _tokenizer()("\n", add_special_tokens=False).input_ids
+    quoted = []
+    for group in groups:
+        wrong = [sample.sequence for sample in group if not sample.reward]
+        quoted.append(
+            [
+                Sample(_with_context(sample.sequence, separator + wrong[0].ids), sample.reward)
+                if sample.reward and wrong
+                else sample
+                for sample in group
+            ]
+        )
+    return quoted
+
+
+def _with_context(sequence: Sequence, context: list[int]) -> Sequence:
+    nothing = [0] * len(context)
+    return Sequence(
+        ids=sequence.ids + context,
+        mask=sequence.mask + nothing,
+        logprobs=sequence.logprobs + [0.0] * len(context),
+        versions=sequence.versions + nothing,
+        rollout_id=sequence.rollout_id,
+    )
+
+
+def _sample(prompt: list[int], answer: list[int], logprobs: list[float], right: int, name: str) -> Sample:
+    end = _tokenizer().eos_token_id
+    length = answer.index(end) + 1 if end in answer else len(answer)
+    answer, logprobs = answer[:length], logprobs[:length]
+    text = _tokenizer().decode(answer, skip_special_tokens=True).strip()
+    sequence = Sequence(
+        ids=prompt + answer,
+        mask=[0] * len(prompt) + [1] * length,
+        logprobs=[0.0] * len(prompt) + logprobs,
+        versions=[0] * (len(prompt) + length),
+        rollout_id=name,
+    )
+    return Sample(sequence, float(text == f"#### {right}" and answer[-1] == end))

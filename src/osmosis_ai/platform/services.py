@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.blobs.local import LocalBlobStore
@@ -18,7 +19,8 @@ from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.rollouts import Rollouts
 from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.downloads import Downloads
-from osmosis_ai.platform.runs.reading import EvalRuns
+from osmosis_ai.platform.runs.reading import Runs
+from osmosis_ai.platform.runs.request_body import RunKind
 from osmosis_ai.platform.runs.submit import Submits
 from osmosis_ai.platform.secrets import Secrets
 from osmosis_ai.platform.served import ServedModels
@@ -47,7 +49,8 @@ class PlatformServices:
     rollouts: Rollouts
     served: ServedModels
     submits: Submits
-    eval_runs: EvalRuns
+    eval_runs: Runs
+    training_runs: Runs
     downloads: Downloads
 
 
@@ -68,7 +71,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, used_clock)
     blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
     rollouts = Rollouts(db, mirrors, used_clock)
-    counts = RunCounts("eval", used_clock)
+    counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -86,6 +89,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         rollouts=rollouts,
         served=ServedModels(),
         submits=Submits(db, used_clock, vault, mirrors, rollouts, counts),
-        eval_runs=EvalRuns(db, used_clock, logs, counts),
+        eval_runs=Runs("eval", db, used_clock, logs, counts["eval"]),
+        training_runs=Runs("training", db, used_clock, logs, counts["training"]),
         downloads=Downloads(db, blobs),
     )

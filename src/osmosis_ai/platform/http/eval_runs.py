@@ -2,68 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import Body, Query
 
 from osmosis_ai.api.wire import eval_runs as wire
-from osmosis_ai.api.wire.base import LogPage, Named
+from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.reading import RunSummary
-from osmosis_ai.platform.runs.rejection import SubmitRejectedError
 from osmosis_ai.platform.runs.request import effective_settings
 from osmosis_ai.platform.runs.selection import RowChoice
-from osmosis_ai.platform.runs.submit import Submission
-from osmosis_ai.platform.secrets import MissingSecretsError
-from osmosis_ai.workspace.config_sections import EvaluationSettings, Experiment
+from osmosis_ai.workspace.config_checks import EVAL
 
 MAX_URLS = 500
-_SUBMIT_SCHEMA = {
-    "type": "object",
-    "required": ["experiment_config"],
-    "properties": {
-        "experiment_config": Experiment.model_json_schema(),
-        "evaluation_config": EvaluationSettings.model_json_schema(),
-        "advanced_config": {"type": "object"},
-        "env_config": {"type": "object", "additionalProperties": {"type": "string"}},
-        "secrets": {
-            "type": "object",
-            "properties": {
-                "required": {"type": "array", "items": {"type": "string"}},
-                "provided": {"type": "object", "additionalProperties": {"type": "string"}},
-            },
-        },
-    },
-}
-_SUBMIT_BODY = {"requestBody": {"content": {"application/json": {"schema": _SUBMIT_SCHEMA}}}}
 
 router = api_router("/api/cli/eval-runs")
 
 
-@router.post("", openapi_extra=_SUBMIT_BODY)
+@router.post("", openapi_extra=runs.submit_body(EVAL))
 async def submit_eval_run(
     services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
 ) -> SubmittedRun:
     """Submit a run; everything that is wrong with it is in `issues`."""
-    submission = Submission(scope.workspace_id, scope.repository, scope.user, body)
-    try:
-        run = await asyncio.wrap_future(services.submits.start(submission))
-    except SubmitRejectedError as error:
-        raise ApiError(
-            error.status, error.reason, error.message, field=error.field, issues=error.wire_issues()
-        ) from None
-    except MissingSecretsError as error:
-        # Clients read the names out of this very sentence.
-        raise ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=list(error.names)) from None
-    return SubmittedRun(id=run.id, name=run.name, status=run.status, created_at=run.created_at)
+    return await runs.submit(services, scope, "eval", body)
 
 
 @router.get("")
@@ -73,10 +42,10 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
     return wire.EvalRunList(
         eval_runs=[
             wire.EvalRunRow(
-                **_own_fields(run, run.creator_name, run.creator_email),
-                model=Named(name=run.model_path),
-                dataset=_named(run.dataset_id, run.dataset_name),
-                rollout=_named(run.rollout_id, run.rollout_name),
+                **runs.summary_fields(run),
+                model=runs.named(None, run.model_path),
+                dataset=runs.named(run.dataset_id, run.dataset_name),
+                rollout=runs.named(run.rollout_id, run.rollout_name),
                 results=_results(run),
                 config=_config(run),
             )
@@ -90,22 +59,14 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
 def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalRunDetail:
     """Return one run."""
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
-    run, creator = found.run, found.creator
-    by = (creator.name, creator.email) if creator is not None else (None, None)
-    optional: dict[str, Any] = {
-        "branch": run.branch,
-        "env_config": run.request.get("env_config"),
-        "resolved_secret_scopes": run.secret_scopes or None,
-    }
+    run = found.run
     return wire.EvalRunDetail(
-        eval_run=wire.EvalRun(**_own_fields(run, *by)),
+        eval_run=wire.EvalRun(**runs.detail_fields(found)),
         config=_config(run),
         results=_results(run),
-        dataset=_named(run.dataset_id, run.dataset_name),
-        rollout=_named(run.rollout_id, run.rollout_name),
-        entrypoint=run.request["experiment_config"]["entrypoint"],
-        commit_sha=run.commit_sha,
-        **{key: value for key, value in optional.items() if value is not None},
+        dataset=runs.named(run.dataset_id, run.dataset_name),
+        rollout=runs.named(run.rollout_id, run.rollout_name),
+        **runs.configuration(run),
     )
 
 
@@ -138,8 +99,7 @@ def eval_run_logs(services: Services, scope: WorkspaceScope, name_or_id: str, pa
 @router.post("/{name_or_id}/stop")
 def stop_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
     """Ask for a run to stop; one that has ended stays as it is."""
-    run, still_to_end = services.eval_runs.stop(scope.workspace_id, name_or_id, by=scope.user.email)
-    return StopReply(id=run.id, status="stopping" if still_to_end else run.status)
+    return runs.stop(services.eval_runs, scope, name_or_id)
 
 
 @router.get("/{name_or_id}/samples/manifest")
@@ -180,25 +140,6 @@ def download_urls(
     )
 
 
-def _own_fields(run: Run | RunSummary, creator_name: str | None, creator_email: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "id": run.id,
-        "name": run.name,
-        "status": run.status,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "completed_at": run.completed_at,
-        "creator_name": creator_name or creator_email,
-        "creator_email": creator_email,
-        "error": run.error,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
-
-
-def _named(id: str | None, name: str) -> Named:
-    return Named(id=id, name=name) if id is not None else Named(name=name)
-
-
 def _config(run: Run | RunSummary) -> dict[str, Any]:
     """Return the effective settings; with the seeds, the run could be repeated from them."""
     config = {"model_path": run.model_path, **effective_settings(run.request), "seed": run.seed}
@@ -225,15 +166,12 @@ def _overview(run: Run, clock: Clock) -> wire.EvalMetricsOverview:
         "pass_threshold": results.get("pass_threshold"),
         "tokens_used": results.get("total_tokens", 0),
     }
-    return wire.EvalMetricsOverview(**{key: value for key, value in overview.items() if value is not None})
+    return wire.EvalMetricsOverview(**runs.present(overview))
 
 
 def _duration_ms(run: Run, clock: Clock) -> float | None:
     """Return how long the engine has worked on the run, or, while it does, how long ago it began."""
-    if run.started_at is None:
-        return None
     measured = (run.metrics or {}).get("duration_ms")
-    if measured is not None and run.status != "running":
+    if run.started_at is not None and measured is not None and run.status != "running":
         return float(measured)
-    until = run.completed_at or clock.now()
-    return max(0.0, (until - run.started_at).total_seconds() * 1000)
+    return runs.elapsed_ms(run, clock)

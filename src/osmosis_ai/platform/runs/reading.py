@@ -21,9 +21,11 @@ from osmosis_ai.platform.db.models import Run, User
 from osmosis_ai.platform.logs import Direction, Line, Logs
 from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.request_body import RunKind
 from osmosis_ai.platform.runs.status import OPEN
 
-KIND = "eval"
+_CALLED: dict[RunKind, str] = {"eval": "evaluation", "training": "training"}
+_LIST_COMMAND: dict[RunKind, str] = {"eval": "osmosis eval list", "training": "osmosis train list"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ _NEWEST_FIRST = (Run.created_at.desc(), Run.id.desc())
 # The ids come from the index alone, however far the offset; whole rows only of the page.
 _PAGE_IDS = (
     select(Run.id)
-    .where(Run.workspace_id == bindparam("workspace_id"), Run.kind == KIND)
+    .where(Run.workspace_id == bindparam("workspace_id"), Run.kind == bindparam("kind"))
     .order_by(*_NEWEST_FIRST)
     .limit(bindparam("limit"))
     .offset(bindparam("offset"))
@@ -76,15 +78,17 @@ _PAGE: Select[Any] = (
 )
 
 
-class EvalRuns:
-    """The evaluation runs of all workspaces.
+class Runs:
+    """The runs of one kind, of all workspaces.
 
     Args:
+        kind: which kind.
         db, clock, logs: the platform's.
         counts: how many there are, shared with who adds some.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: Logs, counts: RunCounts) -> None:
+    def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: Logs, counts: RunCounts) -> None:
+        self._kind = kind
         self._db = db
         self._counts = counts
         self._clock = clock
@@ -93,7 +97,7 @@ class EvalRuns:
 
     def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RunSummary], int]:
         """Return one page of a workspace's runs, the newest first, and how many there are in all."""
-        asked = {"workspace_id": workspace_id, "limit": limit, "offset": offset}
+        asked = {"workspace_id": workspace_id, "kind": self._kind, "limit": limit, "offset": offset}
         with self._db.session() as session:
             total = self._counts.of(session, workspace_id)
             return [RunSummary(*row) for row in session.execute(_PAGE, asked)], total
@@ -147,11 +151,11 @@ class EvalRuns:
             row = session.execute(
                 select(Run, User)
                 .outerjoin(User, User.id == Run.creator_id)
-                .where(Run.workspace_id == workspace_id, Run.kind == KIND, column == name_or_id)
+                .where(Run.workspace_id == workspace_id, Run.kind == self._kind, column == name_or_id)
             ).first()
             if row is not None:
                 return FoundRun(row[0], row[1])
         raise NotFoundError(
-            f"there is no evaluation run '{name_or_id[:200]}' in this workspace.",
-            hint="see `osmosis eval list`",
+            f"there is no {_CALLED[self._kind]} run '{name_or_id[:200]}' in this workspace.",
+            hint=f"see `{_LIST_COMMAND[self._kind]}`",
         )

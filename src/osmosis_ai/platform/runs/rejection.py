@@ -39,7 +39,7 @@ def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
     """Return the rejection of a request for all of its ``issues``."""
     first = issues[0]
     more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
-    message = f"this evaluation cannot be run: {first.key}: {first.message}{more}."
+    message = f"this run cannot be submitted: {first.key}: {first.message}{more}."
     return SubmitRejectedError(400, "INVALID_CONFIG", message, issues=issues)
 
 

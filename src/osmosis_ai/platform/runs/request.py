@@ -1,49 +1,65 @@
-"""What a submit asks for, checked whole: a request that exists can be run as far as its text can tell.
-
-The rules are those of a config file, which is what clients send; their keys are named as in the file.
-"""
+"""What the submit of an evaluation asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.platform.runs.rejection import rejected
-from osmosis_ai.workspace.config_checks import EVAL, document_issues
+from osmosis_ai.platform.runs.request_body import (
+    RunKind,
+    RunRequest,
+    check_body,
+    common_fields,
+    read_document,
+    reject_any,
+    without_nulls,
+)
+from osmosis_ai.platform.runs.results import first_results
+from osmosis_ai.platform.runs.selection import RowChoice
+from osmosis_ai.workspace.config_checks import EVAL
 from osmosis_ai.workspace.config_issues import Issue
-from osmosis_ai.workspace.config_sections import EvaluationSettings, Experiment
-from osmosis_ai.workspace.spelling import closest
+from osmosis_ai.workspace.config_sections import EvaluationSettings
 
-MAX_SECRET_BYTES = 64 * 1024
-_SECTIONS = {
-    "experiment_config": "experiment",
-    "evaluation_config": "evaluation",
-    "advanced_config": "advanced",
-    "env_config": "env",
-}
-_OF_TRAINING = ("training_config", "sampling_config", "checkpoints_config")
-_LONGEST_NAME = 255
+SEED = 0
+"""The seed of a run's model calls; the same as that of `osmosis eval run`, so that results compare."""
+MAX_WORK_ITEMS = 10_000_000
 
 
-@dataclass(frozen=True)
-class EvalRequest:
-    """A checked submit.
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(RunRequest):
+    """A checked submit of an evaluation."""
 
-    Attributes:
-        written: the sections as they were sent, without secret values.
-        secrets: the names of all secrets.
-        provided: values for this run only, by name.
-    """
+    kind: ClassVar[RunKind] = "eval"
 
-    experiment: Experiment
     evaluation: EvaluationSettings
-    env: Mapping[str, str]
-    secrets: tuple[str, ...]
-    written: Mapping[str, Any]
-    provided: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def seed(self) -> int:
+        """The same for every evaluation."""
+        return SEED
+
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+        """Choose the first ``limit`` rows, or a share of all.
+
+        Raises:
+            SubmitRejectedError: with all their attempts that is too much.
+        """
+        rows = RowChoice.of(
+            total_rows=total_rows, limit=self.evaluation.limit, sha256=sha256, extension=extension
+        )
+        planned = len(rows.rows()) * self.evaluation.n
+        if planned > MAX_WORK_ITEMS:
+            problem = f"{planned} rollouts are more than the {MAX_WORK_ITEMS} that one run may have"
+            raise rejected([Issue("evaluation.n", problem)])
+        return rows
+
+    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+        """Return how large the run is, and nothing done."""
+        return first_results(self.evaluation.pass_threshold, rows)
 
     def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
         """Return what the engine runs."""
@@ -71,23 +87,14 @@ def parse_request(body: Mapping[str, Any]) -> EvalRequest:
     Raises:
         SubmitRejectedError: with everything that is wrong in it; no value of a secret is repeated.
     """
-    document = _document(body)
-    issues = [
-        *_unknown_parts(body),
-        *document_issues(document, EVAL),
-        *_provided_issues(body),
-        *_length_issues(document),
-    ]
-    if not issues:
-        issues = [*_model_issues(document)]
-    if issues:
-        raise rejected(issues)
-    return _request(document, _provided(body))
+    document, issues = check_body(body, EVAL)
+    reject_any(issues or [*_model_issues(document)])
+    return _request(document, body)
 
 
 def read_request(written: Mapping[str, Any]) -> EvalRequest:
     """Return the request that a run's row keeps."""
-    return _request(_document(written), {})
+    return _request(read_document(written, EVAL))
 
 
 def effective_settings(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,75 +102,15 @@ def effective_settings(written: Mapping[str, Any]) -> dict[str, Any]:
 
     Lists show them for every run, so no more of the request is read.
     """
-    settings = EvaluationSettings(**_without_nulls(written.get("evaluation_config") or {}))
+    settings = EvaluationSettings(**without_nulls(written.get("evaluation_config") or {}))
     return settings.model_dump(exclude_none=True)
 
 
-def _document(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config that a body stands for; on the wire, null is absent."""
-    document = {
-        section: _without_nulls(body[part])
-        for part, section in _SECTIONS.items()
-        if body.get(part) is not None
-    }
-    secrets = body.get("secrets")
-    if isinstance(secrets, Mapping):
-        known = {name: value for name, value in secrets.items() if name != "provided" and value is not None}
-        document["secrets"] = {"required": [], **known}
-    else:
-        document["secrets"] = {"required": []} if secrets is None else secrets
-    return document
-
-
-def _without_nulls(section: Any) -> Any:
-    if not isinstance(section, Mapping):
-        return section
-    return {key: value for key, value in section.items() if value is not None}
-
-
-def _unknown_parts(body: Mapping[str, Any]) -> Iterator[Issue]:
-    known = (*_SECTIONS, "secrets")
-    for part in body:
-        if part in _OF_TRAINING:
-            yield Issue(part, "Unrecognized key; it belongs to training runs")
-        elif part not in known:
-            yield Issue(str(part), "Unrecognized key", suggestion=closest(str(part), known))
-
-
-def _provided_issues(body: Mapping[str, Any]) -> Iterator[Issue]:
-    secrets = body.get("secrets")
-    given = secrets.get("provided") if isinstance(secrets, Mapping) else None
-    if given is None:
-        return
-    if not isinstance(given, Mapping):
-        yield Issue("secrets.provided", "must be an object: the values of secrets, by name")
-        return
-    listed = secrets.get("required") if isinstance(secrets, Mapping) else None
-    required = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    for position, (name, value) in enumerate(given.items(), start=1):
-        if name not in required:
-            # Not repeated: it may be a value in the wrong place.
-            yield Issue("secrets.provided", f"entry {position} is not listed in `required`")
-            continue
-        key = f"secrets.provided.{name}"
-        if not isinstance(value, str) or not value:
-            yield Issue(key, "must be a non-empty string")
-        elif "\0" in value:
-            yield Issue(key, "must not contain a NUL character")
-        elif len(value.encode("utf-8", "replace")) > MAX_SECRET_BYTES:
-            yield Issue(key, f"must not be longer than {MAX_SECRET_BYTES // 1024} KiB")
-
-
-def _provided(body: Mapping[str, Any]) -> dict[str, str]:
-    secrets = body.get("secrets")
-    return dict(secrets.get("provided") or {}) if isinstance(secrets, Mapping) else {}
-
-
-def _length_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    experiment = document.get("experiment")
-    for name, value in experiment.items() if isinstance(experiment, Mapping) else ():
-        if isinstance(value, str) and len(value) > _LONGEST_NAME:
-            yield Issue(f"experiment.{name}", f"must not be longer than {_LONGEST_NAME} characters")
+def _request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> EvalRequest:
+    return EvalRequest(
+        **common_fields(document, EVAL, body),
+        evaluation=EvaluationSettings(**document.get("evaluation", {})),
+    )
 
 
 def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
@@ -184,21 +131,3 @@ def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         else:
             problem = error.message.rstrip(".")
         yield Issue("experiment.model_path", problem)
-
-
-def _request(document: Mapping[str, Any], provided: Mapping[str, str]) -> EvalRequest:
-    evaluation, env = document.get("evaluation", {}), document.get("env", {})
-    secrets = tuple(document["secrets"]["required"])
-    written = {
-        f"{section}_config": document[section] for section in _SECTIONS.values() if document.get(section)
-    }
-    if secrets:
-        written["secrets"] = {"required": list(secrets)}
-    return EvalRequest(
-        experiment=Experiment(**document["experiment"]),
-        evaluation=EvaluationSettings(**evaluation),
-        env=env,
-        secrets=secrets,
-        written=written,
-        provided=provided,
-    )

@@ -10,6 +10,7 @@ import difflib
 import json
 import posixpath
 import random
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ from osmosis_ai.platform.db.models import Dataset, Repository, Rollout, Run, Use
 from osmosis_ai.platform.gitsync.mirror import RevisionError
 from osmosis_ai.platform.runs.names import draw_name
 from osmosis_ai.platform.runs.rejection import SubmitRejectedError, rejected
-from osmosis_ai.platform.runs.request import EvalRequest, parse_request
-from osmosis_ai.platform.runs.results import first_results
+from osmosis_ai.platform.runs.request import parse_request
+from osmosis_ai.platform.runs.request_body import RunKind, RunRequest
 from osmosis_ai.platform.runs.selection import RowChoice
+from osmosis_ai.platform.runs.training_request import parse_training_request
 from osmosis_ai.platform.secrets import resolve_scopes
 from osmosis_ai.workspace.config_issues import Issue
 from osmosis_ai.workspace.spelling import closest
@@ -41,18 +43,20 @@ if TYPE_CHECKING:
 
 SYNC_WAIT_S = 20.0
 """How long a submit waits for the repository; clients wait 30 s for its reply."""
-SEED = 0
-"""The seed of a run's model calls; the same as that of `osmosis eval run`, so that results compare."""
-MAX_WORK_ITEMS = 10_000_000
 
 _PARALLEL_SUBMITS = 16
 _NAME_TRIES = 64
+_PARSERS: dict[RunKind, Callable[[Mapping[str, Any]], RunRequest]] = {
+    "eval": parse_request,
+    "training": parse_training_request,
+}
 
 
 @dataclass(frozen=True)
 class Submission:
     """Who submits what, from where."""
 
+    kind: RunKind
     workspace_id: str
     repository: Repository
     user: User
@@ -74,7 +78,7 @@ class Submits:
         db, clock: where the row goes, and its date.
         vault: seals the values that are given for one run.
         mirrors, rollouts: the repositories, and what is known of their rollouts.
-        counts: told of new runs.
+        counts: of each kind, told of new runs.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Submits:
         vault: Vault,
         mirrors: MirrorStore,
         rollouts: Rollouts,
-        counts: RunCounts,
+        counts: Mapping[RunKind, RunCounts],
     ) -> None:
         self._counts = counts
         self._db = db
@@ -107,7 +111,7 @@ class Submits:
             SubmitRejectedError: with everything that is wrong.
             MissingSecretsError: naming all secrets that are neither stored nor given.
         """
-        request = parse_request(submission.body)
+        request = _PARSERS[submission.kind](submission.body)
         dataset = self._dataset(submission.workspace_id, request.experiment.dataset)
         rows = _choose_rows(request, dataset)
         code = self._code(submission.repository, request)
@@ -131,7 +135,7 @@ class Submits:
             raise _unusable_dataset(dataset)
         return dataset
 
-    def _code(self, repository: Repository, request: EvalRequest) -> _Code:
+    def _code(self, repository: Repository, request: RunRequest) -> _Code:
         """Find the commit meant, and the rollout and its entrypoint in it."""
         sync_error = self._sync(repository)
         experiment = request.experiment
@@ -172,7 +176,7 @@ class Submits:
             problem = f"there is no file {path} {where}; commit it and `git push`"
             raise rejected([Issue("experiment.entrypoint", problem)]) from None
 
-    def _secret_scopes(self, submission: Submission, request: EvalRequest) -> dict[str, str]:
+    def _secret_scopes(self, submission: Submission, request: RunRequest) -> dict[str, str]:
         """Return where the value of each secret comes from; ``run`` for those given with the request."""
         stored = [name for name in request.secrets if name not in request.provided]
         found = resolve_scopes(self._db, submission.workspace_id, submission.user.id, stored)
@@ -181,7 +185,7 @@ class Submits:
     def _create(
         self,
         submission: Submission,
-        request: EvalRequest,
+        request: RunRequest,
         dataset: Dataset,
         rows: RowChoice,
         code: _Code,
@@ -196,7 +200,7 @@ class Submits:
             "id": run_id,
             "workspace_id": submission.workspace_id,
             "repository_id": submission.repository.id,
-            "kind": "eval",
+            "kind": request.kind,
             "status": "pending",
             "creator_id": submission.user.id,
             "created_at": self._clock.now(),
@@ -208,14 +212,14 @@ class Submits:
             "dataset_id": dataset.id,
             "dataset_name": dataset.name,
             "model_path": request.experiment.model_path,
-            "seed": SEED,
+            "seed": request.seed,
             "selection": rows.record(),
             "secret_scopes": scopes,
             "sealed_secrets": sealed,
-            "results": first_results(request.evaluation.pass_threshold, rows),
+            "results": request.first_results(rows),
         }
         run = self._insert(described)
-        self._counts.forget(run.workspace_id)
+        self._counts[request.kind].forget(run.workspace_id)
         return run
 
     def _insert(self, described: dict[str, Any]) -> Run:
@@ -244,19 +248,11 @@ def _is_free(session: Session, run: Run) -> bool:
     return session.scalar(taken) is None
 
 
-def _choose_rows(request: EvalRequest, dataset: Dataset) -> RowChoice:
+def _choose_rows(request: RunRequest, dataset: Dataset) -> RowChoice:
     assert dataset.row_count is not None and dataset.sha256 is not None
-    rows = RowChoice.of(
-        total_rows=dataset.row_count,
-        limit=request.evaluation.limit,
-        sha256=dataset.sha256,
-        extension=dataset.extension,
+    return request.choose_rows(
+        total_rows=dataset.row_count, sha256=dataset.sha256, extension=dataset.extension
     )
-    planned = len(rows.rows()) * request.evaluation.n
-    if planned > MAX_WORK_ITEMS:
-        problem = f"{planned} rollouts are more than the {MAX_WORK_ITEMS} that one run may have"
-        raise rejected([Issue("evaluation.n", problem)])
-    return rows
 
 
 def _no_dataset(name: str, names: list[str]) -> SubmitRejectedError:

@@ -1,0 +1,128 @@
+"""What the routes of evaluation and training runs share: the submit, and a run's own fields."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from osmosis_ai.api.wire.base import Named
+from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.scope import Scope
+from osmosis_ai.platform.runs.reading import FoundRun, Runs, RunSummary
+from osmosis_ai.platform.runs.rejection import SubmitRejectedError
+from osmosis_ai.platform.runs.request_body import RunKind
+from osmosis_ai.platform.runs.submit import Submission
+from osmosis_ai.platform.secrets import MissingSecretsError
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.workspace.config_checks import ConfigKind
+
+
+def submit_body(kind: ConfigKind) -> dict[str, Any]:
+    """Return what the API's description says of the body of a submit."""
+    sections = {f"{name}_config": model.model_json_schema() for name, model in kind.sections.items()}
+    schema = {
+        "type": "object",
+        "required": ["experiment_config"],
+        "properties": {
+            **sections,
+            "advanced_config": {"type": "object"},
+            "env_config": {"type": "object", "additionalProperties": {"type": "string"}},
+            "secrets": {
+                "type": "object",
+                "properties": {
+                    "required": {"type": "array", "items": {"type": "string"}},
+                    "provided": {"type": "object", "additionalProperties": {"type": "string"}},
+                },
+            },
+        },
+    }
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+async def submit(
+    services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
+) -> SubmittedRun:
+    """Take on a run.
+
+    Raises:
+        ApiError: with everything that is wrong with it in `issues`.
+    """
+    submission = Submission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
+    try:
+        run = await asyncio.wrap_future(services.submits.start(submission))
+    except SubmitRejectedError as error:
+        raise ApiError(
+            error.status, error.reason, error.message, field=error.field, issues=error.wire_issues()
+        ) from None
+    except MissingSecretsError as error:
+        # Clients read the names out of this very sentence.
+        raise ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=list(error.names)) from None
+    return SubmittedRun(id=run.id, name=run.name, status=run.status, created_at=run.created_at)
+
+
+def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:
+    """Ask for a run to stop; one that has ended stays as it is."""
+    run, still_to_end = runs.stop(scope.workspace_id, name_or_id, by=scope.user.email)
+    return StopReply(id=run.id, status="stopping" if still_to_end else run.status)
+
+
+def summary_fields(run: RunSummary) -> dict[str, Any]:
+    """Return a listed run's own fields, as far as they are known."""
+    return _own_fields(run, run.creator_name, run.creator_email)
+
+
+def detail_fields(found: FoundRun) -> dict[str, Any]:
+    """Return a run's own fields, as far as they are known."""
+    creator = found.creator
+    by = (creator.name, creator.email) if creator is not None else (None, None)
+    return _own_fields(found.run, *by)
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """Return what a detail says of how a run was configured, as far as there is anything to say."""
+    known = {
+        "entrypoint": run.request["experiment_config"]["entrypoint"],
+        "branch": run.branch,
+        "commit_sha": run.commit_sha,
+        "env_config": run.request.get("env_config"),
+        "resolved_secret_scopes": run.secret_scopes or None,
+    }
+    return present(known)
+
+
+def named(id: str | None, name: str) -> Named:
+    """Return a reference to what may have gone by now."""
+    return Named(id=id, name=name) if id is not None else Named(name=name)
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``fields`` without those that are None: what is not known is not sent."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def elapsed_ms(run: Run, clock: Clock) -> float | None:
+    """Return how long the run has taken from its start to its end, or to now."""
+    if run.started_at is None:
+        return None
+    until = run.completed_at or clock.now()
+    return max(0.0, (until - run.started_at).total_seconds() * 1000)
+
+
+def _own_fields(run: Run | RunSummary, creator_name: str | None, creator_email: str | None) -> dict[str, Any]:
+    return present(
+        {
+            "id": run.id,
+            "name": run.name,
+            "status": run.status,
+            "created_at": run.created_at,
+            "started_at": run.started_at,
+            "completed_at": run.completed_at,
+            "creator_name": creator_name or creator_email,
+            "creator_email": creator_email,
+            "error": run.error,
+        }
+    )

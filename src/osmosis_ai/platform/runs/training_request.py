@@ -1,0 +1,107 @@
+"""What the submit of a training run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from osmosis_ai.platform.runs.request_body import (
+    RunKind,
+    RunRequest,
+    check_body,
+    common_fields,
+    read_document,
+    reject_any,
+)
+from osmosis_ai.platform.runs.selection import RowChoice
+from osmosis_ai.training.settings import ADVANCED_KEYS, SECTION_KEYS, InvalidConfigError, TrainingSettings
+from osmosis_ai.workspace.config_checks import TRAINING
+from osmosis_ai.workspace.config_issues import Issue
+from osmosis_ai.workspace.spelling import closest
+
+MAX_ROLLOUTS_PER_STEP = 100_000
+_BUILT_IN = "osmosis/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest(RunRequest):
+    """A checked submit of a training run."""
+
+    kind: ClassVar[RunKind] = "training"
+
+    settings: TrainingSettings
+
+    @property
+    def seed(self) -> int:
+        """What data order, sampling and the adapter's start are drawn from."""
+        return self.settings.seed
+
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+        """Choose every row: which are for training, and which for validation, is the trainer's to say."""
+        return RowChoice.of(total_rows=total_rows, limit=total_rows, sha256=sha256, extension=extension)
+
+    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+        """Return nothing: not even the number of steps is known before the trainer has planned."""
+        return {}
+
+
+def parse_training_request(body: Mapping[str, Any]) -> TrainingRequest:
+    """Check the body of a submit.
+
+    Raises:
+        SubmitRejectedError: with everything that is wrong in it; no value of a secret is repeated.
+    """
+    document, issues = check_body(body, TRAINING)
+    reported = {issue.key for issue in issues}
+    issues += [issue for issue in _settings_issues(document) if issue.key not in reported]
+    reject_any(issues or [*_model_issues(document["experiment"]["model_path"])])
+    return _request(document, body)
+
+
+def read_training_request(written: Mapping[str, Any]) -> TrainingRequest:
+    """Return the request that a run's row keeps."""
+    return _request(read_document(written, TRAINING))
+
+
+def effective_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:
+    """Return every setting by the section of a config it belongs to, defaults included."""
+    values = request.settings.model_dump(mode="json", exclude_none=True)
+    keys = {**SECTION_KEYS, "advanced": ADVANCED_KEYS}
+    return {section: {key: values[key] for key in known if key in values} for section, known in keys.items()}
+
+
+def _request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> TrainingRequest:
+    return TrainingRequest(**common_fields(document, TRAINING, body), settings=_settings(document))
+
+
+def _settings(document: Mapping[str, Any]) -> TrainingSettings:
+    sections = [document.get(name) for name in ("training", "sampling", "checkpoints", "advanced")]
+    experiment = document.get("experiment")
+    model_path = experiment.get("model_path") if isinstance(experiment, Mapping) else None
+    return TrainingSettings.from_config(
+        # What is no table has been reported as such.
+        *(section if isinstance(section, Mapping) else {} for section in sections),
+        model_path=model_path,
+    )
+
+
+def _settings_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    try:
+        settings = _settings(document)
+    except InvalidConfigError as error:
+        yield from error.issues
+        return
+    rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
+    if rollouts > MAX_ROLLOUTS_PER_STEP:
+        problem = f"{rollouts} rollouts are more than the {MAX_ROLLOUTS_PER_STEP} that one step may have"
+        yield Issue("training.rollout_batch_size", problem)
+
+
+def _model_issues(model_path: str) -> Iterator[Issue]:
+    """Find out whether there are weights to train, as far as a name tells."""
+    from osmosis_ai.inference import served_models
+
+    if model_path.startswith(_BUILT_IN) and model_path not in served_models():
+        problem = f"there is no built-in model `{model_path}`"
+        yield Issue("experiment.model_path", problem, suggestion=closest(model_path, served_models()))

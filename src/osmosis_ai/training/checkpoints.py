@@ -1,0 +1,246 @@
+"""Checkpoints: each is whole, or it is not there.
+
+A checkpoint is a directory `step-00000042` that is written under another name, flushed to the disk and
+renamed, so a kill, a power cut or a full disk leaves the checkpoints that were there before. Everything
+that decides how a run goes on is inside:
+
+    adapter/             the LoRA adapter as PEFT writes it
+    learner.pt           adapter, optimiser, schedule and random state
+    trainer_state.json   whatever the trainer needs: data order, history
+    provenance.json      what made it: config, commit, dataset digest, metrics
+
+The last checkpoint is always there to go on from; earlier ones stay only when they were to be kept.
+Names that begin with a dot are unfinished business, settled when the store is opened: a replacement
+that was cut short is undone, the rest is removed. One process at a time writes to a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import sync_directory, write_atomic, write_json
+
+ADAPTER_DIR, LEARNER_FILE = "adapter", "learner.pt"
+TRAINER_FILE, PROVENANCE_FILE = "trainer_state.json", "provenance.json"
+_KEEP_MARK = "keep"
+_NAME = re.compile(r"step-(\d{8,})")
+_UNFINISHED, _REPLACED, _DISCARDED = ".writing-", ".replaced-", ".discarded-"
+
+
+class CheckpointableLearner(Protocol):
+    """What a checkpoint needs of a learner."""
+
+    def save_adapter(self, directory: Path) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the disk.
+
+    Attributes:
+        step: the steps that were taken before it.
+        directory: where it is.
+    """
+
+    step: int
+    directory: Path
+
+    @property
+    def adapter_dir(self) -> Path:
+        """The PEFT adapter."""
+        return self.directory / ADAPTER_DIR
+
+    @property
+    def kept(self) -> bool:
+        """Whether it stays when later ones are written."""
+        return (self.directory / _KEEP_MARK).exists()
+
+    def trainer_state(self) -> dict[str, Any]:
+        """Return what the trainer gave to :meth:`CheckpointStore.save`."""
+        return self._read_json(TRAINER_FILE)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what made it, with ``step`` and ``saved_at`` (ISO 8601) added."""
+        return self._read_json(PROVENANCE_FILE)
+
+    def load_into(self, learner: CheckpointableLearner) -> dict[str, Any]:
+        """Put ``learner`` into the state in which it was saved; return the trainer's state.
+
+        Raises:
+            OsmosisError: when the files are damaged or belong to another model or other settings.
+        """
+        import pickle
+
+        import torch
+
+        try:
+            state = torch.load(self.directory / LEARNER_FILE, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise self._damaged(LEARNER_FILE, error) from error
+        trainer_state = self.trainer_state()
+        learner.load_state_dict(state)
+        return trainer_state
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.directory / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._damaged(name, error) from error
+        return found
+
+    def _damaged(self, name: str, error: Exception) -> OsmosisError:
+        return OsmosisError(
+            f"the checkpoint of step {self.step} can not be read: {self.directory / name}: {error}",
+            hint="remove its directory to go on from the one before it",
+        )
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        directory: created when missing.
+        keep_every: checkpoints of every so many steps are kept.
+    """
+
+    def __init__(self, directory: Path, *, keep_every: int) -> None:
+        self.directory = directory
+        self._keep_every = keep_every
+        directory.mkdir(parents=True, exist_ok=True)
+        self._settle_unfinished_business()
+
+    def list(self) -> tuple[Checkpoint, ...]:
+        """Return all checkpoints, the earliest first."""
+        found = [
+            Checkpoint(int(match[1]), path)
+            for path in self.directory.iterdir()
+            if (match := _NAME.fullmatch(path.name))
+        ]
+        return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
+
+    def latest(self) -> Checkpoint | None:
+        """Return the checkpoint to go on from, if there is one."""
+        checkpoints = self.list()
+        return checkpoints[-1] if checkpoints else None
+
+    def save(
+        self,
+        step: int,
+        learner: CheckpointableLearner,
+        trainer_state: Mapping[str, Any],
+        provenance: Mapping[str, Any] | None = None,
+        *,
+        keep: bool = False,
+    ) -> Checkpoint:
+        """Write the checkpoint of ``step``, durably, and drop earlier ones that were not to be kept.
+
+        Args:
+            step: the steps taken so far; a checkpoint of the same step is replaced.
+            learner: whose adapter and state are saved.
+            trainer_state: JSON-encodable, without NaN.
+            provenance: likewise: config, commit, dataset digest, metrics; it travels with the adapter.
+            keep: keep this one whatever its step.
+
+        Raises:
+            OsmosisError: when the disk is full or can not be written; the checkpoints that were there
+                still are.
+            ValueError: when a value is not JSON-encodable.
+        """
+        final = self.directory / f"step-{step:08d}"
+        writing = self.directory / f"{_UNFINISHED}{final.name}"
+        try:
+            self._write(writing, step, learner, trainer_state, provenance or {}, keep=keep)
+            self._put_in_place(writing, final)
+        except OSError as error:
+            raise self._not_written(step, error) from error
+        except RuntimeError as error:  # how torch reports that a file could not be written
+            raise self._not_written(step, error) from error
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        self._drop_superseded(step)
+        return Checkpoint(step, final)
+
+    def _write(
+        self,
+        directory: Path,
+        step: int,
+        learner: CheckpointableLearner,
+        trainer_state: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        *,
+        keep: bool,
+    ) -> None:
+        import torch
+
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        learner.save_adapter(directory / ADAPTER_DIR)
+        torch.save(learner.state_dict(), directory / LEARNER_FILE)
+        write_json(directory / TRAINER_FILE, dict(trainer_state), durable=False)
+        now = datetime.now(timezone.utc).isoformat()
+        described = {**provenance, "step": step, "saved_at": now}
+        write_json(directory / PROVENANCE_FILE, described, durable=False)
+        if keep or step % self._keep_every == 0:
+            write_atomic(directory / _KEEP_MARK, b"", durable=False)
+        _flush(directory)
+
+    def _put_in_place(self, written: Path, final: Path) -> None:
+        if final.exists():
+            replaced = self.directory / f"{_REPLACED}{final.name}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        written.rename(final)
+        sync_directory(self.directory)
+        shutil.rmtree(self.directory / f"{_REPLACED}{final.name}", ignore_errors=True)
+
+    def _drop_superseded(self, step: int) -> None:
+        for checkpoint in self.list():
+            if checkpoint.step < step and not checkpoint.kept:
+                # Renamed first: a directory that is half removed must not look like a checkpoint.
+                discarded = self.directory / f"{_DISCARDED}{checkpoint.directory.name}"
+                shutil.rmtree(discarded, ignore_errors=True)
+                checkpoint.directory.rename(discarded)
+                shutil.rmtree(discarded, ignore_errors=True)
+
+    def _settle_unfinished_business(self) -> None:
+        for path in self.directory.glob(f"{_REPLACED}*"):
+            final = self.directory / path.name.removeprefix(_REPLACED)
+            if not final.exists():
+                path.rename(final)
+        for prefix in (_UNFINISHED, _REPLACED, _DISCARDED):
+            for path in self.directory.glob(f"{prefix}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _not_written(self, step: int, error: Exception) -> OsmosisError:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else str(error)
+        latest = self.latest()
+        left = f"the one of step {latest.step} is intact" if latest else "there is no earlier one"
+        return OsmosisError(
+            f"the checkpoint of step {step} could not be written to {self.directory}: {reason}; {left}.",
+            hint="free some space there and resume the run" if full else None,
+        )
+
+
+def _flush(directory: Path) -> None:
+    """Make every file below ``directory``, and their names, survive a power cut."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)  # noqa: PTH118 - os.walk's own
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(folder))

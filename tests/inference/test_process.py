@@ -16,6 +16,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference import InferenceServer, served_models
 from osmosis_ai.inference.process import API_KEY_ENV
 from tests.inference.conftest import body, multiply_tool, question
+from tests.inference.test_adapters import save_adapter
 
 pytestmark = pytest.mark.e2e
 
@@ -166,3 +167,22 @@ def test_the_announcement_is_one_line_of_json() -> None:
         rest, _ = process.communicate(timeout=30)
     assert announcement["base_url"].endswith("/v1") and announcement["model"] == "osmosis/tiny"
     assert (rest, process.returncode) == ("", 0)
+
+
+async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path: Path) -> None:
+    save_adapter(model_dir, tmp_path)
+    async with (
+        InferenceServer() as base,
+        InferenceServer(adapter=tmp_path, served_as="osmosis/tiny:better") as adapted,
+    ):
+        assert adapted.model == "osmosis/tiny:better"
+        before = await ask(base, seed=1, logprobs=True)
+        after = await ask(adapted, seed=1, logprobs=True, model="osmosis/tiny:better")
+    assert after["model"] == "osmosis/tiny:better"
+    assert after["choices"][0]["logprobs"] != before["choices"][0]["logprobs"]
+
+
+async def test_a_folder_without_an_adapter_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match=r"there is no adapter in .*adapter_config\.json` is missing"):
+        async with InferenceServer(adapter=tmp_path):
+            raise AssertionError

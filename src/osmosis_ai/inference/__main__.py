@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
@@ -47,6 +48,10 @@ def _options() -> argparse.Namespace:
         epilog=f"The bearer key that clients must send is read from {API_KEY_ENV}.",
     )
     parser.add_argument("--model", default=served_models()[0], help="which one (default: %(default)s)")
+    parser.add_argument("--adapter", type=Path, help="a folder with a LoRA adapter to merge into the model")
+    parser.add_argument(
+        "--served-as", metavar="NAME", help="what requests call it (default: the model's name)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     parser.add_argument("--max-batch", type=int, default=32, help="sequences generated at once (default: 32)")
@@ -72,8 +77,10 @@ async def _serve(options: argparse.Namespace) -> None:
         api_key=os.environ.pop(API_KEY_ENV, None) or None,
         max_batch=options.max_batch,
         max_waiting=options.max_waiting,
+        adapter=options.adapter,
+        served_as=options.served_as,
     ) as (base_url, api):
-        announcement = {"base_url": base_url, "model": model.name, "fingerprint": api.fingerprint}
+        announcement = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
         sys.stdout.write(json.dumps(announcement) + "\n")
         sys.stdout.flush()
         await stop.wait()

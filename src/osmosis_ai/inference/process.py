@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
+from pathlib import Path
 from typing import IO, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -40,11 +41,13 @@ class InferenceServer:
 
     Args:
         model: one of :func:`served_models`.
+        adapter: a folder with a LoRA adapter, which is merged into the model.
+        served_as: the name requests call it by; the model's own when None.
         max_batch: how many sequences it generates at once.
         start_timeout_s: how long it may take to listen.
 
     Attributes:
-        model: its name.
+        model: the name requests call it by.
         api_key: the bearer key it answers to, made anew for every server.
 
     Raises:
@@ -52,9 +55,17 @@ class InferenceServer:
     """
 
     def __init__(
-        self, model: str = "osmosis/tiny", *, max_batch: int = 32, start_timeout_s: float = 60.0
+        self,
+        model: str = "osmosis/tiny",
+        *,
+        adapter: Path | None = None,
+        served_as: str | None = None,
+        max_batch: int = 32,
+        start_timeout_s: float = 60.0,
     ) -> None:
-        self.model = built_in_model(model).name
+        self._base = built_in_model(model).name
+        self._adapter = adapter
+        self.model = served_as or self._base
         self.api_key = secrets.token_urlsafe(24)
         self._max_batch = max_batch
         self._start_timeout_s = start_timeout_s
@@ -127,8 +138,10 @@ class InferenceServer:
         return "\n".join(self._log)
 
     def _spawn(self) -> ChildProcess:
-        command = [sys.executable, "-m", "osmosis_ai.inference", "--model", self.model]
-        command += ["--port", "0", "--max-batch", str(self._max_batch)]
+        command = [sys.executable, "-m", "osmosis_ai.inference", "--model", self._base]
+        command += ["--port", "0", "--max-batch", str(self._max_batch), "--served-as", self.model]
+        if self._adapter is not None:
+            command += ["--adapter", str(self._adapter.resolve())]
         environment = {
             **os.environ,
             **SINGLE_THREAD_ENV,

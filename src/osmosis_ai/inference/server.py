@@ -11,11 +11,13 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from osmosis_ai.inference.adapters import load_adapted_model
 from osmosis_ai.inference.catalog import BuiltInModel
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
@@ -138,17 +140,31 @@ class Endpoint:
 
 @asynccontextmanager
 async def serving(
-    model: BuiltInModel, *, host: str, port: int, api_key: str | None, max_batch: int, max_waiting: int
+    model: BuiltInModel,
+    *,
+    host: str,
+    port: int,
+    api_key: str | None,
+    max_batch: int,
+    max_waiting: int,
+    adapter: Path | None = None,
+    served_as: str | None = None,
 ) -> AsyncIterator[tuple[str, ChatCompletions]]:
     """Load a model and serve it while the context lasts; yields the base URL and the API.
 
+    Args:
+        adapter: a folder with a LoRA adapter, which is merged into the model.
+        served_as: the name requests call it by; the model's own when None.
+
     Raises:
-        OsmosisError: when the model can not be loaded.
+        OsmosisError: when the model or the adapter can not be loaded.
         OSError: when the address can not be listened on.
     """
     tokenizer, template = Tokenizer.load(model.directory), ChatTemplate.load(model.directory)
-    with InferenceEngine(Model.load(model.directory), max_batch=max_batch, max_waiting=max_waiting) as engine:
-        api = ChatCompletions(engine, tokenizer, template, model.names)
+    network = load_adapted_model(model.directory, adapter) if adapter else Model.load(model.directory)
+    names = (served_as,) if served_as and served_as != model.name else model.names
+    with InferenceEngine(network, max_batch=max_batch, max_waiting=max_waiting) as engine:
+        api = ChatCompletions(engine, tokenizer, template, names)
         runner = Endpoint(api, api_key=api_key).runner()
         await runner.setup()
         try:

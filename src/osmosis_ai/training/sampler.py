@@ -222,8 +222,7 @@ class RolloutSampler:
             flight.losses += 1
             if flight.losses <= MAX_LOSSES:
                 return None
-            reason = str(lost) if lost is not None else "its server reported no result"
-            verdict = Verdict("failed", error_type=LOST, boundary="rollout_server", error=reason)
+            verdict = Verdict("failed", error_type=LOST, boundary="rollout_server", error=_last_words(lost))
         return Sample(attempt, verdict, recorded, usage, (time.monotonic() - flight.started) * 1000)
 
     async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, object]:
@@ -255,3 +254,9 @@ class RolloutSampler:
             controller_api_key=self._callback_token,
             callback_timeout_sec=self._agent_timeout_s + self._grader_timeout_s + CALLBACK_GRACE_S,
         )
+
+
+def _last_words(lost: AttemptLostError | None) -> str:
+    if lost is None:
+        return "the rollout's server reported no result"
+    return lost.death.message if lost.death is not None else str(lost)

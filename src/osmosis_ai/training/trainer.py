@@ -1,0 +1,433 @@
+"""A training run on this machine: everything the loop needs, opened in order and closed in reverse.
+
+The learner, the policy's engine and the agents' endpoint live in this process; the rollout runs in a
+process of its own, in its own environment. A run directory belongs to one run: calling the trainer
+again with the same inputs goes on from the last checkpoint, with others it is refused.
+
+Under `torchrun`, rank 0 runs a :class:`LocalTrainer`; the other ranks call :func:`follow_leader`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.manifest import source_digest
+from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.files import cache_dir
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.training.data_order import DataOrder
+from osmosis_ai.training.extra import require_train_extra
+from osmosis_ai.training.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.metrics import MetricsHistory, StepRecord, read_history
+from osmosis_ai.training.run_directory import TrainingDirectory, locked_settings
+from osmosis_ai.training.validation import SplitRows, ValidationPlan, split_rows
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.server_process import RolloutServer
+    from osmosis_ai.evaluation.spec import DatasetInput
+    from osmosis_ai.training.checkpoints import CheckpointStore
+    from osmosis_ai.training.learner import Learner
+    from osmosis_ai.training.loop import Ending, LoopState, TrainingLoop
+    from osmosis_ai.training.policy_engine import PolicyEngine
+    from osmosis_ai.training.sampler import RolloutSampler
+    from osmosis_ai.training.settings import TrainingSettings
+
+MakeLearner = Callable[["TrainingSpec"], "Learner"]
+
+# Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
+_ENGINE_BATCH = 128
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """One training run: which policy learns what, from which rows.
+
+    Attributes:
+        settings: how.
+        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
+        dataset: the rows.
+        rollout_dir: the rollout's directory.
+        entrypoint: its file that serves the agent.
+        validation: what the policy is measured on.
+        adapter: a PEFT directory to go on from.
+        device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when None.
+        env: variables of the rollout's server.
+        secret_values: further ones, kept out of every file.
+    """
+
+    settings: TrainingSettings
+    model_path: str
+    dataset: DatasetInput
+    rollout_dir: Path
+    entrypoint: str = "main.py"
+    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    adapter: Path | None = None
+    device: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return everything that the run's curve depends on, as the manifest locks it."""
+        plan = self.validation
+        return {
+            "model_path": self.model_path,
+            "adapter": _folder_digest(self.adapter) if self.adapter else None,
+            "dataset": {"sha256": self.dataset.sha256},
+            "validation": {
+                "sha256": file_digest(plan.path) if plan.path else None,
+                "fraction": plan.fraction,
+                "max_rows": plan.max_rows,
+                "attempts": plan.attempts,
+            },
+            "rollout": {
+                "name": self.rollout_dir.name,
+                "entrypoint": self.entrypoint,
+                "source_digest": source_digest(self.rollout_dir),
+            },
+            "env": dict(sorted(self.env.items())),
+            "secret_names": sorted(self.secret_values),
+            "settings": locked_settings(self.settings),
+        }
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """How a session ended.
+
+    Attributes:
+        run_dir: where everything is.
+        ending: why, in a word and in a sentence.
+        steps_done, total_steps: of the run, all sessions together.
+        records: the run's history.
+    """
+
+    run_dir: Path
+    ending: Ending
+    steps_done: int
+    total_steps: int
+    records: list[StepRecord]
+
+
+def new_learner(spec: TrainingSpec) -> Learner:
+    """Load the model and put the adapter on it."""
+    from osmosis_ai.training.learner import Learner
+
+    return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
+
+
+class LocalTrainer:
+    """Trains, or goes on training.
+
+    Args:
+        spec: what.
+        run_dir: the run's directory; made when missing.
+        hooks: who is told.
+        environ: the variables that the rollout's server inherits.
+        rollout_cache: where rollout environments are built.
+        provenance: what the manifest shall say of where the run comes from.
+        make_learner: makes the learner.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        run_dir: Path,
+        hooks: TrainingHooks | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        rollout_cache: Path | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        make_learner: MakeLearner = new_learner,
+    ) -> None:
+        self._spec = spec
+        self._directory = TrainingDirectory(run_dir)
+        self._hooks = hooks or TrainingHooks()
+        self._environ = dict(os.environ if environ is None else environ)
+        self._rollout_cache = rollout_cache or cache_dir()
+        self._provenance = provenance or {}
+        self._make_learner = make_learner
+        self._redact = Redactor(spec.secret_values.values())
+
+    async def run(self) -> TrainingSummary:
+        """Train to the end, to a stop, or to where there is no point in going on.
+
+        Raises:
+            MissingExtraError: when torch and its kin are not installed.
+            OsmosisError: what else makes it impossible; everything up to the last checkpoint is kept.
+        """
+        require_train_extra()
+        with self._directory.held(), self._log() as log:
+            hooks = _LoggedHooks(self._hooks, log)
+            try:
+                return await self._run(hooks)
+            except Exception as error:
+                log.write("run", str(error), level="ERROR", error=type(error).__name__)
+                raise
+            finally:
+                redact_file(self._directory.server_log, self._redact)
+
+    async def _run(self, hooks: TrainingHooks) -> TrainingSummary:
+        spec, directory = self._spec, self._directory
+        for warning in spec.settings.warnings(spec.model_path):
+            hooks.note(warning)
+        rows, inputs = await asyncio.gather(
+            asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),
+            asyncio.to_thread(spec.inputs),
+        )
+        directory.claim(inputs, self._provenance)
+        order = data_order(rows, spec.settings)
+        async with AsyncExitStack() as stack:
+            loop = await self._open(stack, hooks, rows, order)
+            running = asyncio.get_running_loop()
+            hooks.started(lambda: _call_if_alive(running, loop.stop))
+            ending = await loop.run()
+        return TrainingSummary(
+            run_dir=directory.path,
+            ending=ending,
+            steps_done=loop.state.step,
+            total_steps=order.total_steps,
+            records=list(read_history(directory.metrics)),
+        )
+
+    async def _open(
+        self, stack: AsyncExitStack, hooks: TrainingHooks, rows: SplitRows, order: DataOrder
+    ) -> TrainingLoop:
+        """Open everything; the cheap and the likely to fail come first."""
+        from osmosis_ai.training.checkpoints import CheckpointStore
+        from osmosis_ai.training.loop import LoopParts, TrainingLoop
+
+        spec, directory = self._spec, self._directory
+        hooks.stage("preparing the rollout's environment")
+        python = await self._prepare_python(hooks)
+        hooks.stage(f"loading the model {spec.model_path}")
+        learner = await asyncio.to_thread(self._make_learner, spec)
+        stack.callback(learner.close)
+        checkpoints = CheckpointStore(directory.checkpoints, keep_every=spec.settings.checkpoint_save_freq)
+        history = MetricsHistory(directory.metrics)
+        state = await asyncio.to_thread(_resume, checkpoints, learner, history)
+        engine = await asyncio.to_thread(self._open_engine, stack, str(learner.device))
+        if learner.updates:
+            await engine.publish(learner, learner.updates)
+        hooks.stage("starting the rollout's server")
+        sampler = await stack.enter_async_context(self._sampler(engine, python, hooks))
+        hooks.plan(self._plan(rows, order, state, str(learner.device)))
+        parts = LoopParts(
+            settings=spec.settings,
+            rows=rows,
+            order=order,
+            validation=spec.validation,
+            sampler=sampler,
+            learner=learner,
+            engine=engine,
+            history=history,
+            checkpoints=checkpoints,
+            hooks=hooks,
+            provenance=self._checkpoint_provenance(),
+        )
+        return TrainingLoop(parts, state, between_steps=directory.sweep_trials)
+
+    async def _prepare_python(self, hooks: TrainingHooks) -> Path:
+        from osmosis_ai.controller.environment import prepare_environment
+
+        environment = await asyncio.to_thread(
+            prepare_environment, self._spec.rollout_dir, cache_dir=self._rollout_cache, note=hooks.note
+        )
+        hooks.note(f"environment: {environment.note}")
+        return environment.python
+
+    def _open_engine(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
+        import torch
+
+        from osmosis_ai.inference.catalog import served_models
+        from osmosis_ai.inference.torch_engine import TorchEngine
+        from osmosis_ai.training.policy_engine import LocalPolicyEngine
+        from osmosis_ai.training.policy_model import model_source
+
+        spec, settings = self._spec, self._spec.settings
+        built_in = spec.model_path in served_models() and device == "cpu"
+        if built_in:
+            # So small that a second thread costs more than it brings.
+            torch.set_num_threads(1)
+        rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
+        engine = TorchEngine(
+            model_source(spec.model_path),
+            device=device,
+            # In float64 a rollout's tokens do not depend on what else is sampled at the same time.
+            dtype=torch.float64 if built_in else None,
+            max_batch=min(_ENGINE_BATCH, rollouts),
+            max_waiting=max(1024, 2 * rollouts),
+            max_positions=settings.max_prompt_length + settings.max_response_length,
+            kept=min(_ENGINE_BATCH, rollouts),
+        )
+        return LocalPolicyEngine(stack.enter_context(engine))
+
+    def _sampler(self, engine: PolicyEngine, python: Path, hooks: TrainingHooks) -> RolloutSampler:
+        from osmosis_ai.inference.torch_chat import PretrainedChat
+        from osmosis_ai.training.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+        from osmosis_ai.training.policy_model import model_source
+        from osmosis_ai.training.sampler import RolloutSampler
+
+        spec, settings = self._spec, self._spec.settings
+        token = secrets.token_urlsafe(32)
+        self._redact.add([token])
+        bridge = PolicyBridge(
+            engine,
+            PretrainedChat.load(model_source(spec.model_path)),
+            model_path=spec.model_path,
+            auth_token=token,
+            limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
+            sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
+        )
+        return RolloutSampler(
+            bridge,
+            bridge_token=token,
+            make_server=lambda: self._server(python),
+            agent_timeout_s=settings.agent_workflow_timeout_s,
+            grader_timeout_s=settings.grader_timeout_s,
+            note=hooks.note,
+        )
+
+    def _server(self, python: Path) -> RolloutServer:
+        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec, health_timeout
+
+        spec = self._spec
+        return RolloutServer(
+            ServerSpec(
+                rollout_dir=spec.rollout_dir,
+                entrypoint=spec.entrypoint,
+                python=python,
+                env={**self._environ, **spec.env, **spec.secret_values},
+                artifact_root=self._directory.trials,
+                port=None,
+                log_path=self._directory.server_log,
+                secret_values=frozenset(spec.secret_values.values()),
+            ),
+            health_timeout_s=health_timeout(self._environ),
+        )
+
+    def _checkpoint_provenance(self) -> dict[str, Any]:
+        """Return what an adapter says of the run that made it, wherever it is copied to."""
+        spec = self._spec
+        return {
+            **self._provenance,
+            "model_path": spec.model_path,
+            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
+            "rollout": spec.rollout_dir.name,
+            "settings": spec.settings.model_dump(mode="json"),
+        }
+
+    def _plan(self, rows: SplitRows, order: DataOrder, state: LoopState, device: str) -> TrainingPlan:
+        settings = self._spec.settings
+        return TrainingPlan(
+            run_dir=self._directory.path,
+            model_path=self._spec.model_path,
+            training_rows=len(rows.training),
+            held_out_rows=len(rows.held_out),
+            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
+            total_steps=order.total_steps,
+            steps_done=state.step,
+            device=device,
+        )
+
+    @contextmanager
+    def _log(self) -> Iterator[RunLog]:
+        log = RunLog(self._directory.log, self._redact)
+        try:
+            yield log
+        finally:
+            log.close()
+
+
+class _LoggedHooks(TrainingHooks):
+    """Passes everything on, and writes what is worth keeping into the run's log."""
+
+    def __init__(self, hooks: TrainingHooks, log: RunLog) -> None:
+        self._hooks = hooks
+        self._log = log
+
+    def plan(self, plan: TrainingPlan) -> None:
+        self._log.write(
+            "plan",
+            f"training {plan.model_path}",
+            steps_done=plan.steps_done,
+            total_steps=plan.total_steps,
+            training_rows=plan.training_rows,
+            held_out_rows=plan.held_out_rows,
+            device=plan.device,
+        )
+        self._hooks.plan(plan)
+
+    def note(self, message: str) -> None:
+        self._log.write("run", message, level="WARNING")
+        self._hooks.note(message)
+
+    def stage(self, message: str) -> None:
+        self._log.write("stage", message)
+        self._hooks.stage(message)
+
+    def progress(self, progress: SamplingProgress) -> None:
+        self._hooks.progress(progress)
+
+    def step(self, record: StepRecord, total_steps: int) -> None:
+        self._log.write("step", f"step {record.step} of {total_steps}", metrics=record.metrics)
+        self._hooks.step(record, total_steps)
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        if saved.kept:
+            self._log.write("checkpoint", f"step {saved.step}", path=str(saved.directory))
+        self._hooks.checkpoint(saved)
+
+    def started(self, stop: Callable[[], None]) -> None:
+        self._hooks.started(stop)
+
+
+def data_order(rows: SplitRows, settings: TrainingSettings) -> DataOrder:
+    """Return the order in which a run goes through its training rows."""
+    return DataOrder(
+        tuple(rows.training),
+        settings.rollout_batch_size,
+        settings.total_epochs,
+        settings.seed,
+        settings.max_steps,
+    )
+
+
+def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
+    """Do the share of a rank that does not lead, until the leader is done."""
+    require_train_extra()
+    make_learner(spec).follow()
+
+
+def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> LoopState:
+    """Put learner and history back to the last checkpoint; what came after it is computed again."""
+    from osmosis_ai.training.loop import LoopState
+
+    checkpoint = checkpoints.latest()
+    if checkpoint is None:
+        history.rewind(-1)
+        return LoopState()
+    state = LoopState(**checkpoint.load_into(learner))
+    history.rewind(state.step)
+    return state
+
+
+def _call_if_alive(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call ``function`` on the loop's thread, from any; nothing is left to do once the loop is closed."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(file.name.encode() + b"\0" + file_digest(file).encode())
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""Samples, made for a test: three given tokens and two sampled ones to a sequence."""
+
+from __future__ import annotations
+
+import itertools
+
+from osmosis_ai.controller.call_record import RolloutUsage
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.evaluation.classify import Verdict
+from osmosis_ai.training.recording import RecordedRollout
+from osmosis_ai.training.sampler import Attempt, Sample
+from osmosis_ai.training.sequences import NOT_SAMPLED, TokenSequence
+
+_numbers = itertools.count()
+
+
+def dataset_row(index: int = 0) -> DatasetRow:
+    return DatasetRow(index, [{"role": "user", "content": "What is 2 * 3?"}], "6", None)
+
+
+def recorded(*, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> RecordedRollout:
+    rollout_id = f"rollout-{next(_numbers)}"
+    version = versions[-1]
+    whole = [
+        TokenSequence(
+            rollout_id,
+            ids=[1, 9, 9, 10, 2],
+            mask=[0, 0, 0, 1, 1],
+            logprobs=[0.0, 0.0, 0.0, -0.5, -0.1],
+            versions=[NOT_SAMPLED] * 3 + [version] * 2,
+        )
+        for _ in range(sequences)
+    ]
+    return RecordedRollout(
+        whole,
+        forks=sequences - 1,
+        versions=versions,
+        calls=sequences,
+        prompt_tokens=3 * sequences,
+        sampled_tokens=2 * sequences,
+    )
+
+
+def sample(verdict: Verdict, tokens: RecordedRollout | None = None) -> Sample:
+    attempt = Attempt(dataset_row(), 0, "train-000001-row-0-0", lambda call: call)
+    return Sample(attempt, verdict, tokens or recorded(), RolloutUsage(), duration_ms=5.0)
+
+
+def scored(reward: float, *, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Sample:
+    return sample(Verdict("success", reward=reward), recorded(sequences=sequences, versions=versions))
+
+
+def failed(why: str) -> Sample:
+    verdict = Verdict("failed", error_type=why, boundary="agent", error=f"it failed: {why}")
+    return sample(verdict, RecordedRollout([]))

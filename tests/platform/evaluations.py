@@ -1,4 +1,4 @@
-"""What evaluation runs need to exist: a repository with a rollout, a dataset, a submit, and somebody to wait for."""
+"""What runs need to exist: a repository with a rollout, a dataset, a submit, and somebody to wait for."""
 
 from __future__ import annotations
 
@@ -105,6 +105,16 @@ def submit_body(**changes: Any) -> dict[str, Any]:
             "dataset": "multiply",
         },
         "evaluation_config": {"limit": 3, "n": 2, "batch_size": 4},
+    }
+    return {**body, **changes}
+
+
+def training_body(**changes: Any) -> dict[str, Any]:
+    """Return a submit that trains the built-in model on the multiply agent; sections may be replaced or added."""
+    body: dict[str, Any] = {
+        "experiment_config": submit_body()["experiment_config"],
+        "training_config": {"n_samples_per_prompt": 4, "rollout_batch_size": 8},
+        "checkpoints_config": {"checkpoint_save_freq": 5},
     }
     return {**body, **changes}
 

@@ -1,13 +1,63 @@
+"""Models over HTTP: the built-in one, and the adapters that training runs have saved."""
+
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.platform.conftest import assert_flat_error
+from osmosis_ai.platform.db.models import LoraModel, Run, new_id
+from osmosis_ai.platform.lora_models import MAX_ACTIVE_DEPLOYMENTS
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+
+MODELS = "/api/cli/models"
+
+
+def add_run(services: PlatformServices, member: Member, name: str = "copper-finch-8") -> Run:
+    run = Run(
+        id=new_id("run"),
+        workspace_id=member.workspace.id,
+        kind="training",
+        name=name,
+        status="finished",
+        created_at=services.clock.now(),
+        request={},
+        rollout_name="multiply",
+        dataset_name="multiply",
+        model_path="osmosis/tiny",
+    )
+    with services.db.transaction() as session:
+        session.add(run)
+    return run
+
+
+def add_models(
+    services: PlatformServices, run: Run, *steps: int, base_model: str = "osmosis/tiny"
+) -> list[str]:
+    models = [
+        LoraModel(
+            id=new_id("lora"),
+            workspace_id=run.workspace_id,
+            run_id=run.id,
+            name=f"{run.name}-step-{step}",
+            base_model=base_model,
+            step=step,
+            reward=step / 100,
+            files={},
+            created_at=services.clock.now(),
+        )
+        for step in steps
+    ]
+    with services.db.transaction() as session:
+        session.add_all(models)
+    return [model.name for model in models]
 
 
 def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
-    listed = api.get("/api/cli/models/base").json()
+    listed = api.get(f"{MODELS}/base").json()
 
     assert listed == {
         "models": [
@@ -22,27 +72,140 @@ def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
         "has_more": False,
         "next_offset": None,
     }
-    assert api.get("/api/cli/models/base", params={"offset": 1}).json()["models"] == []
+    assert api.get(f"{MODELS}/base", params={"offset": 1}).json()["models"] == []
 
 
-def test_without_adapters_the_list_is_empty_and_offers_no_deployment(api: TestClient) -> None:
-    assert api.get("/api/cli/models/lora").json() == {
+def test_without_adapters_the_list_is_empty(api: TestClient) -> None:
+    assert api.get(f"{MODELS}/lora").json() == {
         "models": [],
+        "active_deployments": 0,
+        "max_active_deployments": MAX_ACTIVE_DEPLOYMENTS,
         "total_count": 0,
         "has_more": False,
         "next_offset": None,
     }
 
 
+def test_adapters_are_listed_newest_first_page_by_page(
+    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    run = add_run(services, member)
+    for step in (20, 40, 60):
+        add_models(services, run, step)
+        clock.advance(60)
+    page = api.get(f"{MODELS}/lora", params={"limit": 2}).json()
+    assert [model["checkpoint_step"] for model in page["models"]] == [60, 40]
+    assert (page["total_count"], page["has_more"], page["next_offset"]) == (3, True, 2)
+    shown = page["models"][1]
+    assert {**shown, "id": ""} == {
+        "id": "",
+        "model_name": "copper-finch-8-step-40",
+        "base_model": "osmosis/tiny",
+        "training_run_name": "copper-finch-8",
+        "checkpoint_step": 40,
+        "reward": 0.4,
+        "created_at": "2026-11-02T09:31:00.000Z",
+        # Null, not absent: it could be deployed, and never was.
+        "deployment_status": None,
+    }
+
+
+def test_a_deployed_adapter_says_since_when_by_whom_and_as_what(
+    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    (name,) = add_models(services, add_run(services, member), 40)
+    clock.advance(60)
+    changed = api.post(f"{MODELS}/{name}/deploy", json={}).json()
+    model = api.get(f"{MODELS}/{name}").json()
+    assert changed == {"id": model["id"], "model_name": name, "status": "active"}
+    assert {
+        key: model[key] for key in ("deployment_status", "deployed_at", "deployed_by", "inference_model")
+    } == {
+        "deployment_status": "active",
+        "deployed_at": "2026-11-02T09:31:00.000Z",
+        "deployed_by": "Mara",
+        "inference_model": "osmosis/tiny:copper-finch-8-step-40",
+    }
+    assert api.get(f"{MODELS}/{model['id']}").json() == model
+    clock.advance(60)
+    assert api.post(f"{MODELS}/{name}/deploy", json={}).json() == changed
+    assert api.get(f"{MODELS}/{name}").json() == model, "deploying twice changes nothing"
+    assert api.get(f"{MODELS}/lora").json()["active_deployments"] == 1
+    for _ in range(2):
+        assert api.post(f"{MODELS}/{name}/undeploy", json={}).json()["status"] == "inactive"
+    assert api.get(f"{MODELS}/{name}").json()["deployment_status"] == "inactive"
+    assert api.get(f"{MODELS}/lora").json()["active_deployments"] == 0
+
+
+def test_one_that_was_never_deployed_can_be_taken_back(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    (name,) = add_models(services, add_run(services, member), 40)
+    assert api.post(f"{MODELS}/{name}/undeploy", json={}).json()["status"] == "inactive"
+    assert api.get(f"{MODELS}/{name}").json()["deployment_status"] is None
+
+
+def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    (name,) = add_models(services, add_run(services, member), 40, base_model="fern/base-32b")
+    listed = api.get(f"{MODELS}/lora").json()["models"][0]
+    detail = api.get(f"{MODELS}/{name}").json()
+    assert not {"deployment_status", "inference_model"} & (set(listed) | set(detail))
+    body = assert_flat_error(api.post(f"{MODELS}/{name}/deploy", json={}), 409, "CONFLICT")
+    assert (body["field"], "does not serve `fern/base-32b`" in body["error"]) == ("loraName", True)
+
+
+def test_no_more_adapters_are_deployed_than_may_be_however_many_ask_at_once(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    names = add_models(services, add_run(services, member), *range(1, MAX_ACTIVE_DEPLOYMENTS + 5))
+
+    def deploy(name: str) -> Any:
+        return api.post(f"{MODELS}/{name}/deploy", json={})
+
+    with ThreadPoolExecutor(8) as threads:
+        replies = list(threads.map(deploy, names))
+    assert sorted(reply.status_code for reply in replies) == [200] * MAX_ACTIVE_DEPLOYMENTS + [409] * 4
+    refused = next(reply for reply in replies if reply.status_code == 409)
+    body = assert_flat_error(refused, 409, "CONFLICT")
+    assert (body["field"], "osmosis model undeploy" in body["error"]) == ("loraName", True)
+    assert api.get(f"{MODELS}/lora").json()["active_deployments"] == MAX_ACTIVE_DEPLOYMENTS
+
+
+def test_members_take_back_what_they_deployed_and_admins_everything(
+    client: TestClient, services: PlatformServices, world: World, member: Member
+) -> None:
+    joined = world.member("ivo", role="member", identity="fern/more")
+    (name,) = add_models(services, add_run(services, member), 40)
+    assert client.post(f"{MODELS}/{name}/deploy", json={}, headers=member.headers).status_code == 200
+    refused = client.post(f"{MODELS}/{name}/undeploy", json={}, headers=joined.headers)
+    assert_flat_error(refused, 403, "ROLE_REQUIRED")
+    for who in (member, joined):
+        assert client.post(f"{MODELS}/{name}/undeploy", json={}, headers=who.headers).status_code == 200
+    assert client.post(f"{MODELS}/{name}/deploy", json={}, headers=joined.headers).status_code == 200
+    assert client.post(f"{MODELS}/{name}/undeploy", json={}, headers=member.headers).status_code == 200
+
+
+def test_adapters_of_another_workspace_are_not_there(
+    client: TestClient, services: PlatformServices, member: Member, stranger: Member
+) -> None:
+    (name,) = add_models(services, add_run(services, member), 40)
+    assert client.get(f"{MODELS}/lora", headers=stranger.headers).json()["models"] == []
+    assert_flat_error(client.get(f"{MODELS}/{name}", headers=stranger.headers), 404, "MODEL_NOT_FOUND")
+    refused = client.post(f"{MODELS}/{name}/deploy", json={}, headers=stranger.headers)
+    assert_flat_error(refused, 404, "MODEL_NOT_FOUND")
+
+
 @pytest.mark.parametrize("name", ["mine", "a%2Fb", "..%2F..", "%C3%A4", "x" * 300])
 def test_an_unknown_adapter_is_not_found_whatever_is_done_with_it(api: TestClient, name: str) -> None:
     for reply in (
-        api.get(f"/api/cli/models/{name}"),
-        api.post(f"/api/cli/models/{name}/deploy", json={}),
-        api.post(f"/api/cli/models/{name}/undeploy", json={}),
+        api.get(f"{MODELS}/{name}"),
+        api.post(f"{MODELS}/{name}/deploy", json={}),
+        api.post(f"{MODELS}/{name}/undeploy", json={}),
     ):
         assert_flat_error(reply, 404, "MODEL_NOT_FOUND")
 
 
 def test_models_are_for_members(client: TestClient) -> None:
-    assert_flat_error(client.get("/api/cli/models/base"), 401, "AUTH_HEADER_MISSING")
+    assert_flat_error(client.get(f"{MODELS}/base"), 401, "AUTH_HEADER_MISSING")

@@ -24,6 +24,7 @@ from osmosis_ai.platform.http import (
     pages,
     rollouts,
     secrets,
+    training_runs,
     workspaces,
 )
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
@@ -85,6 +86,7 @@ def create_app(services: PlatformServices) -> FastAPI:
     app.include_router(rollouts.router)
     app.include_router(models.router)
     app.include_router(eval_runs.router)
+    app.include_router(training_runs.router)
     app.include_router(inference.router)
     app.include_router(pages.router)
     app.include_router(health.router)

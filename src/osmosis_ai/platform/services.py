@@ -16,6 +16,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.device_logins import DeviceLogins
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import Logs
+from osmosis_ai.platform.lora_models import LoraModels
 from osmosis_ai.platform.rollouts import Rollouts
 from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.downloads import Downloads
@@ -51,6 +52,7 @@ class PlatformServices:
     submits: Submits
     eval_runs: Runs
     training_runs: Runs
+    lora_models: LoraModels
     downloads: Downloads
 
 
@@ -91,5 +93,6 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         submits=Submits(db, used_clock, vault, mirrors, rollouts, counts),
         eval_runs=Runs("eval", db, used_clock, logs, counts["eval"]),
         training_runs=Runs("training", db, used_clock, logs, counts["training"]),
+        lora_models=LoraModels(db, used_clock),
         downloads=Downloads(db, blobs),
     )

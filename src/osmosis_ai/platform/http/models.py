@@ -1,16 +1,22 @@
-"""Models: the base models this platform itself runs, and the LoRA adapters trained on them.
+"""Models: the base models this platform itself runs, and the LoRA adapters trained here.
 
-A model of a provider needs no listing: any ``provider/model`` can be named in a config. That there are no
-deployment fields tells clients that adapters cannot be served here.
+A model of a provider needs no listing: any ``provider/model`` can be named in a config. A key about deployment
+is there exactly when the adapter could be served here: its absence tells clients not to offer it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from osmosis_ai.api.wire import models as wire
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Services, WorkspaceScope
+from osmosis_ai.platform.http.runs import present
+from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
+from osmosis_ai.platform.lora_models import MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundModel
+from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli/models")
 
@@ -30,28 +36,81 @@ def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -
 
 
 @router.get("/lora")
-def list_lora_models(_scope: WorkspaceScope, page: Paging) -> wire.LoraModelList:
-    """List the adapters of the workspace."""
-    return wire.LoraModelList(models=[], **page.keys(0, 0))
+def list_lora_models(services: Services, scope: WorkspaceScope, page: Paging) -> wire.LoraModelList:
+    """List the adapters of the workspace, the newest first."""
+    found, total, active = services.lora_models.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    return wire.LoraModelList(
+        models=[wire.LoraModel(**_fields(services, each)) for each in found],
+        active_deployments=active,
+        max_active_deployments=MAX_ACTIVE_DEPLOYMENTS,
+        **page.keys(total, len(found)),
+    )
 
 
 @router.get("/{name}")
-def get_lora_model(_scope: WorkspaceScope, name: str) -> wire.LoraModel:
+def get_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.LoraModel:
     """Show one adapter."""
-    raise _unknown(name)
+    found = _find(services, scope, name)
+    fields = _fields(services, found)
+    if _can_be_served(services, found):
+        fields["inference_model"] = found.inference_name
+    return wire.LoraModel(**fields)
 
 
 @router.post("/{name}/deploy")
-def deploy_lora_model(_scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
-    """Start serving an adapter."""
-    raise _unknown(name)
+def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
+    """Start serving an adapter; every member may."""
+    found = _find(services, scope, name)
+    if not _can_be_served(services, found):
+        raise ApiError(
+            409,
+            "CONFLICT",
+            f"this platform does not serve `{found.model.base_model}`, which '{found.model.name}' was trained on.",
+            field="loraName",
+        )
+    try:
+        model = services.lora_models.deploy(scope.workspace_id, name, scope.user)
+    except DeploymentLimitError as error:
+        raise ApiError(409, "CONFLICT", error.message, field="loraName") from None
+    return wire.DeploymentChange(id=model.id, model_name=model.name, status="active")
 
 
 @router.post("/{name}/undeploy")
-def undeploy_lora_model(_scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
-    """Stop serving an adapter."""
-    raise _unknown(name)
+def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
+    """Stop serving an adapter; what others have deployed needs an admin or owner."""
+    model = _find(services, scope, name).model
+    if model.deployment_status == "active" and model.deployer_id != scope.user.id:
+        scope.require_role("admin")
+    model = services.lora_models.undeploy(scope.workspace_id, name)
+    return wire.DeploymentChange(id=model.id, model_name=model.name, status="inactive")
 
 
-def _unknown(name: str) -> ApiError:
-    return ApiError(404, "MODEL_NOT_FOUND", f"there is no LoRA model '{name[:255]}' in this workspace.")
+def _find(services: PlatformServices, scope: Scope, name: str) -> FoundModel:
+    try:
+        return services.lora_models.get(scope.workspace_id, name)
+    except NotFoundError as error:
+        raise ApiError(404, "MODEL_NOT_FOUND", error.message) from None
+
+
+def _can_be_served(services: PlatformServices, found: FoundModel) -> bool:
+    return services.served.find(found.model.base_model) is not None
+
+
+def _fields(services: PlatformServices, found: FoundModel) -> dict[str, Any]:
+    model = found.model
+    fields = present(
+        {
+            "id": model.id,
+            "model_name": model.name,
+            "base_model": model.base_model,
+            "training_run_name": found.run_name,
+            "checkpoint_step": model.step,
+            "reward": model.reward,
+            "created_at": model.created_at,
+        }
+    )
+    if _can_be_served(services, found):
+        # Null says "never deployed"; only a missing key says "not here".
+        fields["deployment_status"] = model.deployment_status
+        fields |= present({"deployed_at": model.deployed_at, "deployed_by": found.deployed_by})
+    return fields

@@ -1,0 +1,167 @@
+"""Training runs, in the order of their life: submitted, listed, followed, stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body
+
+from osmosis_ai.api.wire import training_runs as wire
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.http import runs
+from osmosis_ai.platform.http.paging import LogPaging, Paging
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.scope import Services, WorkspaceScope
+from osmosis_ai.platform.runs.training_curves import Curve, read_curves
+from osmosis_ai.platform.runs.training_request import effective_config, read_training_request
+from osmosis_ai.workspace.config_checks import TRAINING
+
+router = api_router("/api/cli/training-runs")
+
+
+@router.post("", openapi_extra=runs.submit_body(TRAINING))
+async def submit_training_run(
+    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
+) -> SubmittedRun:
+    """Submit a run; everything that is wrong with it is in `issues`."""
+    return await runs.submit(services, scope, "training", body)
+
+
+@router.get("")
+def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
+    """List runs, the newest first."""
+    listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    return wire.TrainingRunList(
+        training_runs=[
+            wire.TrainingRunRow(
+                **runs.summary_fields(run),
+                **_standing(run.results),
+                model=wire.NamedModel(model_name=run.model_path),
+                dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),
+                rollout=runs.named(run.rollout_id, run.rollout_name),
+            )
+            for run in listed
+        ],
+        **page.keys(total, len(listed)),
+    )
+
+
+@router.get("/{name_or_id}")
+def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
+    """Return one run; its notes are what may not be meant in its config."""
+    found = services.training_runs.get(scope.workspace_id, name_or_id)
+    run = found.run
+    request = read_training_request(run.request)
+    notes = " ".join(request.settings.warnings(run.model_path))
+    return wire.TrainingRunDetail(
+        training_run=wire.DescribedTrainingRun(
+            **runs.detail_fields(found),
+            **_standing(run.results),
+            **runs.present(
+                {"examples_processed_count": _examples(run), "notes": notes or None},
+            ),
+        ),
+        model=runs.named(None, run.model_path),
+        dataset=runs.named(run.dataset_id, run.dataset_name),
+        rollout=runs.named(run.rollout_id, run.rollout_name),
+        config=effective_config(request),
+        **runs.configuration(run),
+    )
+
+
+@router.get("/{name_or_id}/metrics")
+def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
+    """Return every point of every metric so far, and each metric in a line."""
+    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    curves = read_curves(services.db, run.id)
+    return wire.TrainingMetrics(
+        status=run.status,
+        overview=_overview(run, curves, services.clock),
+        metrics=[_series(curve) for curve in curves],
+        training_run_id=run.id,
+    )
+
+
+@router.get("/{name_or_id}/logs")
+def training_run_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
+    """Return a page of a run's log."""
+    return services.training_runs.logs(
+        scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
+    )
+
+
+@router.get("/{name_or_id}/checkpoints")
+def training_run_checkpoints(
+    services: Services, scope: WorkspaceScope, name_or_id: str
+) -> wire.CheckpointList:
+    """Return the adapters that a run has saved, the earliest first."""
+    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    return wire.CheckpointList(
+        training_run_name=run.name,
+        training_run_id=run.id,
+        checkpoints=[
+            wire.Checkpoint(
+                id=model.id,
+                checkpoint_name=model.name,
+                checkpoint_step=model.step,
+                status="uploaded",
+                created_at=model.created_at,
+            )
+            for model in services.lora_models.of_run(run.id)
+        ],
+    )
+
+
+@router.post("/{name_or_id}/stop")
+def stop_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
+    """Ask for a run to stop; its checkpoints stay."""
+    return runs.stop(services.training_runs, scope, name_or_id)
+
+
+def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
+    """Return how far a run is."""
+    known = results or {}
+    return {key: known[key] for key in ("current_step", "total_steps", "reward") if key in known}
+
+
+def _examples(run: Run) -> int | None:
+    return (run.results or {}).get("examples_processed_count")
+
+
+def _overview(run: Run, curves: list[Curve], clock: Clock) -> wire.TrainingMetricsOverview:
+    results = run.results or {}
+    known = {
+        "duration_ms": runs.elapsed_ms(run, clock),
+        "examples_processed_count": _examples(run),
+        "latest_step": results.get("current_step"),
+        "total_steps": results.get("total_steps"),
+    }
+    summaries = [
+        wire.MetricSummary(
+            key=curve.key,
+            title=curve.title,
+            initial=curve.initial,
+            latest=curve.latest,
+            delta=curve.latest - curve.initial,
+            min=curve.lowest,
+            max=curve.highest,
+        )
+        for curve in curves
+    ]
+    return wire.TrainingMetricsOverview(**runs.present(known), metric_summaries=summaries)
+
+
+def _series(curve: Curve) -> wire.MetricSeries:
+    return wire.MetricSeries(
+        metric_key=curve.key,
+        title=curve.title,
+        data_points=[
+            wire.MetricPoint(
+                step=point.step, value=point.value, timestamp=round(point.timestamp.timestamp() * 1000)
+            )
+            for point in curve.points
+        ],
+    )

@@ -1,0 +1,391 @@
+"""Training runs over HTTP, as far as that goes without a worker: submits, lists, details, curves, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.training_store import ROLLOUTS, TrainingStore
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.training.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.evaluations import Code, add_dataset, experiment, submit_body, training_body
+
+RUNS = "/api/cli/training-runs"
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    return Code(tmp_path / "code")
+
+
+@pytest.fixture
+def member(world: World, code: Code, services: PlatformServices) -> Member:
+    found = world.member(clone_url=str(code.path))
+    add_dataset(services, found)
+    return found
+
+
+def submitted(api: TestClient, **changes: Any) -> dict[str, Any]:
+    reply = api.post(RUNS, json=training_body(**changes))
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def refused(api: TestClient, status: int, code: str, **changes: Any) -> dict[str, Any]:
+    body = assert_flat_error(api.post(RUNS, json=training_body(**changes)), status, code)
+    assert api.get(RUNS).json()["total_count"] == 0, "a refused submit makes no run"
+    return body
+
+
+def issue(body: dict[str, Any], key: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [each for each in body["issues"] if each["key"] == key]
+    assert len(found) == 1, body["issues"]
+    return found[0]
+
+
+def claimed(services: PlatformServices, run_id: str, token: str = "worker-1") -> Lease:
+    lease = Leases(services.db, services.clock).claim(run_id, token)
+    assert lease is not None
+    return lease
+
+
+def store_of(services: PlatformServices, lease: Lease) -> TrainingStore:
+    return TrainingStore(lease, Leases(services.db, services.clock), services.blobs, services.clock)
+
+
+def adapter(directory: Path, weights: bytes = b"weights") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "deeper").mkdir(exist_ok=True)
+    return directory
+
+
+# -- submit ------------------------------------------------------------------------------------
+
+
+def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
+    api: TestClient, code: Code, member: Member, services: PlatformServices
+) -> None:
+    run = submitted(api, advanced_config={"seed": 7}, env_config={"LOG_LEVEL": "DEBUG"})
+    assert set(run) == {"id", "name", "status", "created_at"}
+    assert run["status"] == "pending"
+    by_name, by_id = api.get(f"{RUNS}/{run['name']}").json(), api.get(f"{RUNS}/{run['id']}").json()
+    assert by_name == by_id
+    assert by_name["training_run"] == {
+        "id": run["id"],
+        "name": run["name"],
+        "status": "pending",
+        "created_at": "2026-11-02T09:30:00.000Z",
+        "creator_name": "Mara",
+        "creator_email": member.user.email,
+    }
+    assert (by_name["model"], by_name["dataset"]["name"], by_name["rollout"]["name"]) == (
+        {"name": "osmosis/tiny"},
+        "multiply",
+        "multiply",
+    )
+    config = by_name["config"]
+    assert set(config) == {"training", "sampling", "checkpoints", "advanced"}
+    # What was written, and the defaults of what was not.
+    assert config["training"]["rollout_batch_size"] == 8
+    assert config["training"]["lr"] == 1e-3
+    assert config["checkpoints"] == {"eval_interval": 10, "checkpoint_save_freq": 5}
+    assert config["advanced"]["seed"] == 7
+    assert (by_name["entrypoint"], by_name["commit_sha"]) == ("main.py", code.head)
+    assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
+    with services.db.session() as session:
+        row = session.get_one(Run, run["id"])
+    assert (row.kind, row.seed, row.selection and row.selection["limit"]) == ("training", 7, 200)
+
+
+def test_a_list_row_says_what_a_detail_says_in_other_keys(api: TestClient, member: Member) -> None:
+    run = submitted(api)
+    assert api.get(RUNS).json() == {
+        "training_runs": [
+            {
+                "id": run["id"],
+                "name": run["name"],
+                "status": "pending",
+                "created_at": run["created_at"],
+                "creator_name": "Mara",
+                "creator_email": member.user.email,
+                "model": {"model_name": "osmosis/tiny"},
+                "dataset": {
+                    "id": api.get(f"{RUNS}/{run['id']}").json()["dataset"]["id"],
+                    "file_name": "multiply",
+                },
+                "rollout": {"id": api.get(f"{RUNS}/{run['id']}").json()["rollout"]["id"], "name": "multiply"},
+            }
+        ],
+        "total_count": 1,
+        "has_more": False,
+        "next_offset": None,
+    }
+
+
+def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient) -> None:
+    body = refused(
+        api,
+        400,
+        "INVALID_CONFIG",
+        experiment_config={"rollout": "../multiply", "entrypoint": "main.py", "datset": "multiply"},
+        training_config={"lr": 0, "n_samples_per_prompt": 1, "total_epochs": True, "learning_rate": 1},
+        sampling_config={"rollout_temperature": 0, "lr": 1e-6},
+        checkpoints_config=[],
+        advanced_config={"loss_type": "ppo", "lora_rnak": 8, "of_another_trainer": {"x": 1}},
+        env_config={"lower": "a"},
+        secrets={"required": ["A"], "provided": {"UNLISTED": "sk-canary"}},
+        evaluation_config={"n": 1},
+    )
+    keys = {each["key"] for each in body["issues"]}
+    assert keys == {
+        "evaluation_config",
+        "experiment.rollout",
+        "experiment.model_path",
+        "experiment.dataset",
+        "experiment.datset",
+        "training.lr",
+        "training.n_samples_per_prompt",
+        "training.total_epochs",
+        "training.learning_rate",
+        "sampling.rollout_temperature",
+        "sampling.lr",
+        "checkpoints",
+        "advanced.loss_type",
+        "advanced.lora_rnak",
+        "env.lower",
+        "secrets.provided",
+    }
+    assert len(keys) == len(body["issues"]), "each key is reported once"
+    assert issue(body, "evaluation_config")["message"] == "Unrecognized key; it belongs to evaluation runs"
+    assert issue(body, "advanced.lora_rnak")["key_correction"] == "advanced.lora_rank"
+    assert "sk-canary" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        (
+            {"experiment_config": experiment(model_path="osmosis/tny")},
+            "experiment.model_path",
+            "did you mean",
+        ),
+        ({"experiment_config": experiment(rollout="multiplly")}, "experiment.rollout", "did you mean"),
+        ({"experiment_config": experiment(branch="nain")}, "experiment.branch", "did you mean 'main'?"),
+        (
+            {"training_config": {"rollout_batch_size": 100_000, "n_samples_per_prompt": 2}},
+            "training.rollout_batch_size",
+            "200000 rollouts are more than the 100000",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    api: TestClient, changes: dict[str, Any], key: str, said: str
+) -> None:
+    assert said in issue(refused(api, 400, "INVALID_CONFIG", **changes), key)["message"]
+
+
+def test_missing_secrets_and_datasets_are_named_as_for_evaluations(api: TestClient) -> None:
+    body = refused(api, 404, "SECRETS_NOT_FOUND", secrets={"required": ["A_KEY", "B_KEY"]})
+    assert body["error"] == "Secret(s) not found: A_KEY, B_KEY"
+    refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
+
+
+def test_a_minimal_submit_trains_with_defaults_and_says_what_may_not_be_meant(api: TestClient) -> None:
+    body = {"experiment_config": experiment(), "advanced_config": {"of_another_trainer": 1}}
+    run = api.post(RUNS, json=body).json()
+    detail = api.get(f"{RUNS}/{run['name']}").json()
+    assert detail["config"]["training"]["n_samples_per_prompt"] == 8
+    assert detail["training_run"]["notes"] == (
+        "[advanced] `of_another_trainer`: not a setting of this trainer, ignored."
+    )
+
+
+def test_runs_of_one_kind_are_not_there_for_the_other(api: TestClient) -> None:
+    training, evaluation = submitted(api), api.post("/api/cli/eval-runs", json=submit_body()).json()
+    assert api.get(RUNS).json()["total_count"] == 1
+    assert api.get("/api/cli/eval-runs").json()["total_count"] == 1
+    body = assert_flat_error(api.get(f"{RUNS}/{evaluation['name']}"), 404, "NOT_FOUND")
+    assert "there is no training run" in body["error"]
+    assert_flat_error(api.get(f"/api/cli/eval-runs/{training['name']}"), 404, "NOT_FOUND")
+
+
+def test_a_member_of_another_workspace_sees_nothing(
+    client: TestClient, member: Member, stranger: Member
+) -> None:
+    client.headers.update(member.headers)
+    run = submitted(client)
+    client.headers.update(stranger.headers)
+    assert client.get(RUNS).json()["training_runs"] == []
+    for path in ("", "/metrics", "/logs", "/checkpoints"):
+        assert_flat_error(client.get(f"{RUNS}/{run['id']}{path}"), 404, "NOT_FOUND")
+    assert_flat_error(client.post(f"{RUNS}/{run['id']}/stop", json={}), 404, "NOT_FOUND")
+
+
+# -- what a worker writes ------------------------------------------------------------------------
+
+
+def test_every_point_of_every_metric_can_be_read_and_each_in_a_line(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    store.begin(total_steps=40)
+    store.append_metrics(0, {VALIDATION_REWARD: 0.25}, at=clock.now())
+    for step, reward in enumerate((0.5, 0.25, 0.75), start=1):
+        clock.advance(10)
+        values = {TRAINING_REWARD: reward, ROLLOUTS: 32, "odd": -1.0, "train/loss": math.nan, "x": None}
+        store.append_metrics(step, values, at=clock.now())
+    metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
+    assert (metrics["status"], metrics["training_run_id"]) == ("running", run["id"])
+    assert {key: value for key, value in metrics["overview"].items() if key != "metric_summaries"} == {
+        "duration_ms": 30000.0,
+        "examples_processed_count": 96,
+        "latest_step": 3,
+        "total_steps": 40,
+    }
+    assert metrics["overview"]["metric_summaries"][0] == {
+        "key": TRAINING_REWARD,
+        "title": "Training reward",
+        "initial": 0.5,
+        "latest": 0.75,
+        "delta": 0.25,
+        "min": 0.25,
+        "max": 0.75,
+    }
+    # In the order of interest; what is no finite number has no point.
+    assert [series["metric_key"] for series in metrics["metrics"]] == [
+        TRAINING_REWARD,
+        VALIDATION_REWARD,
+        ROLLOUTS,
+        "odd",
+    ]
+    start_ms = 1793611800000
+    assert metrics["metrics"][0]["data_points"] == [
+        {"step": 1, "value": 0.5, "timestamp": start_ms + 10_000},
+        {"step": 2, "value": 0.25, "timestamp": start_ms + 20_000},
+        {"step": 3, "value": 0.75, "timestamp": start_ms + 30_000},
+    ]
+    detail = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert (detail["current_step"], detail["total_steps"], detail["reward"]) == (3, 40, 0.75)
+    assert detail["examples_processed_count"] == 96
+    (row,) = api.get(RUNS).json()["training_runs"]
+    assert (row["current_step"], row["total_steps"], row["reward"]) == (3, 40, 0.75)
+
+
+def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
+    run = submitted(api)
+    assert api.get(f"{RUNS}/{run['name']}/metrics").json() == {
+        "status": "pending",
+        "overview": {"metric_summaries": []},
+        "metrics": [],
+        "training_run_id": run["id"],
+    }
+    assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
+
+
+def test_a_step_that_is_repeated_replaces_itself(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    store.begin(total_steps=4)
+    for step in (1, 2, 3):
+        store.append_metrics(step, {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0}, at=clock.now())
+    before = api.get(f"{RUNS}/{run['name']}/metrics").json()
+    store.append_metrics(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0}, at=clock.now())
+    assert api.get(f"{RUNS}/{run['name']}/metrics").json() == before
+    # Continued from the checkpoint of step 1: what came after it is computed anew.
+    store.begin(total_steps=4, steps_done=1)
+    standing = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert (standing["current_step"], standing["reward"], standing["examples_processed_count"]) == (1, 0.1, 8)
+    store.append_metrics(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8}, at=clock.now())
+    series = api.get(f"{RUNS}/{run['name']}/metrics").json()["metrics"]
+    assert {each["metric_key"]: len(each["data_points"]) for each in series} == {
+        TRAINING_REWARD: 2,
+        ROLLOUTS: 2,
+        "gone": 1,
+    }
+
+
+def test_checkpoints_are_listed_by_step_and_kept_once(
+    api: TestClient, services: PlatformServices, member: Member, tmp_path: Path
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    assert store.add_checkpoint(10, adapter(tmp_path / "a"), reward=0.5) == f"{run['name']}-step-10"
+    store.add_checkpoint(5, adapter(tmp_path / "b"))
+    first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    store.add_checkpoint(10, adapter(tmp_path / "a", b"others"), reward=0.75)
+    again = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    assert again == first
+    assert (again["training_run_name"], again["training_run_id"]) == (run["name"], run["id"])
+    assert [(one["checkpoint_step"], one["status"]) for one in again["checkpoints"]] == [
+        (5, "uploaded"),
+        (10, "uploaded"),
+    ]
+    found = services.lora_models.get(member.workspace.id, f"{run['name']}-step-10").model
+    assert set(found.files) == {"adapter_config.json", "adapter_model.safetensors"}
+    stored = found.files["adapter_model.safetensors"]
+    with services.blobs.open(stored["blob_key"]) as content:
+        assert content.read() == b"others"
+    assert (stored["size"], found.reward) == (6, 0.75)
+    # Storing it again has left nothing behind.
+    assert len(list(services.blobs.keys(f"runs/{run['id']}/checkpoints/10"))) == 2
+
+
+def test_a_worker_that_was_replaced_writes_nothing(
+    api: TestClient, services: PlatformServices, clock: ManualClock, tmp_path: Path
+) -> None:
+    run = submitted(api)
+    late = store_of(services, claimed(services, run["id"], "worker-1"))
+    late.begin(total_steps=3)
+    late.append_metrics(1, {TRAINING_REWARD: 0.1}, at=clock.now())
+    clock.advance(60)
+    store = store_of(services, claimed(services, run["id"], "worker-2"))
+    writes = (
+        lambda: late.begin(total_steps=9),
+        lambda: late.append_metrics(2, {TRAINING_REWARD: 0.9}, at=clock.now()),
+        lambda: late.add_checkpoint(2, adapter(tmp_path / "a")),
+    )
+    for write in writes:
+        with pytest.raises(LeaseLostError):
+            write()
+    metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
+    assert metrics["overview"]["latest_step"] == 1
+    assert metrics["overview"]["total_steps"] == 3
+    assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
+    store.append_metrics(2, {TRAINING_REWARD: 0.2}, at=clock.now() + timedelta(seconds=1))
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["reward"] == 0.2
+
+
+def test_the_metrics_that_the_platform_reads_are_those_the_trainer_writes() -> None:
+    assert {ROLLOUTS, TRAINING_REWARD, VALIDATION_REWARD} <= set(TITLES)
+
+
+# -- stop --------------------------------------------------------------------------------------
+
+
+def test_a_pending_run_stops_at_once_and_a_running_one_is_asked(
+    api: TestClient, services: PlatformServices
+) -> None:
+    waiting, running = submitted(api), submitted(api)
+    claimed(services, running["id"])
+    assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).json() == {
+        "id": waiting["id"],
+        "status": "stopped",
+    }
+    assert api.post(f"{RUNS}/{running['name']}/stop", json={}).json()["status"] == "stopping"
+    lines = api.get(f"{RUNS}/{running['name']}/logs").json()["logs"]
+    assert "asked for the run to stop" in lines[-1]["message"]

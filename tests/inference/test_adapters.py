@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference.adapters import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, load_adapted_model
 from osmosis_ai.inference.model import KeyValueCache, Model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
 
 
 def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:
@@ -28,8 +29,8 @@ def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:
         "init_lora_weights": False,
         **changes,
     }
-    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **settings))
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

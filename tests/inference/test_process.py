@@ -16,7 +16,6 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference import InferenceServer, served_models
 from osmosis_ai.inference.process import API_KEY_ENV
 from tests.inference.conftest import body, multiply_tool, question
-from tests.inference.test_adapters import save_adapter
 
 pytestmark = pytest.mark.e2e
 
@@ -170,6 +169,9 @@ def test_the_announcement_is_one_line_of_json() -> None:
 
 
 async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from tests.inference.test_adapters import save_adapter
+
     save_adapter(model_dir, tmp_path)
     async with (
         InferenceServer() as base,

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.template import TemplateError
-from osmosis_ai.inference.torch_chat import PretrainedChat
 from tests.inference.conftest import multiply_tool, question
+
+transformers = pytest.importorskip("transformers")
+
+from osmosis_ai.inference.torch_chat import PretrainedChat  # noqa: E402
 
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": '{"a":12,  "b": 34}'}}
 CONVERSATION: list[dict[str, Any]] = [
@@ -46,7 +48,7 @@ def test_transformers_and_the_built_in_format_write_and_read_the_same(
 
 
 def test_a_template_that_expects_mappings_gets_them(model_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
@@ -57,14 +59,14 @@ def test_a_template_that_expects_mappings_gets_them(model_dir: Path) -> None:
 
 
 def test_messages_that_the_template_refuses_are_a_template_error(model_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(TemplateError, match="roles must alternate"):
         PretrainedChat(tokenizer).render(CONVERSATION, [])
 
 
 def test_a_model_without_a_chat_template_can_not_be_trained(model_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = None
     with pytest.raises(OsmosisError, match="no chat template"):
         PretrainedChat(tokenizer)
@@ -77,7 +79,7 @@ def test_a_vocabulary_that_is_not_of_bytes_is_decoded_by_its_own_rules() -> None
     )
     raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     chat = PretrainedChat(
-        PreTrainedTokenizerFast(tokenizer_object=raw, chat_template="{{ messages[0].content }}")
+        transformers.PreTrainedTokenizerFast(tokenizer_object=raw, chat_template="{{ messages[0].content }}")
     )
     decoder = chat.decoder()
     assert "".join([*map(decoder.feed, [1, 2, 3, 4, 5]), decoder.finish()]) == "Hello world!é"

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
@@ -18,9 +16,13 @@ from osmosis_ai.inference.engine import EngineStoppedError, InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
-from osmosis_ai.inference.torch_engine import TorchEngine
-from osmosis_ai.inference.torch_model import TorchModel
 from tests.inference.conftest import generation, multiply_tool, question
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from osmosis_ai.inference.torch_engine import TorchEngine  # noqa: E402
+from osmosis_ai.inference.torch_model import TorchModel  # noqa: E402
 
 WAIT_S = 60.0
 Tokens = dict[Generation, list[SampledToken]]
@@ -114,7 +116,7 @@ def test_a_groups_prompt_is_computed_once(
     computed: list[tuple[int, ...]] = []
     extend = TorchModel.extend
 
-    def counting(self: TorchModel, cache: Any, rows: slice, ids: np.ndarray, *rest: Any) -> torch.Tensor:
+    def counting(self: TorchModel, cache: Any, rows: slice, ids: np.ndarray, *rest: Any) -> Any:
         computed.append(ids.shape)
         return extend(self, cache, rows, ids, *rest)
 
@@ -201,7 +203,7 @@ def test_a_model_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None
 # New weights while requests run
 
 
-def shifted(model: Model, by: float) -> dict[str, torch.Tensor]:
+def shifted(model: Model, by: float) -> dict[str, Any]:
     name = "model.layers.1.mlp.down_proj.weight"
     return {name: torch.from_numpy(np.asarray(model.tensors[name], np.float64)) * by}
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.inference.chat_format import ChatFormat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.model import KeyValueCache, Model
-from osmosis_ai.inference.torch_chat import PretrainedChat
 from osmosis_ai.training.policy_bridge import RolloutLimits, RolloutSampling
 from osmosis_ai.training.sequences import TokenSequence
 from tests.training.policy_world import (
@@ -273,16 +272,25 @@ async def test_two_calls_behind_the_same_turn_are_two_branches(world: PolicyWorl
         assert_exact(sequence)
 
 
+def chat_with_template(template: str) -> ChatFormat:
+    """The tiny model's tokens under another template."""
+    transformers = pytest.importorskip("transformers")
+    from osmosis_ai.inference.torch_chat import PretrainedChat
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template = template
+    return PretrainedChat(tokenizer)
+
+
 async def test_a_turn_that_the_template_writes_differently_is_realigned() -> None:
     """This template writes a tool call's arguments in its own spelling, as Qwen 2.5's does."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     spelled = (
         "call.function.arguments if call.function.arguments is string else call.function.arguments | tojson"
     )
     template = (MODEL_DIR / "chat_template.jinja").read_text()
     assert spelled in template
-    tokenizer.chat_template = template.replace(spelled, "call.function.arguments | tojson(indent=1)")
-    async with policy_world(chat=PretrainedChat(tokenizer)) as world:
+    other = chat_with_template(template.replace(spelled, "call.function.arguments | tojson(indent=1)"))
+    async with policy_world(chat=other) as world:
         messages, reply = await calling_reply(world)
         messages += tool_answer(reply)
         await world.reply(messages)
@@ -303,12 +311,13 @@ async def test_a_turn_that_the_template_writes_differently_is_realigned() -> Non
 
 async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
     """As Qwen 3's does with an earlier turn's thinking."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     template = (MODEL_DIR / "chat_template.jinja").read_text()
     content = "{{- turn.content or '' }}"
     assert content in template
-    tokenizer.chat_template = template.replace(content, "{{- turn.content or '' if loop.last else 'gone' }}")
-    async with policy_world(chat=PretrainedChat(tokenizer)) as world:
+    other = chat_with_template(
+        template.replace(content, "{{- turn.content or '' if loop.last else 'gone' }}")
+    )
+    async with policy_world(chat=other) as world:
         reply = await world.reply(question(), tools=None)
         await world.reply([*question(), reply, *question(5, 6)], tools=None)
         recorded = world.bridge.take("r1")

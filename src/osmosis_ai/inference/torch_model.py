@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.utils import logging
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.language_model import Drawn, Ints, SamplingRows
@@ -149,6 +150,7 @@ class TorchModel:
         Raises:
             OsmosisError: it can not be loaded.
         """
+        logging.disable_progress_bar()  # how progress is shown is the caller's matter
         chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
         try:
             model = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)

@@ -1,0 +1,224 @@
+"""A training loop whose rollouts, learner and engine are played by objects that remember what happened.
+
+The policy is a number: its version. A rollout takes no time unless it is told to wait; its reward is
+what the test says for the step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.controller.call_record import RolloutUsage
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.evaluation.classify import Verdict
+from osmosis_ai.training.checkpoints import CheckpointStore
+from osmosis_ai.training.data_order import DataOrder
+from osmosis_ai.training.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
+from osmosis_ai.training.learner import StepRefusedError
+from osmosis_ai.training.learner_metrics import StepMetrics
+from osmosis_ai.training.loop import Ending, LoopParts, LoopState, TrainingLoop
+from osmosis_ai.training.metrics import MetricsHistory, StepRecord
+from osmosis_ai.training.sampler import Attempt, Sample
+from osmosis_ai.training.settings import TrainingSettings
+from osmosis_ai.training.validation import SplitRows, ValidationPlan
+from tests.training.samples import recorded
+
+Rewards = Callable[[int, int], float | None]
+
+
+def alternating(step: int, index: int) -> float | None:
+    """Every group has something to learn from."""
+    return float(index % 2)
+
+
+class NumberLearner:
+    """Learns by counting."""
+
+    def __init__(self, refuse: Sequence[int] = ()) -> None:
+        self.updates = 0
+        self.seen: list[tuple[int, tuple[float, ...], tuple[int, ...]]] = []
+        self._refuse = set(refuse)
+        self.calls = 0
+        self.learning = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def step(self, sequences: Any, advantages: Any, *, policy_version: int | None = None) -> StepMetrics:
+        self.calls += 1
+        self.learning.set()
+        assert self.go_on.wait(30)
+        if self.calls in self._refuse:
+            raise StepRefusedError("the step was refused: its loss is not a finite number.")
+        if not sequences:
+            return StepMetrics(updates=self.updates)
+        assert policy_version == self.updates
+        versions = tuple(sorted({v for s in sequences for v in s.versions if v >= 0}))
+        self.seen.append((self.updates, tuple(advantages), versions))
+        self.updates += 1
+        return StepMetrics(updates=self.updates, learned=True, tokens=10, loss=0.5, grad_norm=1.0)
+
+    def merged_state(self) -> dict[str, Any]:
+        return {}
+
+    def save_adapter(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "adapter_config.json").write_text("{}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+
+
+class VersionEngine:
+    """Serves the version that was published last."""
+
+    version = 0
+
+    async def publish(self, policy: NumberLearner, version: int) -> None:
+        assert policy.updates == version
+        self.version = version
+
+
+class ScriptedSampler:
+    """Gives each attempt the reward that the script says, sampled by the engine's version."""
+
+    def __init__(self, engine: VersionEngine, rewards: Rewards) -> None:
+        self._engine = engine
+        self._rewards = rewards
+        self.asked: list[str] = []
+        self.begun_at: dict[int, int] = {}
+        self._begun = asyncio.Event()
+        self.hang_at: int | None = None
+        self.hanging = asyncio.Event()
+        self.cancelled = False
+
+    async def sample(
+        self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
+    ) -> list[Sample]:
+        kind, number, *_ = attempts[0].name.split("-")
+        step = int(number)
+        self.asked.append(f"{kind} {step}")
+        if kind == "train":
+            self.begun_at[step] = self._engine.version
+            self._begun.set()
+            if step == self.hang_at:
+                await self._hang()
+        samples = [self._made(attempt, step if kind == "train" else 0) for attempt in attempts]
+        for sample in samples:
+            finished(sample)
+        await asyncio.sleep(0)
+        return samples
+
+    async def until_begun(self, batches: int) -> None:
+        """Wait until so many batches have been asked for."""
+        while len(self.begun_at) < batches:
+            self._begun.clear()
+            await self._begun.wait()
+
+    async def _hang(self) -> None:
+        self.hanging.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    def _made(self, attempt: Attempt, step: int) -> Sample:
+        reward = self._rewards(step, attempt.index)
+        verdict = (
+            Verdict("success", reward=reward)
+            if reward is not None
+            else Verdict("failed", error_type="agent_error", boundary="agent", error="the agent broke")
+        )
+        tokens = recorded(versions=(self._engine.version,))
+        return Sample(attempt, verdict, tokens, RolloutUsage(), 1.0)
+
+
+@dataclass
+class Told(TrainingHooks):
+    """Remembers what it was told."""
+
+    notes: list[str] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    latest: SamplingProgress | None = None
+    on_step: Callable[[StepRecord], None] = lambda _: None
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def step(self, record: StepRecord, total_steps: int) -> None:
+        self.records.append(record)
+        self.on_step(record)
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        self.checkpoints.append(saved)
+
+    def progress(self, progress: SamplingProgress) -> None:
+        self.latest = progress
+
+
+class LoopWorld:
+    """A loop over 6 rows in batches of 2, 3 steps an epoch, and everything it touches."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rewards: Rewards = alternating,
+        learner: NumberLearner | None = None,
+        held_out: int = 1,
+        **settings: Any,
+    ) -> None:
+        rows = [DatasetRow(i, [{"role": "user", "content": f"{i}"}], None, None) for i in range(6 + held_out)]
+        known = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "total_epochs": 10, "max_steps": 4}
+        self.settings = TrainingSettings(**{**known, "checkpoint_save_freq": 100, **settings})
+        self.learner = learner or NumberLearner()
+        self.engine = VersionEngine()
+        self.sampler = ScriptedSampler(self.engine, rewards)
+        self.history = MetricsHistory(path / "metrics.jsonl")
+        self.checkpoints = CheckpointStore(
+            path / "checkpoints", keep_every=self.settings.checkpoint_save_freq
+        )
+        self.told = Told()
+        split = SplitRows(dict(enumerate(rows[:6])), rows[6:])
+        order = DataOrder(
+            tuple(split.training),
+            self.settings.rollout_batch_size,
+            self.settings.total_epochs,
+            self.settings.seed,
+            self.settings.max_steps,
+        )
+        self.parts = LoopParts(
+            settings=self.settings,
+            rows=split,
+            order=order,
+            validation=ValidationPlan(),
+            sampler=self.sampler,  # type: ignore[arg-type]
+            learner=self.learner,
+            engine=self.engine,  # type: ignore[arg-type]
+            history=self.history,
+            checkpoints=self.checkpoints,
+            hooks=self.told,
+            provenance={"commit": "4be1"},
+        )
+        self.loop = TrainingLoop(self.parts, LoopState())
+
+    def resume(self) -> None:
+        """Start anew from the last checkpoint, as a later session does."""
+        checkpoint = self.checkpoints.latest()
+        assert checkpoint is not None
+        state = LoopState(**checkpoint.load_into(self.learner))
+        self.history.rewind(state.step)
+        self.engine.version = self.learner.updates
+        self.loop = TrainingLoop(self.parts, state)
+
+    async def run(self) -> Ending:
+        return await self.loop.run()

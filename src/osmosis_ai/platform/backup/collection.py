@@ -81,15 +81,17 @@ class Collection:
 
 
 def _link(source: Path, target: Path) -> None:
-    if target.is_symlink():
+    if source.is_symlink():
+        target.unlink(missing_ok=True)
+        target.symlink_to(source.readlink())
         return
-    if target.exists():
+    if target.is_symlink() or target.exists():
         if source.samefile(target):
             return
         target.unlink()
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        shutil.copy2(source, target, follow_symlinks=False)
+        shutil.copy2(source, target)

@@ -124,8 +124,10 @@ class TorchModel:
                 hint="serve it with vLLM",
             )
         self.fingerprint = fingerprint
-        limit = getattr(config, "max_position_embeddings", None) or max_positions or 0
-        self.config = TorchDimensions(min(limit, max_positions or limit), _end_tokens(model))
+        limits = [getattr(config, "max_position_embeddings", None), max_positions]
+        if not any(limits):
+            raise OsmosisError(f"`{config.model_type}` models name no longest sequence; say `max_positions`.")
+        self.config = TorchDimensions(min(limit for limit in limits if limit), _end_tokens(model))
         self._model = model.eval().requires_grad_(False)
         self._weights = dict(model.state_dict(keep_vars=True))
         self._window: int | None = getattr(config, "sliding_window", None)

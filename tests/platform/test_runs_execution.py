@@ -28,7 +28,16 @@ from osmosis_ai.platform.db.models import Dataset, LogLine, Run, Sample
 from osmosis_ai.platform.runs.executor import LocalExecutor, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.platform.conftest import Member, World
-from tests.platform.evaluations import ROLLOUT, ROWS, Code, add_dataset, experiment, submit_body, wait_until
+from tests.platform.evaluations import (
+    ROLLOUT,
+    ROWS,
+    Code,
+    add_dataset,
+    experiment,
+    submit_body,
+    training_body,
+    wait_until,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -411,3 +420,20 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"canary-of-the-workspace" not in path.read_bytes(), path
+
+
+# -- training ----------------------------------------------------------------------------------
+
+
+def test_a_training_run_is_claimed_like_an_evaluation_and_fails_with_one_sentence_while_there_is_no_trainer(
+    api: TestClient, executor: LocalExecutor
+) -> None:
+    runs = "/api/cli/training-runs"
+    name = api.post(runs, json=training_body()).json()["name"]
+
+    def failed() -> dict[str, Any] | None:
+        run: dict[str, Any] = api.get(f"{runs}/{name}").json()["training_run"]
+        return run if run["status"] == "failed" else None
+
+    assert "has no trainer" in wait_until(failed)["error"]
+    assert api.get(f"{runs}/{name}/logs").json()["logs"][-1]["level"] == "error"

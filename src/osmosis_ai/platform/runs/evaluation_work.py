@@ -1,8 +1,4 @@
-"""An evaluation, as a worker executes it: the same engine that `osmosis eval run` uses, on what the platform stores.
-
-Everything the run needs is put into its working directory first and used from there, so that a worker that
-continues it later meets the same bytes, whatever happened to the repository or the dataset meanwhile.
-"""
+"""An evaluation, as a worker executes it: the same engine that `osmosis eval run` uses, on what the platform stores."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,40 +23,27 @@ from osmosis_ai.evaluation.runner import LocalEvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets.copies import open_dataset
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Repository, Run, RunFile
-from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.db.models import Run, RunFile
 from osmosis_ai.platform.logs import Level, Line
 from osmosis_ai.platform.runs.leases import Lease
-from osmosis_ai.platform.runs.parts import open_blobs, open_vault
+from osmosis_ai.platform.runs.materials import Materials
 from osmosis_ai.platform.runs.process_environment import rollout_environment
-from osmosis_ai.platform.runs.publisher import Publisher
+from osmosis_ai.platform.runs.publisher import Publisher, record_metrics
 from osmosis_ai.platform.runs.request import EvalRequest, read_request
 from osmosis_ai.platform.runs.sample_files import SampleFiles
 from osmosis_ai.platform.runs.selection import RowChoice
 from osmosis_ai.platform.runs.sentence import one_sentence
-from osmosis_ai.platform.runs.status import Outcome
-from osmosis_ai.platform.runs.submit import secrets_context
+from osmosis_ai.platform.runs.work import Interrupt, Verdict, Work
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.redaction import Redactor
 
 _ENGINE_LINE = re.compile(r"(\S+) (INFO|WARNING|ERROR) \[([^\]]*)\] (.*) (\{.*\})", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave."""
-
-    outcome: Outcome | None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Prepared:
+class PreparedEvaluation:
     """A run whose code, rows and secrets are at hand."""
 
     run: Run
@@ -77,34 +58,7 @@ class Prepared:
     redactor: Redactor = field(repr=False)
 
 
-class Interrupt:
-    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._listener: Callable[[], None] | None = None
-        self._is_set = False
-
-    def set(self) -> None:
-        """Say it."""
-        with self._lock:
-            if not self._is_set:
-                self._is_set = True
-                if self._listener is not None:
-                    self._listener()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when it is said; at once when it has been."""
-        with self._lock:
-            self._listener = listener
-            if self._is_set:
-                listener()
-
-    def __bool__(self) -> bool:
-        return self._is_set
-
-
-class EvaluationWork:
+class EvaluationWork(Work[PreparedEvaluation]):
     """The work on one evaluation run.
 
     Args:
@@ -120,37 +74,35 @@ class EvaluationWork:
         self._db = db
         self._directory = directory
         self._lease = lease
-        self._vault = open_vault(config)
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedEvaluation:
         """Get hold of everything the run needs; blocking.
 
         Raises:
             OsmosisError: something is no longer there.
         """
+        materials = Materials(self._config, self._db, self._directory, self._lease.run_id)
+        run = materials.run
         with self._db.session() as session:
-            run = session.get_one(Run, self._lease.run_id)
-            repository = session.get(Repository, run.repository_id) if run.repository_id else None
             stored = frozenset(session.scalars(select(RunFile.path).where(RunFile.run_id == run.id)))
         request = read_request(run.request)
-        rows = RowChoice.read(run.selection or {})
-        blobs = open_blobs(self._config, SystemClock())
-        assert run.commit_sha is not None
-        secret_values = self._secret_values(run, request)
-        return Prepared(
+        secret_values = materials.secret_values(request.secrets)
+        return PreparedEvaluation(
             run=run,
             request=request,
-            commit_sha=run.commit_sha,
-            rollout_dir=self._source(repository, run.commit_sha) / "rollouts" / run.rollout_name,
-            dataset=self._dataset(blobs, run, rows),
-            rows=rows,
+            commit_sha=materials.commit_sha,
+            rollout_dir=materials.source() / "rollouts" / run.rollout_name,
+            dataset=materials.dataset(),
+            rows=materials.rows,
             stored=stored,
-            blobs=blobs,
+            blobs=materials.blobs,
             secret_values=secret_values,
             redactor=Redactor(secret_values.values()),
         )
 
-    async def execute(self, prepared: Prepared, publisher: Publisher, interrupt: Interrupt) -> Verdict:
+    async def execute(
+        self, prepared: PreparedEvaluation, publisher: Publisher, interrupt: Interrupt
+    ) -> Verdict:
         """Run the evaluation, or continue it.
 
         Raises:
@@ -175,47 +127,9 @@ class EvaluationWork:
         )
         return _verdict(await runner.run())
 
-    def _source(self, repository: Repository | None, sha: str) -> Path:
-        """Export the commit anew: an agent may have written into its own directory since the last time."""
-        source = self._directory.source
-        if repository is None:
-            if source.is_dir():
-                return source
-            raise OsmosisError(
-                "the repository of this run was disconnected before the run began.",
-                hint="connect it with `osmosis platform connect`, then submit again",
-            )
-        shutil.rmtree(source, ignore_errors=True)
-        mirrors = MirrorStore(self._config.git_dir)
-        try:
-            mirrors.export(repository, sha, source)
-        finally:
-            mirrors.close()
-        return source
-
-    def _dataset(self, blobs: BlobStore, run: Run, rows: RowChoice) -> DatasetInput:
-        path = self._directory.dataset(rows.extension)
-        if not path.exists():
-            partial = path.with_name(f".{path.name}.partial")
-            row = open_dataset(self._db, blobs, run.dataset_id or "", partial)
-            if row.sha256 != rows.sha256:
-                partial.unlink()
-                raise OsmosisError(
-                    f"the dataset '{run.dataset_name}' was replaced before the run began.",
-                    hint="submit the run again",
-                )
-            partial.replace(path)
-        return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
-
-    def _secret_values(self, run: Run, request: EvalRequest) -> dict[str, str]:
-        """Return the value of every secret: those given with the submit, and those stored by now."""
-        given: dict[str, str] = {}
-        if run.sealed_secrets is not None:
-            opened = self._vault.open(run.sealed_secrets, context=secrets_context(run.id))
-            given = json.loads(opened)
-        names = [name for name in request.secrets if name not in given]
-        stored = resolve_secrets(self._db, self._vault, run.workspace_id, run.creator_id or "", names)
-        return {**{name: secret.value for name, secret in stored.items()}, **given}
+    def record(self, run: Run) -> None:
+        """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
+        record_metrics(run, self._directory.evaluation(run.name))
 
 
 class _Hooks(RunHooks):
@@ -288,7 +202,7 @@ def _parsed(line: str) -> Line:
     )
 
 
-def _provenance(run: Run, prepared: Prepared) -> dict[str, Any]:
+def _provenance(run: Run, prepared: PreparedEvaluation) -> dict[str, Any]:
     experiment = prepared.request.experiment
     return {
         "sdk_version": __version__,

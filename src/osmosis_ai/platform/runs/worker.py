@@ -16,17 +16,21 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.logs import Line, Logs
-from osmosis_ai.platform.runs.evaluation_work import EvaluationWork, Interrupt, Prepared, Verdict
+from osmosis_ai.platform.runs.evaluation_work import EvaluationWork
 from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.process_environment import TOKEN_VARIABLE
-from osmosis_ai.platform.runs.publisher import Publisher, record_metrics
+from osmosis_ai.platform.runs.publisher import Publisher
 from osmosis_ai.platform.runs.sentence import one_sentence
+from osmosis_ai.platform.runs.training_work import TrainingWork
+from osmosis_ai.platform.runs.work import Interrupt, Prepared, Verdict, Work
 from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
@@ -55,7 +59,7 @@ class Worker:
         signal.signal(signal.SIGTERM, lambda *_: interrupt.set())
         heart = _Heart(self.leases, self.lease, on_stop=interrupt.set)
         heart.start()
-        work = EvaluationWork(self.config, self.db, self.directory, self.lease)
+        work = self._work()
         redactor = Redactor(())
         publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
         prepared: Prepared | None = None
@@ -73,17 +77,23 @@ class Worker:
                 verdict = _failed(error)
                 publisher.log(_proof(error))
             publisher.finish()
-            self._conclude(verdict, prepared, redactor)
+            self._conclude(verdict, work if prepared is not None else None, redactor)
         finally:
             heart.stop()
         return ENDED
 
-    def _conclude(self, verdict: Verdict, prepared: Prepared | None, redactor: Redactor) -> None:
+    def _work(self) -> Work[Any]:
+        with self.db.session() as session:
+            kind = session.get_one(Run, self.lease.run_id).kind
+        does = TrainingWork if kind == "training" else EvaluationWork
+        return does(self.config, self.db, self.directory, self.lease)
+
+    def _conclude(self, verdict: Verdict, work: Work[Any] | None, redactor: Redactor) -> None:
         """Write how it ended; a run that was asked to stop is stopped, whatever else happened to it."""
         with self.leases.writing(self.lease) as (session, run):
             outcome = "stopped" if run.stop_requested_at is not None else verdict.outcome
-            if prepared is not None:
-                record_metrics(run, self.directory.evaluation(run.name))
+            if work is not None:
+                work.record(run)
             if outcome is None:
                 line = Line("the worker was asked to end; the run goes on when the platform does", step="run")
                 self.logs.add(session, run.id, [line], redactor=redactor)

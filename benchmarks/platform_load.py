@@ -61,6 +61,15 @@ class Platform:
 
     url: str
     tokens: list[str]
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Return the processor time its own process has used; nan where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return math.nan
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def headers(self, identity: str = IDENTITY, client: int = 0) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.tokens[client]}", "X-Osmosis-Git": identity}
@@ -86,15 +95,17 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--pause-s", type=float, default=1.0, help="mean pause of a client after a request")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the load")
+    parser.add_argument("--seconds", type=float, help="length of the load (default: 60)")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the stand-in model")
     parser.add_argument("--in-flight", type=int, default=4, help="rollouts at once of each of the four runs")
-    parser.add_argument("--runs", type=int, default=100_000, help="in the large database")
-    parser.add_argument("--samples", type=int, default=1_000_000, help="in the large database")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything, in half a minute")
+    parser.add_argument("--runs", type=int, help="in the large database (default: 100,000)")
+    parser.add_argument("--samples", type=int, help="in the large database (default: 1,000,000)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of it all, in half a minute")
     options = parser.parse_args()
-    if options.quick:
-        options.seconds, options.runs, options.samples = 8.0, 10_000, 100_000
+    share = 10 if options.quick else 1
+    options.seconds = options.seconds or 60 / share
+    options.runs = options.runs or 100_000 // share
+    options.samples = options.samples or 1_000_000 // share
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
         figures = measure(Path(directory), options)
@@ -105,20 +116,19 @@ def main() -> None:
 def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Take all measurements; everything that was started has ended afterwards."""
     repository = make_repository(directory / "repository")
-    with stand_in_model(options.latency_ms) as model_url:
-        with platform(directory / "small", repository, options.clients, runs=PAGE, samples=0) as small:
-            started = time.perf_counter()
-            with platform(
-                directory / "large", repository, 1, runs=options.runs, samples=options.samples
-            ) as large:
-                filled_s = round(time.perf_counter() - started, 1)
-                lists = asyncio.run(measure_lists(small, large, options))
-            job = Job(model_url, options.in_flight)
-            first_rows = asyncio.run(measure_first_row(small, job, 3 if options.quick else 5))
-            load = asyncio.run(measure_load(small, job, options))
+    with (
+        stand_in_model(options.latency_ms) as model_url,
+        platform(directory / "small", repository, options.clients, runs=PAGE, samples=0) as small,
+    ):
+        with platform(
+            directory / "large", repository, 1, runs=options.runs, samples=options.samples
+        ) as large:
+            lists = asyncio.run(measure_lists(small, large, options))
+        job = Job(model_url, options.in_flight)
+        first_rows = asyncio.run(measure_first_row(small, job, 3 if options.quick else 5))
+        load = asyncio.run(measure_load(small, job, options))
     return {
         "cpus": os.cpu_count(),
-        "filled_s": filled_s,
         "lists": lists,
         "first_row_s": {"median": statistics.median(first_rows), "all": first_rows},
         "load": load,
@@ -230,8 +240,10 @@ async def measure_load(platform: Platform, job: Job, options: argparse.Namespace
         for name in runs:
             await until(session, platform, name, has_finished_row, every_s=0.1)
         before = await finished_rows(session, platform, runs)
+        cpu_before, others = platform.cpu_s(), os.getloadavg()[0]
         async with clients(platform, runs, seen, options):
             await asyncio.sleep(options.seconds)
+            cpu_s = platform.cpu_s() - cpu_before
         details = [await get_run(session, platform, name) for name in runs]
         for name in runs:
             await must(session, "POST", platform.url + routes.eval_run_stop(name), platform.headers())
@@ -248,6 +260,8 @@ async def measure_load(platform: Platform, job: Job, options: argparse.Namespace
         "pause_s": options.pause_s,
         "requests_per_s": round(requests / options.seconds, 1),
         "rollouts_per_s": round((sum(map(rows_of, details)) - before) / options.seconds, 1),
+        "cpu_ms_per_request": round(cpu_s / requests * 1000, 2),
+        "load_average_before": round(others, 1),
         "requests": requests,
         "errors": len(seen.errors),
         "first_errors": seen.errors[:5],
@@ -336,7 +350,13 @@ async def upload(
     await pause()
     path = routes.dataset_complete(created["id"])
     dataset = await request(
-        session, seen, "upload: complete", url + path, "POST", headers=headers, json={"file_extension": "jsonl"}
+        session,
+        seen,
+        "upload: complete",
+        url + path,
+        "POST",
+        headers=headers,
+        json={"file_extension": "jsonl"},
     )
     while dataset["status"] == "processing":
         await pause()
@@ -428,7 +448,7 @@ def platform(home: Path, repository: Path, users: int, *, runs: int, samples: in
         )
     try:
         wait_until_it_answers(config.port, process, log)
-        yield Platform(config.base_url, tokens)
+        yield Platform(config.base_url, tokens, process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -583,7 +603,9 @@ def print_tables(figures: dict[str, Any], options: argparse.Namespace) -> None:
     print(
         f"{load['clients']} clients, {load['pause_s']:g} s pause, {RUNS_AT_ONCE} runs x {options.in_flight} rollouts "
         f"on a {options.latency_ms:g} ms model: {load['requests_per_s']} requests/s, "
-        f"{load['rollouts_per_s']} rollouts/s, {load['errors']} errors in {load['requests']} requests"
+        f"{load['rollouts_per_s']} rollouts/s, {load['errors']} errors in {load['requests']} requests\n"
+        f"  {load['cpu_ms_per_request']} ms of the platform's processor time a request; load average before: "
+        f"{load['load_average_before']}"
     )
     print(f"  {'ms':<18}{'count':>8}{'p50':>8}{'p95':>8}{'p99':>8}")
     for kind, row in load["ms"].items():

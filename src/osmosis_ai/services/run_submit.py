@@ -1,4 +1,4 @@
-"""`osmosis eval submit`: from a config file to a run of the platform.
+"""`osmosis eval submit` and `osmosis train submit`: from a config file to a run of the platform.
 
 Whatever can be found wrong on this machine is found before the platform hears of it; what is sent is the
 config as it is written, names of secrets, and values only of those the user has put into a secrets file.
@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
-    from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmittedRun
+    from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmittedRun, TrainingRunSubmit
     from osmosis_ai.services.context import Checkout, PlatformContext
     from osmosis_ai.services.run_secrets import RunSecret
-    from osmosis_ai.workspace.config import EvalConfig
+    from osmosis_ai.workspace.config import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.git import GitState
+    from osmosis_ai.workspace.layout import Workspace
 
+    Config = EvalConfig | TrainingConfig
+    Body = EvalRunSubmit | TrainingRunSubmit
+
+RunKind = Literal["eval", "train"]
+"""What is submitted, by the name of its command group."""
 Tell = Callable[[str], None]
 
 
@@ -32,8 +38,9 @@ class Submission:
         warnings: what may not be as the user thinks.
     """
 
-    config: EvalConfig
-    body: EvalRunSubmit = field(repr=False)
+    kind: RunKind
+    config: Config
+    body: Body = field(repr=False)
     secrets: tuple[RunSecret, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -70,6 +77,7 @@ class Submission:
 
 def prepare_submission(
     context: PlatformContext,
+    kind: RunKind,
     config: Path,
     *,
     secret_values: Mapping[str, str] | None = None,
@@ -79,7 +87,8 @@ def prepare_submission(
 
     Args:
         context: workspace directory, login and platform.
-        config: a file of ``configs/eval/``.
+        kind: what is submitted.
+        config: a file of ``configs/eval/`` or ``configs/training/``.
         secret_values: from the user's secrets file, for this run alone.
         tell: takes what takes a moment.
 
@@ -89,11 +98,11 @@ def prepare_submission(
     from osmosis_ai.services.backend_preflight import check_backend
     from osmosis_ai.services.pinned_commit import check_pinned_commit
     from osmosis_ai.services.run_secrets import plan_run_secrets
-    from osmosis_ai.workspace.config import entrypoint_path, load_eval_config, rollout_directory
+    from osmosis_ai.workspace.config import entrypoint_path, rollout_directory
     from osmosis_ai.workspace.git import read_git_state
 
     workspace = context.workspace
-    loaded = load_eval_config(config, workspace)
+    loaded = _load(kind, config, workspace)
     experiment = loaded.experiment
     entrypoint_path(workspace, experiment)
     tell("Importing the entrypoint")
@@ -101,7 +110,7 @@ def prepare_submission(
         check_backend(
             rollout_directory(workspace, experiment.rollout),
             experiment.entrypoint,
-            command="eval submit",
+            command=f"{kind} submit",
             env=loaded.env,
             secret_names=loaded.secrets,
         )
@@ -123,8 +132,9 @@ def prepare_submission(
             f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
         )
     return Submission(
+        kind=kind,
         config=loaded,
-        body=_body(loaded, supplied),
+        body=_body(kind, loaded, supplied),
         secrets=secrets.secrets,
         notes=tuple(_notes(loaded, context.checkout, state)),
         warnings=tuple(filter(None, [*doubts, secrets.doubt, *_git_warnings(loaded, state)])),
@@ -141,10 +151,11 @@ def submit(context: PlatformContext, submission: Submission) -> SubmittedRun:
     from osmosis_ai.services.run_secrets import explain_refusal
 
     try:
-        return context.client.eval_runs.submit(submission.body)
+        return _post(context, submission.body)
     except PlatformError as error:
         if error.status is None:
-            unsure = "the run may exist all the same: look with `osmosis eval list` before you submit again"
+            look = f"look with `osmosis {submission.kind} list` before you submit again"
+            unsure = f"the run may exist all the same: {look}"
             error.hint = f"{error.hint}; {unsure}" if error.hint else unsure
         raise explain_refusal(error) from None
 
@@ -161,16 +172,31 @@ def check_dataset(context: PlatformContext, submission: Submission) -> Dataset:
     return require_ready(context.client.datasets.get(submission.config.experiment.dataset))
 
 
-def _body(config: EvalConfig, supplied: Mapping[str, str]) -> EvalRunSubmit:
-    from osmosis_ai.api.wire.runs import EvalRunSubmit
+def _load(kind: RunKind, config: Path, workspace: Workspace) -> Config:
+    from osmosis_ai.workspace.config import load_eval_config, load_training_config
+
+    return load_eval_config(config, workspace) if kind == "eval" else load_training_config(config, workspace)
+
+
+def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
+    from osmosis_ai.api.wire.runs import EvalRunSubmit, TrainingRunSubmit
 
     payload = config.payload()
     if supplied:
         payload["secrets"] = {**payload["secrets"], "provided": dict(supplied)}
-    return EvalRunSubmit.model_validate(payload)
+    body = EvalRunSubmit if kind == "eval" else TrainingRunSubmit
+    return body.model_validate(payload)
 
 
-def _notes(config: EvalConfig, checkout: Checkout, git: GitState) -> list[str]:
+def _post(context: PlatformContext, body: Body) -> SubmittedRun:
+    from osmosis_ai.api.wire.runs import EvalRunSubmit
+
+    if isinstance(body, EvalRunSubmit):
+        return context.client.eval_runs.submit(body)
+    return context.client.training_runs.submit(body)
+
+
+def _notes(config: Config, checkout: Checkout, git: GitState) -> list[str]:
     experiment = config.experiment
     source = (
         f"commit {experiment.commit_sha}"
@@ -187,7 +213,7 @@ def _notes(config: EvalConfig, checkout: Checkout, git: GitState) -> list[str]:
     ]
 
 
-def _git_warnings(config: EvalConfig, git: GitState) -> list[str]:
+def _git_warnings(config: Config, git: GitState) -> list[str]:
     warnings = []
     if git.dirty:
         warnings.append("there are changes that are not committed; the platform does not see them.")

@@ -1,0 +1,228 @@
+"""`osmosis eval submit` and `osmosis train submit`: one script, in the words of either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import Block, OperationResult, Row, Table, Text
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.run_submit import RunKind, Submission
+
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong."),
+]
+SecretsFileOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|-",
+        help="NAME=value lines for [secrets].required, for this run only; - reads stdin.",
+        show_default=False,
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_SOURCES = {
+    "run": "Run",
+    "user_override": "Personal (overrides workspace)",
+    "user": "Personal",
+    "workspace": "Workspace",
+    "unknown": "–",
+}
+
+
+@dataclass(frozen=True)
+class Words:
+    """How one kind of run is spoken of.
+
+    Attributes:
+        kind: the name of its command group.
+        noun: ``evaluation`` or ``training``.
+        follow: the command that follows a run; ``{name}`` stands for the name of the run.
+    """
+
+    kind: RunKind
+    noun: str
+    follow: str
+
+
+Follow = Callable[["PlatformContext", "SubmittedRun", Mapping[str, Any]], OperationResult]
+"""Follows a run that was just submitted, and returns the command's result; also given what was made."""
+
+
+def submit_run(
+    words: Words,
+    config: Path,
+    *,
+    check: bool,
+    secrets_file: str | None,
+    yes: bool,
+    follow: Follow | None = None,
+) -> OperationResult:
+    """Check everything a submit needs, show it, ask, and submit.
+
+    Args:
+        words: what is submitted.
+        config: its file.
+        check: end before asking.
+        secrets_file: where values for this run alone are.
+        yes: do not ask.
+        follow: what comes after; None to be done with the submit.
+    """
+    from osmosis_ai.services.run_submit import prepare_submission
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    output = current()
+    with platform_context() as context:
+        values = read_secrets_file(secrets_file) if secrets_file else {}
+        submission = prepare_submission(context, words.kind, config, secret_values=values, tell=output.note)
+        output.show(*_tables(submission, words))
+        if check:
+            return _check(output, context, submission)
+        if yes:
+            _warn(output, submission)
+        output.confirm(
+            f"Submit this {words.noun} run?",
+            yes=yes,
+            default=True,
+            summary=_summary(submission),
+            notes=submission.notes,
+            warnings=submission.warnings,
+        )
+        return _submit(output, context, submission, words, follow)
+
+
+def next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str, Any]]:
+    """Return what a script may do after a submit."""
+    steps: list[Mapping[str, Any]] = [
+        {"action": f"{kind}_info", "name": run.name},
+        {"action": f"{kind}_list"},
+    ]
+    return [*steps, {"action": "open_url", "url": run.platform_url}] if run.platform_url else steps
+
+
+def _check(output: OutputContext, context: PlatformContext, submission: Submission) -> OperationResult:
+    from osmosis_ai.services.datasets import dataset_item
+    from osmosis_ai.services.run_submit import check_dataset
+
+    with output.status("Checking the dataset"):
+        dataset = check_dataset(context, submission)
+    _warn(output, submission)
+    shown, kind = _shown(submission, context), submission.kind
+    return OperationResult(
+        operation=f"{kind}.check",
+        message=f"{submission.config.path.name} can be submitted.",
+        resource={**submission.resource(), "dataset": dataset_item(dataset), **context.resource()},
+        next_steps=[f"Submit it: osmosis {kind} submit {shown}"],
+        next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
+    )
+
+
+def _warn(output: OutputContext, submission: Submission) -> None:
+    """Say what may be wrong where no panel has said it."""
+    if output.mode != "rich":
+        for warning in submission.warnings:
+            output.warn(warning)
+
+
+def _submit(
+    output: OutputContext,
+    context: PlatformContext,
+    submission: Submission,
+    words: Words,
+    follow: Follow | None,
+) -> OperationResult:
+    from osmosis_ai.services.run_submit import submit
+
+    with output.status(f"Submitting {words.noun} run"):
+        run = submit(context, submission)
+    resource = _resource(run, submission, context.resource())
+    message = f"{words.noun.title()} run submitted: {run.name}"
+    if follow is not None:
+        output.note(message)
+        return follow(context, run, resource)
+    return OperationResult(
+        operation=f"{words.kind}.submit",
+        message=message,
+        resource=resource,
+        next_steps=_next_steps(run, submission, words),
+        next_steps_structured=next_steps_structured(words.kind, run),
+    )
+
+
+def _resource(run: SubmittedRun, submission: Submission, extra: Mapping[str, Any]) -> dict[str, Any]:
+    described = submission.described()
+    known = run.model_dump(mode="json")
+    return {
+        "id": run.id,
+        "name": run.name,
+        "status": run.status,
+        "model_name": described["model"],
+        "dataset_name": described["dataset"],
+        "created_at": known["created_at"],
+        **({"url": run.platform_url} if run.platform_url else {}),
+        **extra,
+        "config": described,
+    }
+
+
+def _next_steps(run: SubmittedRun, submission: Submission, words: Words) -> list[str]:
+    experiment = submission.config.experiment
+    return [
+        f"Status: {run.status}",
+        f"Rollout: {experiment.rollout}",
+        f"Model: {experiment.model_path}",
+        f"Dataset: {experiment.dataset}",
+        f"View: {run.platform_url}" if run.platform_url else f"View: osmosis {words.kind} info {run.name}",
+        f"Follow: {words.follow.format(name=run.name)}",
+    ]
+
+
+def _tables(submission: Submission, words: Words) -> list[Block]:
+    """Return what is about to be submitted, for people."""
+    blocks: list[Block] = [Table(("", ""), _rows(submission), title=f"{words.noun.title()} Run")]
+    env = submission.config.env
+    if env:
+        blocks.append(Table(("Name", "Value"), sorted(env.items()), title=f"Env Vars ({len(env)})"))
+    if submission.secrets:
+        secrets = [(secret.name, _SOURCES[secret.source]) for secret in submission.secrets]
+        blocks.append(Table(("Name", "Scope"), secrets, title=f"Secrets ({len(secrets)})"))
+    lines = [*submission.notes, *(f"⚠ {warning}" for warning in submission.warnings)]
+    unpushed = any("not pushed" in warning or "not committed" in warning for warning in submission.warnings)
+    title = "Push before submitting" if unpushed else "Before you submit"
+    return [*blocks, Text("\n".join(lines), title=title, tone="warn" if unpushed else None)]
+
+
+def _rows(submission: Submission) -> list[Row]:
+    experiment = submission.config.experiment
+    rows: list[Row] = [
+        ("Rollout", experiment.rollout),
+        ("Entrypoint", experiment.entrypoint),
+        ("Model", experiment.model_path),
+        ("Dataset", experiment.dataset),
+    ]
+    if experiment.branch:
+        rows.append(("Branch", experiment.branch))
+    if experiment.commit_sha:
+        rows.append(("Commit", experiment.commit_sha))
+    return rows
+
+
+def _summary(submission: Submission) -> dict[str, str]:
+    rows = {label: str(value) for label, value in _rows(submission)}
+    env = {f"env.{name}": value for name, value in sorted(submission.config.env.items())}
+    return {**rows, **env, **{f"secret.{s.name}": _SOURCES[s.source] for s in submission.secrets}}
+
+
+def _shown(submission: Submission, context: PlatformContext) -> str:
+    return submission.config.path.relative_to(context.workspace.root).as_posix()

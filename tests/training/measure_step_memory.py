@@ -1,0 +1,81 @@
+"""Measure what a learner's step adds to this process's memory at its peak; print it beside the estimate.
+
+The peak is the kernel's (`VmHWM`), reset before the step. It is a process of its own since a peak is
+never forgotten, and since `MALLOC_MMAP_THRESHOLD_` must be set so that freed tensors are given back.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from osmosis_ai.training import policy_model
+from osmosis_ai.training.estimate import ModelShape, estimate
+from osmosis_ai.training.learner import Learner
+from osmosis_ai.training.settings import TrainingSettings
+from tests.training.learner_builders import Sequence
+
+ROWS, LENGTH = 16, 192
+SETTINGS = TrainingSettings(
+    micro_batch_tokens=ROWS * LENGTH,
+    max_prompt_length=LENGTH // 2,
+    max_response_length=LENGTH // 2,
+    logprob_gap_limit=float("inf"),
+    kl_interval=0,
+)
+
+
+def make_model(directory: Path, sizes: dict[str, int]) -> None:
+    config = Qwen3Config(tie_word_embeddings=True, num_attention_heads=4, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def sequences(rows: int, length: int) -> list[Sequence]:
+    half = length // 2
+    ids, mask = list(range(7, 7 + length)), [0] * half + [1] * half
+    return [Sequence(ids, mask, [0.0] * length, [0] * length, str(row)) for row in range(rows)]
+
+
+def memory(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
+
+
+def measure(learner: Learner) -> int:
+    learner.step(sequences(1, 8), [1.0])  # the optimiser's state is made in the first step
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    learner.step(sequences(ROWS, LENGTH), [1.0] * ROWS)
+    return memory("VmHWM") - before
+
+
+def main(directory: Path) -> None:
+    make_model(directory, json.loads(sys.stdin.read()))
+    shape = ModelShape.read(str(directory), SETTINGS)
+    results = []
+    for dtype, recompute in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        load = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=dtype)
+        policy_model._load_base = lambda path, device, load=load: load(path)
+        learner = Learner(str(directory), SETTINGS, "cpu")
+        if recompute:
+            learner.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        expected = estimate(
+            shape, SETTINGS, weight_bytes=dtype.itemsize, recompute_activations=recompute, serves=False
+        )
+        results.append({"measured": measure(learner), "estimated": expected.step_peak})
+        del learner
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -147,6 +147,19 @@ def test_measuring_the_divergence_does_not_change_the_update():
     assert_same_state(*states)
 
 
+def test_recomputing_activations_gives_the_same_update():
+    states = []
+    for recompute in (False, True):
+        learner = tiny_learner()
+        if recompute:
+            learner.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        learner.step(*batch_for(learner))
+        states.append(adapter_of(learner))
+    torch.testing.assert_close(*states)
+
+
 def test_nothing_to_learn_from_is_no_step():
     learner = tiny_learner()
     before = learner.state_dict()

@@ -7,6 +7,7 @@ the learner must compute the very probabilities that the tokens were sampled wit
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,9 @@ def load_policy(
     """
     base = _load_base(model_path, device)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # peft asks transformers by a name that transformers is about to drop.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             torch.manual_seed(settings.seed)
             policy = _with_adapter(base, model_path, settings, adapter)
     except (OSError, ValueError, RuntimeError, KeyError) as error:

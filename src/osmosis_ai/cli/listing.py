@@ -25,6 +25,7 @@ def list_result(
     columns: Sequence[Column],
     extra: Mapping[str, Any],
     hints: Sequence[str] = (),
+    title: str = "",
 ) -> ListResult:
     """Return a listing as the command's result.
 
@@ -34,6 +35,7 @@ def list_result(
         columns: what people see of each.
         extra: further keys for scripts.
         hints: closing lines for people.
+        title: of one list among several.
     """
     return ListResult(
         items=[item(each) for each in listing.items],
@@ -43,4 +45,5 @@ def list_result(
         next_offset=listing.next_offset,
         extra=extra,
         hints=hints,
+        title=title,
     )

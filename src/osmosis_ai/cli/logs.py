@@ -17,6 +17,9 @@ LinesOption = Annotated[int, typer.Option(min=1, max=200, help="How many lines a
 CursorOption = Annotated[
     str | None, typer.Option(help="Go on towards older lines from a `next_cursor`.", show_default=False)
 ]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on showing lines until the run has ended.")
+]
 _TONES: dict[str, Tone] = {
     "error": "bad",
     "critical": "bad",

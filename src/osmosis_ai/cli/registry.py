@@ -28,6 +28,8 @@ COMMANDS: dict[str, Entry] = {
     ),
     "dataset": Entry("group", "osmosis_ai.cli.dataset:app", "Check, upload and fetch datasets."),
     "eval": Entry("group", "osmosis_ai.cli.eval:app", "Evaluate agents."),
+    "train": Entry("group", "osmosis_ai.cli.train:app", "Train agents."),
+    "model": Entry("group", "osmosis_ai.cli.model:app", "See models, and serve trained ones."),
     "rollout": Entry(
         "group", "osmosis_ai.cli.rollout:app", "Write the agents that are evaluated and trained."
     ),

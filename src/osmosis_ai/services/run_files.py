@@ -74,10 +74,10 @@ def run_directory(run: EvalRun, workspace: Workspace, output: Path | None = None
     """
     if output is not None:
         return output.expanduser().absolute()
-    run_id = _safe_name(run.id)
+    run_id = safe_name(run.id)
     if not run.name:
         return workspace.evals_dir / run_id
-    folded = _safe_name(run.name)
+    folded = safe_name(run.name)
     place = workspace.evals_dir / folded
     unsure = folded != run.name or folded != folded.lower() or _WINDOWS_NAMES.fullmatch(folded)
     if unsure or (place / "manifest.json").exists():
@@ -116,7 +116,7 @@ def breakdown(types: Sequence[str], files: Sequence[ManifestFile]) -> dict[str, 
     return counted
 
 
-def _safe_name(name: str) -> str:
+def safe_name(name: str) -> str:
     """Return ``name`` as one path segment that no file system takes for anything else."""
     folded = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     folded = re.sub(r"^[.]+|[. ]+$", "_", folded)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.eval.platform_tables import RunArgument
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import DetailResult
+from osmosis_ai.cli.run_details import RunArgument
 
 if TYPE_CHECKING:
     from osmosis_ai.services.context import PlatformContext

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.eval.platform_tables import RunArgument
-from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result, stream_result
+from osmosis_ai.cli.logs import CursorOption, FollowOption, LinesOption, page_result, stream_result
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import ListResult, StreamResult
+from osmosis_ai.cli.run_details import RunArgument
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
@@ -25,9 +23,7 @@ def logs(
     run: RunArgument,
     limit: LinesOption = 50,
     cursor: CursorOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on showing lines until the run has ended.")
-    ] = False,
+    follow: FollowOption = False,
 ) -> ListResult | StreamResult:
     """Show the log of a run of the platform, the newest line last.
 

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.results import Block, Column, Row, Section, Status, Styled, Table
+from osmosis_ai.cli.run_details import configuration_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.services.eval_runs import DescribedRun
 
-RunArgument = Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)]
-
 _SETTINGS = ("limit", "n", "batch_size", "pass_threshold", "agent_workflow_timeout_s", "grader_timeout_s")
-_SCOPES = {
-    "workspace": "workspace",
-    "user": "personal",
-    "user_override": "personal, overrides workspace",
-    "run": "this run only",
-}
 
 
 def columns() -> tuple[Column, ...]:
@@ -130,24 +121,7 @@ def _rows(described: DescribedRun) -> Iterator[Row]:
 
 
 def _configuration(detail: EvalRunDetail) -> Iterator[Row]:
-    if detail.entrypoint:
-        yield "Entrypoint", detail.entrypoint
-    settings = _settings(detail.config or {})
-    if settings:
-        yield "Config", settings
-    if detail.branch:
-        yield "Branch", detail.branch
-    if detail.commit_sha:
-        yield "Commit", detail.commit_sha[:7]
-    scopes = detail.resolved_secret_scopes or {}
-    if scopes:
-        yield (
-            "Secrets",
-            ", ".join(f"{name} ({_SCOPES.get(scope, scope)})" for name, scope in sorted(scopes.items())),
-        )
-    if detail.env_config:
-        shown = ", ".join(f"{name}={value}" for name, value in sorted(detail.env_config.items()))
-        yield "Environment Variables", shown
+    return configuration_rows(detail, _settings(detail.config or {}))
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.eval.platform_tables import RunArgument
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.run_details import RunArgument
 
 
 def stop(

@@ -1,0 +1,61 @@
+"""`osmosis train info`: one run, its configuration, its metrics and what it has saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import DetailResult
+from osmosis_ai.cli.run_details import RunArgument
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.train_runs import DescribedTraining
+
+
+def info(
+    run: RunArgument,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File or directory for the run's metrics (default: .osmosis/metrics).",
+            show_default=False,
+        ),
+    ] = None,
+) -> DetailResult:
+    """Show a training run: how far it is, how it was configured, how its metrics went."""
+    from osmosis_ai.cli.train import tables
+    from osmosis_ai.services.train_runs import describe_run
+
+    with platform_context() as context:
+        with current().status("Fetching training run"):
+            described = describe_run(context.client, run)
+        saved = _save_metrics(context, described, output)
+        path = saved["output_path"]
+        return DetailResult(
+            data={**described.data(), **saved, **context.resource()},
+            title="Training Run",
+            rows=tables.rows(described),
+            sections=tables.sections(described),
+            blocks=tables.blocks(described, trends=tables.is_wide_terminal(current())),
+            hints=[*tables.hints(described), *([f"Metrics: {path}"] if path else [])],
+        )
+
+
+def _save_metrics(
+    context: PlatformContext, described: DescribedTraining, output: str | None
+) -> dict[str, Any]:
+    """Keep the run's metrics for people, or where a script asks; failing to is only a warning."""
+    from osmosis_ai.services.metrics_export import save_metrics
+
+    if described.metrics is None or (current().mode != "rich" and output is None):
+        return {"output_path": None, "save_warning": None}
+    path, problem = save_metrics(described, context.workspace, output)
+    if problem is not None:
+        current().warn(problem)
+    return {"output_path": str(path) if path else None, "save_warning": problem}

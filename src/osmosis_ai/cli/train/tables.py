@@ -1,0 +1,180 @@
+"""Training runs, as people see them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Section, Status, Styled, Table
+from osmosis_ai.cli.output.sparkline import sparkline
+from osmosis_ai.cli.run_details import configuration_rows
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.training_runs import Checkpoint, MetricSeries, TrainingMetrics
+    from osmosis_ai.cli.output.context import OutputContext
+    from osmosis_ai.services.train_runs import DescribedTraining
+
+WIDE = 100
+"""Columns of a terminal from which on trends are drawn."""
+TREND_WIDTH = 20
+_SECTIONS = ("training", "sampling", "checkpoints", "advanced")
+
+
+def columns() -> tuple[Column, ...]:
+    """Return what a list shows of each run."""
+    return (
+        Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
+        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Base Model", "model_name"),
+        Column("Rollout", "rollout_name"),
+        Column("Reward", value=lambda item: number(item["summary"].get("reward")), right=True),
+        Column("Submitted", value=lambda item: formats.date(item["created_at"])),
+        Column("Submitted By", "creator_name"),
+    )
+
+
+def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
+    """Return what a list shows of each checkpoint."""
+    return (
+        Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
+        Column("Step", "checkpoint_step", right=True),
+        Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
+        Column("Saved", value=lambda item: formats.date(item["created_at"])),
+        *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
+    )
+
+
+def rows(described: DescribedTraining) -> list[Row]:
+    """Return the main facts of a run."""
+    return list(_rows(described))
+
+
+def sections(described: DescribedTraining) -> list[Section]:
+    """Return how the run was configured."""
+    detail = described.detail
+    configured = list(configuration_rows(detail, _settings(detail.config or {})))
+    return [Section("Configuration", configured)] if configured else []
+
+
+def blocks(described: DescribedTraining, *, trends: bool) -> list[Block]:
+    """Return the run's metrics and checkpoints.
+
+    Args:
+        described: the run.
+        trends: draw each metric's curve beside its numbers.
+    """
+    found: list[Block] = []
+    if described.metrics is not None and described.metrics.overview.metric_summaries:
+        found.append(_metrics_table(described.metrics, trends=trends))
+    if described.checkpoints:
+        from osmosis_ai.services.train_runs import checkpoint_item
+
+        shown = checkpoint_columns(with_id=described.detail.is_internal_user)
+        items = [checkpoint_item(checkpoint) for checkpoint in described.checkpoints]
+        cells = [[column.cell(item) for column in shown] for item in items]
+        found.append(Table(shown, cells, title="Checkpoints", in_plain=True))
+    return found
+
+
+def hints(described: DescribedTraining) -> list[str]:
+    """Return where to look next."""
+    from osmosis_ai.services.train_runs import TERMINAL
+
+    run = described.run
+    name = run.name or run.id
+    said = [f"View: {run.platform_url}"] if run.platform_url else []
+    if run.status in ("failed", "crashed"):
+        said.append(f"See logs with: osmosis train logs {name}")
+    if run.status not in TERMINAL:
+        said.append(f"Follow with: osmosis train logs {name} --follow")
+        said.append(f"Stop with: osmosis train stop {name}")
+    return [*said, *deploy_hint(described.checkpoints)]
+
+
+def deploy_hint(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Return how the last checkpoint gets served."""
+    named = [checkpoint.checkpoint_name for checkpoint in checkpoints if checkpoint.checkpoint_name]
+    return [f"Deploy with: osmosis model deploy {named[-1]}"] if named else []
+
+
+def is_wide_terminal(output: OutputContext) -> bool:
+    """Tell whether people look at a terminal with room for trends."""
+    on_terminal = output.mode == "rich" and output.stdout.isatty()
+    return on_terminal and shutil.get_terminal_size().columns >= WIDE
+
+
+def number(value: Any) -> str:
+    """Return a number with as many digits as tell it from others."""
+    if not isinstance(value, (int, float)):
+        return formats.MISSING
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
+
+
+def _rows(described: DescribedTraining) -> Iterator[Row]:
+    from osmosis_ai.services.train_runs import WAITING, run_summary
+
+    run, detail = described.run, described.detail
+    summary = run_summary(run)
+    yield "Name", run.name or "(unnamed)"
+    if detail.is_internal_user:
+        yield "ID", run.id
+    yield "Status", Status(run.status)
+    if run.error:
+        yield "Error", Styled(run.error, "bad")
+    progress = summary.get("progress")
+    if run.status in WAITING:
+        yield "Progress", "Waiting to start..."
+    elif progress is not None:
+        yield "Progress", f"{formats.count(progress['completed'])} / {formats.count(progress['total'])} steps"
+    if "reward" in summary:
+        yield "Reward", number(summary["reward"])
+    duration_ms = described.duration_ms
+    yield "Duration", formats.duration(duration_ms / 1000 if duration_ms is not None else None)
+    yield "Examples Processed", formats.count(run.examples_processed_count)
+    yield "Submitted", formats.date(run.created_at, seconds=True)
+    yield "Submitted By", run.creator_name
+    yield "Dataset", detail.dataset.name if detail.dataset else None
+    yield "Base Model", detail.model.name if detail.model else None
+    yield "Rollout", detail.rollout.name if detail.rollout else None
+    yield "Started", formats.date(run.started_at, seconds=True)
+    yield "Completed", formats.date(run.completed_at, seconds=True)
+    if run.notes:
+        yield "Notes", run.notes
+    if described.metrics is None:
+        yield "Metrics", f"Not available: {described.metrics_error}"
+    elif described.in_progress:
+        yield "Note", "The run is under way: the metrics are a snapshot."
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    """Return every setting on one line, under the section it was written in."""
+    others = [name for name in config if name not in _SECTIONS]
+    found = []
+    for name in (*_SECTIONS, *others):
+        section = config.get(name)
+        if isinstance(section, Mapping):
+            found += [f"{name}.{key}={value}" for key, value in section.items() if value is not None]
+        elif section is not None:
+            found.append(f"{name}={section}")
+    return ", ".join(found)
+
+
+def _metrics_table(metrics: TrainingMetrics, *, trends: bool) -> Table:
+    headings = [Column("Metric", keep=True)]
+    headings += [Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")]
+    curves = {series.metric_key: series for series in metrics.metrics}
+    cells: list[list[Cell]] = []
+    for summary in metrics.overview.metric_summaries:
+        values = (summary.initial, summary.latest, summary.delta, summary.min, summary.max)
+        row: list[Cell] = [summary.title, *map(number, values)]
+        if trends:
+            row.append(_trend(curves.get(summary.key)))
+        cells.append(row)
+    return Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
+
+
+def _trend(series: MetricSeries | None) -> str:
+    points = series.data_points if series is not None else []
+    return sparkline([point.value for point in points if point.value is not None], width=TREND_WIDTH)

@@ -1,0 +1,231 @@
+"""Training runs of the platform: listed, described, stopped, their logs, metrics and checkpoints read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.api.wire.training_runs import (
+        Checkpoint,
+        CheckpointList,
+        DescribedTrainingRun,
+        TrainingMetrics,
+        TrainingRun,
+        TrainingRunDetail,
+        TrainingRunRow,
+    )
+    from osmosis_ai.services.listing import Listing
+
+WAITING = frozenset({"pending", "queued"})
+TERMINAL = frozenset({"finished", "failed", "crashed", "stopped", "killed", "unknown"})
+METRICS_NOT_YET = "there are no metrics before the run has started."
+
+
+@dataclass(frozen=True)
+class DescribedTraining:
+    """A run in full.
+
+    Attributes:
+        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
+        checkpoints: of a run that has ended; none when they could not be had.
+    """
+
+    detail: TrainingRunDetail
+    metrics: TrainingMetrics | None = None
+    metrics_error: str | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def run(self) -> DescribedTrainingRun:
+        """The run's own fields."""
+        return self.detail.training_run
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the metrics are a snapshot."""
+        return self.run.status not in TERMINAL and self.run.status not in WAITING
+
+    @property
+    def duration_ms(self) -> float | None:
+        """How long the run has taken: by its metrics, else by its clock."""
+        measured = self.metrics.overview.duration_ms if self.metrics else None
+        if measured is not None or self.run.started_at is None:
+            return measured
+        end = self.run.completed_at or (datetime.now(timezone.utc) if self.in_progress else None)
+        return (end - self.run.started_at).total_seconds() * 1000 if end is not None else None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it, but for what a command adds."""
+        from osmosis_ai.services.metrics_export import metrics_document
+
+        detail, run = self.detail, self.run
+        return {
+            "training_run": {
+                **_own_fields(run),
+                **_references(
+                    (detail.model.id, detail.model.name) if detail.model else None,
+                    (detail.dataset.id, detail.dataset.name) if detail.dataset else None,
+                    (detail.rollout.id, detail.rollout.name) if detail.rollout else None,
+                ),
+                **_optional(run),
+                "examples_processed_count": run.examples_processed_count,
+                "notes": run.notes,
+            },
+            "summary": run_summary(run),
+            **({"platform_url": run.platform_url} if run.platform_url else {}),
+            "config": detail.config,
+            "entrypoint": detail.entrypoint,
+            "branch": detail.branch,
+            "commit_sha": detail.commit_sha,
+            "env_config": detail.env_config,
+            "resolved_secret_scopes": detail.resolved_secret_scopes,
+            "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
+            "in_progress": self.in_progress,
+            "metrics_available": self.metrics is not None,
+            "metrics_error": self.metrics_error,
+            "metrics": metrics_document(self) if self.metrics is not None else None,
+        }
+
+
+def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:
+    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
+
+    return fetch_listing(
+        lambda size, offset: client.training_runs.list(limit=size, offset=offset),
+        lambda page: page.training_runs,
+        limit=limit,
+        everything=everything,
+    )
+
+
+def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
+    """Return a run with its metrics and checkpoints; that these cannot be had is no failure.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    from osmosis_ai.api.rejections import PlatformError
+
+    detail = client.training_runs.get(name)
+    run = detail.training_run
+    checkpoints: tuple[Checkpoint, ...] = ()
+    if run.status in TERMINAL:
+        with suppress(PlatformError):
+            checkpoints = tuple(client.training_runs.checkpoints(run.id).checkpoints)
+    if run.status in WAITING:
+        return DescribedTraining(detail, metrics_error=METRICS_NOT_YET)
+    try:
+        metrics = client.training_runs.metrics(run.id)
+    except PlatformError as error:
+        return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
+    return DescribedTraining(detail, metrics, checkpoints=checkpoints)
+
+
+def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
+    """Return the adapters that a run has saved, the earliest first."""
+    return client.training_runs.checkpoints(name)
+
+
+def stop_run(client: PlatformClient, name: str) -> str | None:
+    """Ask for a run to stop, and return the status it had before when it had ended by itself.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    status = client.training_runs.stop(name).status
+    return status if status in TERMINAL - {"stopped"} else None
+
+
+def run_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:
+    """Return a page of a run's log, the oldest line first."""
+    return client.training_runs.logs(name, limit=limit, cursor=cursor)
+
+
+def follow_run_log(
+    client: PlatformClient, name: str, *, first: int, pause: Callable[[], None]
+) -> Iterator[LogEntry]:
+    """Yield the last ``first`` lines of a run's log, then every new one until the run has ended.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+        first: how many lines to begin with.
+        pause: waits between two looks.
+    """
+    from osmosis_ai.services.log_following import LogFollower, follow_log
+
+    run_id = client.training_runs.get(name).training_run.id
+    follower = LogFollower(
+        lambda size, cursor: client.training_runs.logs(run_id, limit=size, cursor=cursor), first=first
+    )
+    return follow_log(
+        follower,
+        ended=lambda: client.training_runs.get(run_id).training_run.status in TERMINAL,
+        pause=pause,
+    )
+
+
+def run_item(row: TrainingRunRow) -> dict[str, Any]:
+    """Return a listed run as scripts see it."""
+    return {
+        **_own_fields(row),
+        **_references(
+            (row.model.id, row.model.model_name) if row.model else None,
+            (row.dataset.id, row.dataset.file_name) if row.dataset else None,
+            (row.rollout.id, row.rollout.name) if row.rollout else None,
+        ),
+        **_optional(row),
+        "summary": run_summary(row),
+    }
+
+
+def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint as scripts see it."""
+    known = checkpoint.model_dump(mode="json")
+    return {key: known[key] for key in ("id", "checkpoint_name", "checkpoint_step", "status", "created_at")}
+
+
+def run_summary(run: TrainingRun) -> dict[str, Any]:
+    """Return the numbers of a run that are known."""
+    known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
+    if run.current_step is not None and run.total_steps is not None:
+        total = max(run.total_steps, run.current_step)
+        known["progress"] = {"completed": run.current_step, "total": total, "unit": "steps"}
+    return known
+
+
+def _own_fields(run: TrainingRun) -> dict[str, Any]:
+    known = run.model_dump(mode="json")
+    own = (
+        "id",
+        "name",
+        "status",
+        "creator_name",
+        "creator_email",
+        "created_at",
+        "started_at",
+        "completed_at",
+    )
+    return {key: known[key] for key in own}
+
+
+def _references(*references: tuple[str | None, str | None] | None) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
+    for what, reference in zip(("model", "dataset", "rollout"), references, strict=True):
+        named[f"{what}_id"], named[f"{what}_name"] = reference or (None, None)
+    return named
+
+
+def _optional(run: TrainingRun) -> dict[str, Any]:
+    known = {
+        key: getattr(run, key) for key in ("platform_url", "current_step", "total_steps", "reward", "error")
+    }
+    return {key: value for key, value in known.items() if value is not None}

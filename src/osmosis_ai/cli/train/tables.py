@@ -26,7 +26,7 @@ def columns() -> tuple[Column, ...]:
     """Return what a list shows of each run."""
     return (
         Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Status", value=lambda item: Status(item["status"]), keep=True),
         Column("Base Model", "model_name"),
         Column("Rollout", "rollout_name"),
         Column("Reward", value=lambda item: number(item["summary"].get("reward")), right=True),

@@ -1,0 +1,462 @@
+"""`osmosis train …` against replies written by hand: what is sent, what scripts get, what people see, what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.cli.train import tables
+from tests.cli.maze import Maze, open_maze, replies, sent
+from tests.logins import REFUSALS
+
+CONFIG = "configs/training/maze.toml"
+TEXT = """\
+[experiment]
+rollout = "multiply"
+entrypoint = "main.py"
+model_path = "fern/base-32b"
+dataset = "maze-walks"
+
+[training]
+lr = 1e-6
+rollout_batch_size = 16
+
+[sampling]
+rollout_temperature = 1.0
+
+[checkpoints]
+eval_interval = 5
+
+[advanced]
+lora_rank = 32
+
+[secrets]
+required = []
+"""
+OWN: dict[str, Any] = {
+    "id": "tr_8f0c1d2e3a4b",
+    "name": "copper finch/9",
+    "status": "running",
+    "created_at": "2026-10-02T07:00:00Z",
+    "started_at": "2026-10-02T07:03:10Z",
+    "completed_at": None,
+    "creator_name": "Mara",
+    "creator_email": "mara@fern.example",
+    "platform_url": "https://osmosis.fern.example/fern-lab/training/tr_8",
+    "current_step": 12,
+    "total_steps": 80,
+    "reward": 0.31,
+}
+ROW: dict[str, Any] = {
+    **OWN,
+    "model": {"id": "bm_1", "model_name": "fern/base-32b"},
+    "dataset": {"id": "ds_31", "file_name": "maze-walks"},
+    "rollout": {"id": "ro_2", "name": "maze"},
+}
+MINIMAL = {"id": "tr_1", "name": None, "status": "queued", "created_at": "2026-10-02T07:00:00Z"}
+NULLS = {**dict.fromkeys(ROW), **MINIMAL}
+DETAIL: dict[str, Any] = {
+    "training_run": {**OWN, "examples_processed_count": 3072, "notes": "second try"},
+    "model": {"id": "bm_1", "name": "fern/base-32b"},
+    "dataset": {"id": "ds_31", "name": "maze-walks"},
+    "rollout": {"id": "ro_2", "name": "maze"},
+    "entrypoint": "main.py",
+    "branch": None,
+    "commit_sha": "4be1c0ffee4be1c0ffee",
+    "config": {"training": {"lr": 1e-06, "total_epochs": None}, "sampling": {"rollout_top_p": 1.0}, "odd": 3},
+    "env_config": {"LOG_LEVEL": "INFO"},
+    "resolved_secret_scopes": {"SEARCH_KEY": "user_override"},
+    "is_internal_user": True,
+}
+METRICS: dict[str, Any] = {
+    "status": "running",
+    "training_run_id": "tr_8f0c1d2e3a4b",
+    "overview": {
+        "duration_ms": 61500,
+        "examples_processed_count": 3100,
+        "latest_step": 12,
+        "total_steps": 80,
+        "metric_summaries": [
+            {
+                "key": "rollout/raw_reward",
+                "title": "Training reward",
+                "initial": 0.1,
+                "latest": 0.31,
+                "delta": 0.21,
+                "min": 0.05,
+                "max": 0.4,
+            },
+            {"key": "train/loss", "title": "Loss", "initial": 0.00002, "latest": None},
+        ],
+    },
+    "metrics": [
+        {
+            "metric_key": "rollout/raw_reward",
+            "title": "Training reward",
+            "data_points": [
+                {"step": 1, "value": 0.1, "timestamp": 1790924590000},
+                {"step": 2, "value": 0.31, "timestamp": 1790924600250},
+            ],
+        },
+        {
+            "metric_key": "train/loss",
+            "title": "Loss",
+            "data_points": [{"step": 1, "value": None, "timestamp": 10**18}],
+        },
+    ],
+}
+CHECKPOINTS: dict[str, Any] = {
+    "training_run_name": "copper finch/9",
+    "training_run_id": "tr_8f0c1d2e3a4b",
+    "checkpoints": [
+        {
+            "id": "ck_1234567890",
+            "checkpoint_name": f"copper-step-{step}",
+            "checkpoint_step": step,
+            "status": "uploaded",
+            "created_at": "2026-10-02T08:00:00Z",
+        }
+        for step in (20, 40)
+    ],
+}
+DOCUMENT: dict[str, Any] = {
+    "training_run": {
+        "id": "tr_8f0c1d2e3a4b",
+        "status": "running",
+        "name": "copper finch/9",
+        "base_model_name": "fern/base-32b",
+        "dataset_name": "maze-walks",
+        "rollout_name": "maze",
+        "duration_ms": 61500,
+        "started_at": "2026-10-02T07:03:10.000Z",
+        "rows_processed": 3100,
+        "latest_step": 12,
+        "total_steps": 80,
+    },
+    "summary": {
+        "training_reward": {"initial": 0.1, "latest": 0.31, "delta": 0.21, "min": 0.05, "max": 0.4},
+        "train/loss": {"initial": 0.00002},
+    },
+    "metrics": [
+        {
+            "key": "training_reward",
+            "title": "Training reward",
+            "data": [
+                {"step": 1, "value": 0.1, "timestamp": "2026-10-02T07:03:10.000Z"},
+                {"step": 2, "value": 0.31, "timestamp": "2026-10-02T07:03:20.250Z"},
+            ],
+        },
+        {"key": "train/loss", "title": "Loss", "data": [{"step": 1, "value": None, "timestamp": None}]},
+    ],
+}
+FILE = "copper_finch_9_tr_8f0c1.json"
+
+
+@pytest.fixture
+def maze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Maze]:
+    with open_maze(tmp_path, monkeypatch, capsys) as maze:
+        yield maze
+
+
+def offer(maze: Maze, status: str = "running", **more: Any) -> None:
+    """Let the platform have the run in a status, with its metrics and checkpoints."""
+    own = {**DETAIL["training_run"], "status": status, **more}
+    for name in ("copper", OWN["id"]):
+        maze.get(f"/training-runs/{name}").respond(json={**DETAIL, "training_run": own})
+    maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json=METRICS)
+    maze.get(f"/training-runs/{OWN['id']}/checkpoints").respond(json=CHECKPOINTS)
+
+
+# Submit
+
+
+def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> None:
+    (maze.workspace.root / CONFIG).write_text(TEXT)
+    maze.post("/training-runs").respond(
+        json={"id": "tr_8", "name": "copper-finch", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
+    )
+    outcome = maze.osmosis("train", "submit", CONFIG, "--yes", "--json")
+    assert outcome.status == 0, outcome.err
+    assert sent(maze.post("/training-runs")) == {
+        "experiment_config": {
+            "rollout": "multiply",
+            "entrypoint": "main.py",
+            "model_path": "fern/base-32b",
+            "dataset": "maze-walks",
+        },
+        "training_config": {"lr": 1e-6, "rollout_batch_size": 16},
+        "sampling_config": {"rollout_temperature": 1.0},
+        "checkpoints_config": {"eval_interval": 5},
+        "advanced_config": {"lora_rank": 32},
+    }
+    assert outcome.json["operation"] == "train.submit"
+    assert outcome.json["message"] == "Training run submitted: copper-finch"
+    assert outcome.json["next_steps_structured"] == [
+        {"action": "train_info", "name": "copper-finch"},
+        {"action": "train_list"},
+    ]
+    assert outcome.json["resource"]["config"]["model"] == "fern/base-32b"
+    plain = maze.osmosis("train", "submit", CONFIG, "--yes", "--plain")
+    assert plain.out.splitlines() == [
+        "Training run submitted: copper-finch",
+        "Status: pending",
+        "Rollout: multiply",
+        "Model: fern/base-32b",
+        "Dataset: maze-walks",
+        "View: osmosis train info copper-finch",
+        "Follow: osmosis train logs copper-finch --follow",
+    ]
+    assert "Training Run" in maze.osmosis("train", "submit", CONFIG, "--yes").err
+
+
+def test_what_is_agreed_to_is_asked_in_the_words_of_training(maze: Maze) -> None:
+    (maze.workspace.root / CONFIG).write_text(TEXT)
+    error = maze.osmosis("train", "submit", CONFIG, "--json").error
+    assert (error["code"], error["details"]["prompt"]) == (
+        "INTERACTIVE_REQUIRED",
+        "Submit this training run?",
+    )
+    maze.get("/datasets/maze-walks").respond(
+        json={"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
+    )
+    checked = maze.osmosis("train", "submit", CONFIG, "--check", "--json").json
+    assert checked["operation"] == "train.check"
+    assert checked["next_steps_structured"] == [{"action": "train_submit", "config": CONFIG}]
+    assert not maze.post("/training-runs").called
+
+
+def test_an_eval_config_is_no_training_config(maze: Maze) -> None:
+    (maze.workspace.root / CONFIG).write_text(TEXT + "\n[evaluation]\nn = 1\n")
+    error = maze.osmosis("train", "submit", CONFIG, "--yes", "--json").error
+    assert (error["code"], "configs in configs/eval/" in error["message"]) == ("VALIDATION", True)
+    assert not maze.router.calls
+
+
+def test_a_submit_without_an_answer_says_where_to_look(maze: Maze) -> None:
+    (maze.workspace.root / CONFIG).write_text(TEXT)
+    maze.post("/training-runs").mock(side_effect=httpx.ReadError("gone"))
+    outcome = maze.osmosis("train", "submit", CONFIG, "--yes", "--plain")
+    assert (outcome.status, "look with `osmosis train list`" in outcome.err) == (1, True)
+    assert maze.post("/training-runs").call_count == 1
+
+
+# Lists
+
+
+def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
+    maze.get("/training-runs").respond(
+        json={"training_runs": [ROW, MINIMAL, NULLS], "total_count": 3, "next_offset": None}
+    )
+    full, minimal, nulls = maze.osmosis("train", "list", "--json").json["items"]
+    assert full == {
+        "id": OWN["id"],
+        "name": OWN["name"],
+        "status": "running",
+        "model_id": "bm_1",
+        "model_name": "fern/base-32b",
+        "dataset_id": "ds_31",
+        "dataset_name": "maze-walks",
+        "rollout_id": "ro_2",
+        "rollout_name": "maze",
+        "creator_name": "Mara",
+        "creator_email": "mara@fern.example",
+        "created_at": "2026-10-02T07:00:00.000Z",
+        "started_at": "2026-10-02T07:03:10.000Z",
+        "completed_at": None,
+        "platform_url": OWN["platform_url"],
+        "current_step": 12,
+        "total_steps": 80,
+        "reward": 0.31,
+        "summary": {"reward": 0.31, "progress": {"completed": 12, "total": 80, "unit": "steps"}},
+    }
+    assert (minimal["summary"], minimal["model_name"], "reward" in minimal) == ({}, None, False)
+    assert nulls == minimal
+
+
+def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
+    maze.get("/training-runs").respond(json={"training_runs": [ROW, MINIMAL]})
+    assert maze.osmosis("train", "list", "--plain").out == (
+        "copper finch/9\t[running]\tfern/base-32b\tmaze\t0.310\t2026-10-02 7:00 AM UTC\tMara\n"
+        "(unnamed)\t[queued]\t–\t–\t–\t2026-10-02 7:00 AM UTC\t–\n"
+    )
+    rich = maze.osmosis("train", "list").out
+    assert all(word in rich for word in ("Status", "Reward", "[running]", "copper finch/9"))
+
+
+# Info
+
+
+def test_scripts_get_a_run_in_full_and_nothing_is_written(maze: Maze) -> None:
+    offer(maze)
+    data = maze.osmosis("train", "info", "copper", "--json").json["data"]
+    assert data["training_run"]["examples_processed_count"] == 3072
+    assert data["training_run"]["notes"] == "second try"
+    assert data["training_run"]["dataset_name"] == "maze-walks"
+    assert data["summary"]["progress"] == {"completed": 12, "total": 80, "unit": "steps"}
+    assert data["metrics"] == DOCUMENT
+    assert (data["in_progress"], data["metrics_available"], data["metrics_error"]) == (True, True, None)
+    assert (data["checkpoints"], data["output_path"], data["save_warning"]) == ([], None, None)
+    assert data["platform_url"] == OWN["platform_url"]
+    assert data["workspace_directory"] == str(maze.workspace.root)
+    assert not (maze.workspace.state_dir / "metrics").exists()
+    assert not maze.get(f"/training-runs/{OWN['id']}/checkpoints").called, (
+        "only a run that has ended has them"
+    )
+
+
+def test_people_see_the_run_its_settings_and_its_metrics_and_get_a_file(maze: Maze) -> None:
+    offer(maze, "failed", completed_at="2026-10-02T09:03:10Z", error="the GPU is on fire.")
+    outcome = maze.osmosis("train", "info", "copper")
+    for shown in (
+        *("12 / 80 steps", "1m 2s", "3,072", "fern/base-32b", "second try", "the GPU is on fire."),
+        *("training.lr=1e-06, sampling.rollout_top_p=1.0, odd=3", "4be1c0f", "LOG_LEVEL=INFO"),
+        *("SEARCH_KEY (personal, overrides workspace)", "Training reward", "0.210", "2e-05"),
+        *("copper-step-20", "ck_12345", "See logs with: osmosis train logs copper finch/9"),
+        "Deploy with: osmosis model deploy copper-step-40",
+    ):
+        assert shown in outcome.out, shown
+    assert "snapshot" not in outcome.out and "Trend" not in outcome.out
+    saved = maze.workspace.state_dir / "metrics" / FILE
+    assert f"Metrics: {saved}" in outcome.out
+    document = json.loads(saved.read_text())
+    assert document["metrics"] == DOCUMENT["metrics"]
+    assert document["training_run"]["completed_at"] == "2026-10-02T09:03:10.000Z"
+
+
+def test_logs_get_the_same_in_lines(maze: Maze) -> None:
+    offer(maze)
+    lines = maze.osmosis("train", "info", "copper", "--plain").out.splitlines()
+    assert "Progress: 12 / 80 steps" in lines
+    assert "Note: The run is under way: the metrics are a snapshot." in lines
+    assert "Training reward\t0.100\t0.310\t0.210\t0.050\t0.400" in lines
+    assert "Stop with: osmosis train stop copper finch/9" in lines
+
+
+def test_trends_are_drawn_where_there_is_room(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(maze)
+    monkeypatch.setattr(tables, "is_wide_terminal", lambda _output: True)
+    rich = maze.osmosis("train", "info", "copper").out
+    assert "Trend" in rich and "▁█" in rich
+
+
+@pytest.mark.parametrize(
+    ("output", "place"),
+    [
+        ("kept/", f"kept/{FILE}"),
+        ("here", f"here/{FILE}"),
+        ("numbers", "numbers.json"),
+        ("deep/numbers.txt", "deep/numbers.json"),
+        ("numbers.json", "numbers.json"),
+    ],
+)
+def test_the_file_goes_where_it_is_asked_to(maze: Maze, tmp_path: Path, output: str, place: str) -> None:
+    offer(maze)
+    (tmp_path / "here").mkdir()
+    data = maze.osmosis("train", "info", "copper", "-o", f"{tmp_path}/{output}", "--json").json["data"]
+    assert data["output_path"] == str(tmp_path / place)
+    assert json.loads((tmp_path / place).read_text()) == DOCUMENT
+
+
+def test_a_file_that_cannot_be_written_is_only_a_warning(maze: Maze, tmp_path: Path) -> None:
+    offer(maze)
+    (tmp_path / "file").write_text("")
+    outcome = maze.osmosis("train", "info", "copper", "-o", f"{tmp_path}/file/numbers.json", "--json")
+    assert outcome.status == 0
+    data = outcome.json["data"]
+    assert data["output_path"] is None
+    assert data["save_warning"] in outcome.err and "could not be saved" in data["save_warning"]
+
+
+@pytest.mark.parametrize("status", ["pending", "queued"])
+def test_a_run_that_waits_has_no_metrics_and_is_not_asked_for_any(maze: Maze, status: str) -> None:
+    offer(maze, status, started_at=None)
+    data = maze.osmosis("train", "info", "copper", "--json").json["data"]
+    assert (data["metrics_available"], data["metrics"], data["in_progress"]) == (False, None, False)
+    assert "before the run has started" in data["metrics_error"]
+    assert "Progress: Waiting to start..." in maze.osmosis("train", "info", "copper", "--plain").out
+    assert not maze.get(f"/training-runs/{OWN['id']}/metrics").called
+
+
+def test_metrics_and_checkpoints_that_cannot_be_had_are_no_failure(maze: Maze) -> None:
+    offer(maze, "stopped")
+    for what in ("metrics", "checkpoints"):
+        maze.get(f"/training-runs/{OWN['id']}/{what}").respond(404, json={"error": "gone"})
+    outcome = maze.osmosis("train", "info", "copper", "--json")
+    assert outcome.status == 0
+    data = outcome.json["data"]
+    assert (data["metrics_error"], data["checkpoints"]) == ("gone", [])
+    assert "Metrics: Not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
+
+
+def test_a_detail_with_nothing_in_it_can_be_shown(maze: Maze) -> None:
+    maze.get("/training-runs/x").respond(json={"training_run": {"id": "tr_1", "status": "running"}})
+    maze.get("/training-runs/tr_1/metrics").respond(json={"overview": {}, "metrics": []})
+    for mode in (["--json"], ["--plain"], []):
+        assert maze.osmosis("train", "info", "x", *mode).status == 0
+
+
+# Logs, checkpoints, stop
+
+
+def test_logs_come_in_pages_and_as_they_grow(maze: Maze) -> None:
+    lines = [
+        {"timestamp": f"2026-10-02T08:00:0{n}Z", "level": "info", "step": "train", "message": f"step {n}"}
+        for n in range(3)
+    ]
+    maze.get("/training-runs/copper/logs").respond(json={"logs": lines[:1], "next_cursor": "c|1"})
+    page = maze.osmosis("train", "logs", "copper", "--json").json
+    assert (page["items"][0]["message"], page["next_cursor"]) == ("step 0", "c|1")
+    assert "osmosis train logs copper --cursor c|1" in maze.osmosis("train", "logs", "copper").out
+    ended = {"training_run": {**OWN, "status": "finished"}}
+    maze.get("/training-runs/copper").respond(json=DETAIL)
+    maze.get(f"/training-runs/{OWN['id']}").mock(side_effect=replies(DETAIL, ended))
+    maze.get(f"/training-runs/{OWN['id']}/logs").mock(
+        side_effect=replies({"logs": lines[:2]}, {"logs": lines})
+    )
+    followed = maze.osmosis("train", "logs", "copper", "--follow", "--json").out.splitlines()
+    assert [json.loads(line)["message"] for line in followed] == ["step 0", "step 1", "step 2"]
+    refused = maze.osmosis("train", "logs", "copper", "--follow", "--cursor", "c", "--json").error
+    assert refused["code"] == "VALIDATION"
+
+
+def test_checkpoints_are_listed_with_how_to_deploy_the_last(maze: Maze) -> None:
+    maze.get("/training-runs/copper/checkpoints").respond(json=CHECKPOINTS)
+    listed = maze.osmosis("train", "checkpoints", "copper", "--json").json
+    assert [item["checkpoint_step"] for item in listed["items"]] == [20, 40]
+    assert listed["training_run_name"] == "copper finch/9"
+    assert maze.osmosis("train", "checkpoints", "copper", "--plain").out.splitlines()[:2] == [
+        "copper-step-20\t20\t[uploaded]\t2026-10-02 8:00 AM UTC",
+        "copper-step-40\t40\t[uploaded]\t2026-10-02 8:00 AM UTC",
+    ]
+    assert "osmosis model deploy copper-step-40" in maze.osmosis("train", "checkpoints", "copper").out
+    maze.get("/training-runs/none/checkpoints").respond(json={})
+    assert maze.osmosis("train", "checkpoints", "none").status == 0
+
+
+def test_stopping_asks_first_and_says_what_had_ended_before(maze: Maze) -> None:
+    maze.post("/training-runs/copper/stop").respond(json={"id": "tr_8", "status": "stopping"})
+    error = maze.osmosis("train", "stop", "copper", "--json").error
+    assert error["details"]["prompt"] == 'Stop training run "copper"?'
+    assert not maze.post("/training-runs/copper/stop").called
+    stopped = maze.osmosis("train", "stop", "copper", "--yes", "--json").json
+    assert (stopped["operation"], stopped["message"]) == ("train.stop", 'Training run "copper" stopped.')
+    assert stopped["resource"] == {"name": "copper", **maze.resource}
+    maze.post("/training-runs/copper/stop").respond(json={"status": "finished"})
+    ended = maze.osmosis("train", "stop", "copper", "--yes", "--json").json
+    assert (ended["status"], ended["message"]) == (
+        "noop",
+        'Training run "copper" had ended before: finished.',
+    )
+
+
+@pytest.mark.parametrize("reply, code", REFUSALS)
+def test_refusals_have_their_code(maze: Maze, reply: dict[str, Any], code: str) -> None:
+    maze.get("/training-runs").respond(**reply)
+    assert maze.osmosis("train", "list", "--json").error["code"] == code

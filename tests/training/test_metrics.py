@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from osmosis_ai.evaluation.classify import Verdict
 from osmosis_ai.training.advantages import group_advantages
 from osmosis_ai.training.data_order import DataOrder

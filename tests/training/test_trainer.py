@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+pytest.importorskip("torch")
+
 from osmosis_ai.training.learner import StepRefusedError
 from osmosis_ai.training.loop import (
     REFUSED_STEPS_END,

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ class Terminal:
         self.shown = ""
         self._descriptor = descriptor
 
+    def _takes_single_keys(self) -> bool:
+        """Tell whether the program has switched the terminal; before, Ctrl-C would end it instead of answering."""
+        return not termios.tcgetattr(self._descriptor)[3] & termios.ICANON
+
     def wait_for(self, expected: str, *, typing: bytes = b"") -> None:
         """Read until ``expected`` shows; ``typing`` is typed again until it does.
 
@@ -40,7 +45,7 @@ class Terminal:
         deadline = time.monotonic() + 30
         while expected not in self.shown:
             assert time.monotonic() < deadline, f"never saw {expected!r} in {self.shown!r}"
-            if typing:
+            if typing and self._takes_single_keys():
                 os.write(self._descriptor, typing)
             ready, _, _ = select.select([self._descriptor], [], [], 0.5)
             if ready:

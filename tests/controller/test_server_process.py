@@ -233,6 +233,26 @@ async def test_a_port_lost_to_another_process_is_picked_again(
             assert server.base_url.endswith(f":{unused_tcp_port}")
 
 
+async def test_a_server_killed_while_it_starts_is_started_again(make_spec: MakeSpec, tmp_path: Path) -> None:
+    dying = """
+import os, pathlib, signal
+seen = pathlib.Path(os.environ["SEEN"])
+seen.write_text(seen.read_text() + "x")
+if len(seen.read_text()) < {starts}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    seen = tmp_path / "seen"
+    seen.touch()
+    environment = {**os.environ, "SEEN": str(seen)}
+    once = make_spec(dying.replace("{starts}", "3") + plain_server(), env=environment)
+    async with RolloutServer(once):
+        assert seen.read_text() == "xxx"
+    again_and_again = make_spec(dying.replace("{starts}", "99") + plain_server(), env=environment)
+    with pytest.raises(RolloutServerError, match="before becoming healthy \\(signal 9\\)"):
+        await RolloutServer(again_and_again).start()
+    assert seen.read_text() == "xxx" * 2
+
+
 async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: MakeSpec) -> None:
     source = """
         import os

@@ -129,18 +129,11 @@ class Run:
     def ended(self) -> bool:
         return self._journal is not None and not self._journal_path.exists()
 
-    def await_moment(self, kill: Kill, *, since: int = 0) -> bool:
-        """Wait for the moment of a kill; False when the run ends before.
-
-        Args:
-            kill: which one.
-            since: how many results there were at the kill before. A worker's first server that ends before it
-                has ever answered is taken for one that cannot start, so it is let have one.
-        """
-        records = max(kill.records, since + 1 if kill.victim == "server" else 0)
+    def await_moment(self, kill: Kill) -> bool:
+        """Wait for the moment of a kill; False when the run ends before."""
         deadline = time.monotonic() + 120
         while not self.ended():
-            if len(self.journal()) >= records:
+            if len(self.journal()) >= kill.records:
                 time.sleep(kill.delay_s)  # the moment itself is what the test varies
                 return True
             assert time.monotonic() < deadline, f"{self.name} does not go on"
@@ -228,7 +221,7 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(platform: Platf
     under_way = 0
     kills = plan_of_kills(seed)
     for kill in kills:
-        if not stormy.await_moment(kill, since=len(before)):
+        if not stormy.await_moment(kill):
             break
         while not platform.kill(kill.victim) and not stormy.ended():
             time.sleep(0.005)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
 PROBE_TIMEOUT_S = 5.0
 POLL_S = (0.05, 0.2)
 PORT_ATTEMPTS = 2
+KILLED_ATTEMPTS = 3
 LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 16 * 1024
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -75,6 +77,10 @@ class RolloutServerError(OsmosisError):
 
 class _PortTaken(RolloutServerError):
     """Somebody else listens where the server should."""
+
+
+class _Killed(RolloutServerError):
+    """Something ended the server by force, which says nothing about the entrypoint: a kernel short of memory, a person."""
 
 
 class RolloutServer:
@@ -125,13 +131,17 @@ class RolloutServer:
         """
         if self._process is not None:
             raise RuntimeError("the rollout server was started before")
-        attempts = 1 if self._spec.port is not None else PORT_ATTEMPTS
-        for attempt in range(1, attempts + 1):
+        attempts: dict[type[Exception], int] = {
+            _PortTaken: 1 if self._spec.port is not None else PORT_ATTEMPTS,
+            _Killed: KILLED_ATTEMPTS,
+        }
+        while True:
             try:
                 await self._start_once(self._spec.port or _free_port())
                 return
-            except _PortTaken:
-                if attempt == attempts:
+            except (_PortTaken, _Killed) as error:
+                attempts[type(error)] -= 1
+                if not attempts[type(error)]:
                     raise
 
     async def wait_exit(self) -> int:
@@ -275,16 +285,19 @@ class RolloutServer:
         return self._failure(
             f"the rollout server ended before becoming healthy ({_describe_exit(status)})",
             hint="the entrypoint must start a server and keep running." if status == 0 else None,
+            kind=_Killed if status == -signal.SIGKILL else RolloutServerError,
         )
 
-    def _failure(self, what: str, *, hint: str | None = None) -> RolloutServerError:
+    def _failure(
+        self, what: str, *, hint: str | None = None, kind: type[RolloutServerError] = RolloutServerError
+    ) -> RolloutServerError:
         tail = self.log_tail()
         reason = self._reason(tail)
         message = f"{what}, entrypoint `{self._spec.entrypoint}`" + (f": {reason}" if reason else ".")
         if tail:
             quoted = "\n".join(f"  {line}" for line in tail)
             message += f"\nlast lines of {self._spec.log_path}:\n{quoted}"
-        return RolloutServerError(
+        return kind(
             message,
             details={"reason": reason, "log_path": str(self._spec.log_path), "log_tail": tail},
             hint=hint,

@@ -77,6 +77,8 @@ class Worker:
                 verdict = _failed(error)
                 publisher.log(_proof(error))
             publisher.finish()
+            # A beat after the end would find no lease, and end this worker while it clears away.
+            heart.stop()
             self._conclude(verdict, work if prepared is not None else None, redactor)
         finally:
             heart.stop()

@@ -282,3 +282,32 @@ def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: Platf
     assert cli("platform", "connect", url, "-w", "moss").status == 0
     error = json.loads(cli("--json", "platform", "connect", url, "-w", "default").err)["error"]
     assert error["code"] == "CONFLICT"
+
+
+def test_users_are_disabled_enabled_and_removed(cli: Cli, running: PlatformServices) -> None:
+    envelope(cli, "user", "add", "mara@fern.example")
+    moss = running.workspaces.create("moss")
+    mara = running.accounts.find_user("mara@fern.example")
+    running.workspaces.add_member(moss.id, mara.id, "owner")
+    assert cli("platform", "user", "disable", "mara@fern.example", "--plain").status == 1
+    assert envelope(cli, "user", "disable", "mara@fern.example", "--yes")["status"] == "success"
+    assert envelope(cli, "user", "disable", "mara@fern.example", "--yes")["status"] == "noop"
+    assert {user["email"]: user["status"] for user in envelope(cli, "user", "list")["items"]} == {
+        "admin@localhost": "active",
+        "mara@fern.example": "disabled",
+    }
+    refused = cli("platform", "token", "create", "-u", "mara@fern.example", "--plain")
+    assert refused.status == 1 and "user enable mara@fern.example" in refused.err
+    assert envelope(cli, "user", "enable", "mara@fern.example")["status"] == "success"
+    removed = cli("platform", "user", "remove", "mara@fern.example", "--yes", "--plain")
+    assert removed.status == 0
+    assert "moss has no owner now" in removed.out + removed.err
+    again = cli("platform", "user", "remove", "mara@fern.example", "--yes", "--plain")
+    assert again.status == 1 and "no user mara@fern.example" in again.err
+
+
+def test_the_last_administrator_stays(cli: Cli, running: PlatformServices) -> None:
+    for verb in ("disable", "remove"):
+        refused = cli("platform", "user", verb, "admin@localhost", "--yes", "--plain")
+        assert refused.status == 1
+        assert "last administrator" in refused.err and "--admin" in refused.err

@@ -2,7 +2,7 @@
 
 A token is shown once, when it is made; the database knows its SHA-256, which is enough for a value of 256
 random bits. A password is known as its Argon2 hash alone. A token that was revoked or has expired never
-works again, and neither does any token of a user who is gone.
+works again, nor does any token of a user who is gone; those of a user who is disabled rest meanwhile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.models import Token, User, new_id
+from osmosis_ai.platform.db.models import DeviceLogin, Token, User, new_id
 from osmosis_ai.platform.workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -130,8 +130,16 @@ class Accounts:
         with self._db.session() as session:
             return list(session.scalars(select(User).order_by(User.email)))
 
-    def set_password(self, email: str, password: str) -> None:
-        """Replace a user's password.
+    def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
+        """Replace a user's password, which ends their sessions and the log-ins they have approved.
+
+        Args:
+            email: whose.
+            password: the new one.
+            revoke_tokens: revoke their tokens and API keys as well.
+
+        Returns:
+            How many sessions and tokens have ended.
 
         Raises:
             NotFoundError, OsmosisError: as :meth:`find_user` and :meth:`create_user`.
@@ -140,6 +148,27 @@ class Accounts:
         hashed = _hash_password(password)
         with self._db.transaction() as session:
             session.execute(update(User).where(User.id == user.id).values(password_hash=hashed))
+            return self.end_sessions(session, user.id, revoke_tokens=revoke_tokens)
+
+    def end_sessions(self, session: Session, user_id: str, *, revoke_tokens: bool = False) -> int:
+        """End a user's sessions as part of the caller's transaction; return how many rows ended.
+
+        Args:
+            session: of the caller.
+            user_id: whose.
+            revoke_tokens: their tokens and API keys as well.
+        """
+        session.execute(delete(DeviceLogin).where(DeviceLogin.user_id == user_id))
+        now = self._clock.now()
+        query = select(Token).where(
+            Token.user_id == user_id,
+            Token.revoked_at.is_(None),
+            or_(Token.expires_at.is_(None), Token.expires_at > now),
+        )
+        ended = session.scalars(query if revoke_tokens else query.where(Token.kind == "web")).all()
+        for token in ended:
+            token.revoked_at = now
+        return len(ended)
 
     def check_password(self, email: str, password: str) -> User | None:
         """Return the user whom address and password name, after the same work whether or not one exists."""
@@ -152,7 +181,7 @@ class Accounts:
             _hasher().verify(expected, password[:_LONGEST_PASSWORD])
         except (VerifyMismatchError, VerificationError):
             return None
-        return user if user is not None and user.password_hash else None
+        return user if user is not None and user.password_hash and user.disabled_at is None else None
 
     # -- tokens ------------------------------------------------------------------------------
 
@@ -207,7 +236,7 @@ class Accounts:
         """Return whose token this is.
 
         Raises:
-            TokenRejected: it is unknown, of another kind, revoked or expired.
+            TokenRejected: it is unknown, of another kind, revoked or expired, or its user is disabled.
         """
         with self._db.session() as session:
             principal = self.principal(session, plain, kinds=kinds)
@@ -231,6 +260,8 @@ class Accounts:
             raise TokenRejected("TOKEN_REVOKED", "this token has been revoked.")
         if token.expires_at is not None and token.expires_at <= self._clock.now():
             raise TokenRejected("TOKEN_EXPIRED", "this token has expired.")
+        if user.disabled_at is not None:
+            raise TokenRejected("TOKEN_REVOKED", "the account of this token is disabled.")
         return Principal(user, token)
 
     def tokens(self, *, user_id: str | None = None) -> list[tuple[Token, User]]:

@@ -158,7 +158,7 @@ class DeviceLogins:
 
     def _grant(self, session: Session, login: DeviceLogin) -> Granted:
         user = session.get(User, login.user_id)
-        if user is None:
+        if user is None or user.disabled_at is not None:
             raise PollRefused("access_denied")
         login.status = "used"
         token, plain = self._accounts.issue(session, user.id, "cli", name=login.device_name)

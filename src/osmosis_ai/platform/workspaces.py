@@ -132,6 +132,15 @@ class Workspaces:
                     hint=f"let them in with `osmosis platform member add {workspace.name} {user.email}`",
                 )
 
+    def has_member(self, user_id: str, workspace_id: str | None) -> bool:
+        """Tell whether a user is in a workspace; in any at all, when none is named."""
+        with self._db.session() as session:
+            of_user = select(Membership.user_id).where(Membership.user_id == user_id)
+            asked = (
+                of_user if workspace_id is None else of_user.where(Membership.workspace_id == workspace_id)
+            )
+            return session.scalar(asked.limit(1)) is not None
+
     def members(self, workspace_id: str) -> list[tuple[User, Role]]:
         """Return who is in a workspace, by address."""
         with self._db.session() as session:

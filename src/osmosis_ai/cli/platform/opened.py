@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.models import User, Workspace
+    from osmosis_ai.platform.departures import Departures
     from osmosis_ai.platform.workspaces import Workspaces
 
 
@@ -28,6 +29,7 @@ class OpenedPlatform:
     clock: Clock
     accounts: Accounts
     workspaces: Workspaces
+    departures: Departures
 
     @property
     def url(self) -> str:
@@ -96,6 +98,7 @@ def opened_platform() -> Iterator[OpenedPlatform]:
         from osmosis_ai.platform.clock import SystemClock
         from osmosis_ai.platform.config import from_environment
         from osmosis_ai.platform.db.engine import Database
+        from osmosis_ai.platform.departures import Departures
         from osmosis_ai.platform.workspaces import Workspaces
     config = from_environment()
     config.prepare_home()
@@ -103,7 +106,9 @@ def opened_platform() -> Iterator[OpenedPlatform]:
     db = Database(config.database_url)
     try:
         db.migrate()
-        yield OpenedPlatform(config, clock, Accounts(db, clock), Workspaces(db, clock))
+        accounts = Accounts(db, clock)
+        departures = Departures(db, clock, accounts)
+        yield OpenedPlatform(config, clock, accounts, Workspaces(db, clock), departures)
     finally:
         db.dispose()
 

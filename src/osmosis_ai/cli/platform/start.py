@@ -122,7 +122,7 @@ def _log_in(platform: RunningPlatform) -> str:
         pass  # of a platform that was at this address before
     except OsmosisError as error:
         current().warn(error.message, code=error.code)
-    admin = next((user for user in accounts.users() if user.is_admin), None)
+    admin = next((user for user in accounts.users() if user.is_admin and user.disabled_at is None), None)
     if admin is None:
         raise OsmosisError(
             "the platform has no administrator to log in as.",

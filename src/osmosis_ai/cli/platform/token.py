@@ -10,6 +10,7 @@ import typer
 
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status
+from osmosis_ai.errors import ConflictError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -47,6 +48,11 @@ def create(
 
     with opened_platform() as platform:
         owner = platform.user(user)
+        if owner.disabled_at is not None:
+            raise ConflictError(
+                f"{owner.email} is disabled: a token of theirs would let nobody in.",
+                hint=f"enable them first: osmosis platform user enable {owner.email}",
+            )
         home = platform.workspaces.find(workspace) if workspace is not None else None
         if home is not None:
             platform.workspaces.require_member(home, owner)

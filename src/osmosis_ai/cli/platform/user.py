@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.departures import Departure
+
+Whose = Annotated[str, typer.Argument(help="The user's address.")]
 
 PasswordFromStdin = Annotated[
     bool,
@@ -65,6 +71,7 @@ def list_() -> ListResult:
                 "email": user.email,
                 "name": user.name,
                 "is_admin": user.is_admin,
+                "status": "active" if user.disabled_at is None else "disabled",
                 "workspaces": [home.name for home, _, _ in platform.workspaces.of_user(user.id)],
                 "created_at": iso(user.created_at),
             }
@@ -77,6 +84,7 @@ def list_() -> ListResult:
             Column("E-mail", "email", keep=True),
             Column("Name", value=lambda item: item["name"] or formats.MISSING),
             Column("Admin", "is_admin"),
+            Column("Status", value=lambda item: Status(str(item["status"]))),
             Column("Workspaces", value=lambda item: ", ".join(item["workspaces"]) or formats.MISSING),
         ],
     )
@@ -85,17 +93,99 @@ def list_() -> ListResult:
 def password(
     email: Annotated[str, typer.Argument(help="Whose password.")],
     password_stdin: PasswordFromStdin = False,
+    revoke_tokens: Annotated[
+        bool, typer.Option("--revoke-tokens", help="Revoke their tokens and API keys, too.")
+    ] = False,
 ) -> OperationResult:
-    """Give a user a new password. Without --password-stdin one is made and printed, this once."""
+    """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
+    this once. Tokens and API keys go on working unless you say --revoke-tokens.
+    """
     from osmosis_ai.cli.platform.opened import opened_platform
 
     text, made = _password(password_stdin)
     with opened_platform() as platform:
-        platform.accounts.set_password(email, text)
+        ended = platform.accounts.set_password(email, text, revoke_tokens=revoke_tokens)
+    kinds = "sessions, tokens and keys" if revoke_tokens else "sessions"
     return OperationResult(
         operation="platform.user.password",
-        message=f"Changed the password of {email}." + (f" Password: {text}" if made else ""),
-        resource={"email": email, **({"password": text} if made else {})},
+        message=f"Changed the password of {email}; {ended} {kinds} ended."
+        + (f" Password: {text}" if made else ""),
+        resource={"email": email, "ended": ended, **({"password": text} if made else {})},
+    )
+
+
+def disable(
+    email: Whose,
+    stop_runs: Annotated[
+        bool, typer.Option("--stop-runs", help="Stop their open runs; otherwise those go on.")
+    ] = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working."""
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.cli.platform.opened import opened_platform
+
+    with opened_platform() as platform:
+        user = platform.accounts.find_user(email)
+        current().confirm(f"Disable {user.email}? Nobody gets in as them until they are enabled.", yes=yes)
+        done = platform.departures.disable(email, stop_runs=stop_runs)
+    said = f"Disabled {user.email}." if done.changed else f"{user.email} was disabled already."
+    steps = [f"Let them in again: osmosis platform user enable {user.email}"]
+    if done.still_open:
+        steps.insert(0, f"Their open runs go on (--stop-runs stops them): {', '.join(done.still_open)}")
+    return _departed("disable", said, done, steps)
+
+
+def enable(email: Whose) -> OperationResult:
+    """Let a disabled user in again, with the password, tokens and API keys they had."""
+    from osmosis_ai.cli.platform.opened import opened_platform
+
+    with opened_platform() as platform:
+        done = platform.departures.enable(email)
+    name = done.user.email
+    return _departed("enable", f"Enabled {name}." if done.changed else f"{name} is not disabled.", done, [])
+
+
+def remove(email: Whose, yes: YesOption = False) -> OperationResult:
+    """Delete a user with their tokens, memberships and personal secrets, and stop their open runs.
+
+    Their datasets, runs and adapters, and the secrets of workspaces, stay.
+    """
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.cli.platform.opened import opened_platform
+
+    with opened_platform() as platform:
+        user = platform.accounts.find_user(email)
+        current().confirm(f"Remove {user.email} for good? Their open runs stop.", yes=yes)
+        done = platform.departures.remove(email)
+    steps = [
+        f"{name} has no owner now: osmosis platform member add {name} EMAIL --role owner"
+        for name in done.ownerless
+    ]
+    return _departed("remove", f"Removed {user.email}.", done, steps)
+
+
+def _departed(verb: str, message: str, done: Departure, steps: list[str]) -> OperationResult:
+    counted = [
+        f"{done.sessions} sessions and tokens ended" if done.sessions else "",
+        f"{done.personal_secrets} personal secrets deleted" if done.personal_secrets else "",
+        f"stopped: {', '.join(done.stopped)}" if done.stopped else "",
+    ]
+    told = "; ".join(filter(None, counted))
+    return OperationResult(
+        operation=f"platform.user.{verb}",
+        status="success" if done.changed else "noop",
+        message=message + (f" ({told})" if told else ""),
+        resource={
+            "id": done.user.id,
+            "email": done.user.email,
+            "ended": done.sessions,
+            "stopped_runs": list(done.stopped),
+            "open_runs": list(done.still_open),
+            "deleted_personal_secrets": done.personal_secrets,
+            "workspaces_without_owner": list(done.ownerless),
+        },
+        next_steps=steps,
     )
 
 

@@ -176,7 +176,7 @@ class Ingest:
                 row.upload = None
                 if info is not None and good:
                     unneeded = row.blob_key
-                    _accept(row, pending, info, check)
+                    _accept(row, current, info, check)
                     row.updated_at = later_than(row, self._clock)
                 else:
                     row.error = "; ".join(check.errors)

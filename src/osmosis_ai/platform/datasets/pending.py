@@ -78,6 +78,10 @@ class PendingUpload:
         """Return the upload with all its parts received."""
         return replace(self, etags=tuple(etags))
 
+    def by_nobody(self) -> PendingUpload:
+        """Return the upload without its sender, who is no user any more."""
+        return replace(self, creator_id=None)
+
     def part_sizes(self) -> list[int]:
         """Return the exact size of each part, in bytes."""
         whole, rest = divmod(self.size, self.part_size)

@@ -72,6 +72,8 @@ def new_id(prefix: str) -> str:
 
 
 class User(Base):
+    """Somebody; from ``disabled_at`` on, until it is taken back, nothing of theirs lets anybody in."""
+
     __tablename__ = "users"
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -80,6 +82,7 @@ class User(Base):
     password_hash: Mapped[str | None] = mapped_column(String(255))
     is_admin: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
+    disabled_at: Mapped[datetime | None]
 
 
 class Token(Base):

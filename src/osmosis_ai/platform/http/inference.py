@@ -106,8 +106,14 @@ async def _deployed(services: PlatformServices, key: Principal, name: str | None
 
 
 async def _authenticate(request: Request, services: PlatformServices) -> Principal:
-    key = bearer_token(request)
-    return await run_in_threadpool(services.accounts.authenticate, key, kinds=("api_key",))
+    plain = bearer_token(request)
+    key = await run_in_threadpool(services.accounts.authenticate, plain, kinds=("api_key",))
+    if not await run_in_threadpool(services.workspaces.has_member, key.user.id, key.token.workspace_id):
+        where = "that workspace" if key.token.workspace_id is not None else "any workspace"
+        raise OpenAIError(
+            403, f"the user of this API key is not a member of {where} any more.", code="not_a_member"
+        )
+    return key
 
 
 def _requested_model(body: bytes) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import ssl
 from typing import Any
 
 import httpx
@@ -23,7 +25,7 @@ from tests.api.conftest import BASE, GIT, TOKEN
 def test_a_request_carries_the_headers_of_the_contract_and_no_others(
     client: PlatformClient, platform: respx.MockRouter
 ) -> None:
-    route = platform.get("/api/cli/datasets").respond(json={})
+    route = platform.get("/api/cli/datasets").respond(json={"datasets": []})
     client.datasets.list()
     sent = route.calls.last.request
     assert dict(sent.headers) == {
@@ -101,7 +103,7 @@ def test_neither_repr_nor_log_shows_the_token(
     client: PlatformClient, platform: respx.MockRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    platform.get("/api/cli/datasets").respond(json={})
+    platform.get("/api/cli/datasets").respond(json={"datasets": []})
     client.datasets.list()
     assert TOKEN not in f"{client!r} {caplog.text}"
 
@@ -163,17 +165,25 @@ def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.Mo
 
 
 @pytest.mark.parametrize(
-    "failure, words",
+    "failure, words, mend",
     [
-        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection error: Connection refused"),
-        (httpx.ReadTimeout("x"), "Connection error: timed out"),
-        (httpx.ConnectTimeout("x"), "Connection error: timed out"),
-        (httpx.RemoteProtocolError("Server disconnected"), "Connection error: Server disconnected"),
-        (httpx.ReadError(""), "Connection error: ReadError"),
+        (
+            httpx.ConnectError("[Errno 111] Connection refused"),
+            "Connection error: Connection refused",
+            "nothing listens at that port",
+        ),
+        (httpx.ReadTimeout("x"), "Connection error: timed out", "slow to answer: try again"),
+        (httpx.ConnectTimeout("x"), "Connection error: timed out", "check the network"),
+        (
+            httpx.RemoteProtocolError("Server disconnected"),
+            "Connection error: Server disconnected",
+            "check the network",
+        ),
+        (httpx.ReadError(""), "Connection error: ReadError", "check the network"),
     ],
 )
 def test_a_platform_that_does_not_answer_is_named(
-    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str
+    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str, mend: str
 ) -> None:
     platform.post("/x").mock(side_effect=failure)
     with pytest.raises(PlatformError) as caught:
@@ -181,7 +191,31 @@ def test_a_platform_that_does_not_answer_is_named(
     error = caught.value
     assert error.message == f"{words} ({BASE})"
     assert (error.code, error.details, error.status) == ("PLATFORM_ERROR", {"platform_url": BASE}, None)
-    assert error.hint and "OSMOSIS_PLATFORM_URL" in error.hint
+    assert error.hint and mend in error.hint
+
+
+def _hint(url: str, error: Exception, cause: Exception | None = None) -> str:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise error from cause
+
+    client = PlatformClient(url, TOKEN, GIT, transport=httpx.MockTransport(fail))
+    with client, pytest.raises(PlatformError) as caught:
+        client.post("/x", {}, model=WireModel)
+    return caught.value.hint or ""
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadTimeout("x"), httpx.ConnectTimeout("x")])
+def test_a_platform_on_this_machine_that_is_slow_is_not_to_be_started(failure: Exception) -> None:
+    hint = _hint("http://127.0.0.1:8642", failure)
+    assert "slow to answer" in hint
+    assert "osmosis platform start" not in hint
+
+
+def test_a_name_nobody_knows_and_a_port_without_tls_are_told_apart() -> None:
+    unknown = httpx.ConnectError("[Errno -2] Name or service not known")
+    assert "name is not known" in _hint(BASE, unknown, socket.gaierror(-2, "x"))
+    no_tls = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    assert "does not speak HTTPS" in _hint("https://127.0.0.1:8642", no_tls, ssl.SSLError())
 
 
 def test_a_platform_on_this_machine_that_is_not_there_is_to_be_started(slept: list[float]) -> None:
@@ -207,7 +241,7 @@ def test_a_certificate_nobody_knows_is_explained(client: PlatformClient, platfor
 )
 def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str, code: Any) -> None:
     headers = {"X-Osmosis-Version-Status": status, "X-Osmosis-Version-Message": "0.4 is out"}
-    platform.get("/api/cli/datasets").respond(json={}, headers=headers)
+    platform.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
     said: list[ClientWarning] = []
     for _ in range(2):
         with PlatformClient(BASE, TOKEN, GIT, on_warning=said.append) as client:
@@ -228,7 +262,7 @@ def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str
 def test_other_version_headers_say_nothing(
     client: PlatformClient, platform: respx.MockRouter, headers: dict[str, str]
 ) -> None:
-    platform.get("/api/cli/datasets").respond(json={}, headers=headers)
+    platform.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
     client.datasets.list()
     assert client.warnings == []
 

@@ -110,7 +110,16 @@ def test_message_is_the_second_choice(client: PlatformClient) -> None:
 @pytest.mark.parametrize(
     "reply, excerpt",
     [
-        ({"text": "<html>" + "x" * 300}, "<html>" + "x" * 194),
+        ({"text": "<html>" + "x" * 300}, "x" * 200),
+        (
+            {
+                "text": "<!DOCTYPE html>\n<html>\n<head><title>502 Bad Gateway</title>\n<style>\nb {x: 1}\n</style>"
+                "<script>\nlet a = 1 < 2\n</script></head>\n<body>\n<center><h1>nginx &amp; co</h1>\n</body></html>"
+            },
+            "502 Bad Gateway nginx & co",
+        ),
+        ({"text": "Traceback:\n  File 1\n\tFile 2\r\nOops\n"}, "Traceback: File 1 File 2 Oops"),
+        ({"text": f"<html>{TOKEN[:4]}&#{ord(TOKEN[4])};{TOKEN[5:]}</html>"}, "[REDACTED]"),
         ({"json": {"error": {"message": "nested"}}}, '{"error":{"message":"nested"}}'),
         ({"json": {"detail": "Not Found"}}, '{"detail":"Not Found"}'),
         ({"content": b"bad \xff \x1b[31mred"}, "bad \ufffd [31mred"),

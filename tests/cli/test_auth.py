@@ -166,7 +166,8 @@ def test_a_platform_that_is_not_there_is_named(cli: Cli, platform: respx.MockRou
     outcome = cli("login", "--token", TOKEN)
     assert outcome.err.splitlines()[-2:] == [
         f"Error: Connection error: Connection refused ({FERN})",
-        "hint: check the network, the proxy settings and the platform's URL (OSMOSIS_PLATFORM_URL)",
+        "hint: the host is there, but nothing listens at that port: check the platform's URL "
+        "(OSMOSIS_PLATFORM_URL), or ask who runs it",
     ]
 
 

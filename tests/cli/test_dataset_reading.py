@@ -117,7 +117,7 @@ def test_all_and_a_limit_exclude_each_other_and_a_limit_has_bounds(maze: Maze) -
 
 
 def test_nothing_is_no_error(maze: Maze) -> None:
-    maze.get("/datasets").respond(json={})
+    maze.get("/datasets").respond(json={"datasets": []})
     assert maze.osmosis("dataset", "list", "--json").json["items"] == []
     assert maze.osmosis("dataset", "list", "--plain").out == ""
 

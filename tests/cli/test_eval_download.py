@@ -85,7 +85,7 @@ def test_metrics_and_trajectories_are_the_default(run: Run) -> None:
     assert (envelope["operation"], envelope["status"]) == ("eval.download", "success")
     assert envelope["resource"] == {
         "eval_run": {"id": "er_8", "name": "amber-otter-42"},
-        "status": "complete",
+        "status": "running",
         "selected_types": ["metrics", "trajectories"],
         "files_downloaded": 4,
         "files_skipped": 0,
@@ -105,11 +105,19 @@ def test_metrics_and_trajectories_are_the_default(run: Run) -> None:
 
 
 def test_people_and_logs_see_how_much_came(run: Run) -> None:
+    run.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
     plain = run.download("--plain")
     assert plain.out == "Downloaded 4 files to .osmosis/evals/amber-otter-42.\n"
     assert plain.err.splitlines()[-1] == "Downloading: 48 B of 48 B (100%)"
     assert plain.err.count("100%") == 1
     assert "4 were there already" in run.download().out
+
+
+@pytest.mark.parametrize("status", ["running", "finished", "failed"])
+def test_whose_files_these_are_is_said_with_the_status_of_the_run(run: Run, status: str) -> None:
+    run.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": status}})
+    assert run.download("--json").json["resource"]["status"] == status
+    assert ("run the same command again when it has ended" in run.download().out) == (status == "running")
 
 
 def test_what_is_there_is_not_fetched_again_unless_asked(run: Run) -> None:

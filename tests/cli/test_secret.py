@@ -267,7 +267,8 @@ def test_what_is_not_there_is_said_before_anybody_is_asked(
     in_workspace = {"environment_secrets": [{**SECRET, "scope": "workspace"}]}
     platform.get(PATH).mock(
         side_effect=lambda request: httpx.Response(
-            200, json=in_workspace if request.url.params["scope"] == "workspace" else {}
+            200,
+            json=in_workspace if request.url.params["scope"] == "workspace" else {"environment_secrets": []},
         )
     )
     error = _error(cli("secret", "delete", "API_KEY", "--json"))

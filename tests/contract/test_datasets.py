@@ -62,7 +62,8 @@ def test_a_page_full(client: PlatformClient, wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["{}", '{"datasets": null, "total_count": null, "has_more": null, "next_offset": null}']
+    "reply",
+    ['{"datasets": []}', '{"datasets": [], "total_count": null, "has_more": null, "next_offset": null}'],
 )
 def test_a_page_minimal_and_null(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("GET", "/api/cli/datasets?limit=50&offset=0", reply)

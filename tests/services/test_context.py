@@ -72,7 +72,7 @@ def test_a_repository_on_any_other_host_is_as_good(tmp_path: Path, origin: str, 
     workspace = make_checkout(tmp_path / "w", origin)
     save_login()
     with respx.mock(base_url=FERN) as router, open_context(workspace.root) as context:
-        route = router.get("/api/cli/datasets").respond(json={})
+        route = router.get("/api/cli/datasets").respond(json={"datasets": []})
         context.client.datasets.list()
     sent = route.calls.last.request.headers
     assert sent["x-osmosis-git"] == context.checkout.git.identity
@@ -120,7 +120,7 @@ def test_warnings_of_the_platform_reach_whoever_asked_for_them_or_the_log(
     headers = {"X-Osmosis-Version-Status": "deprecated", "X-Osmosis-Version-Message": "Upgrade soon."}
     heard: list[tuple[str, str | None]] = []
     with respx.mock(base_url=FERN) as router:
-        router.get("/api/cli/datasets").respond(json={}, headers=headers)
+        router.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
         with open_context(workspace.root, warn=lambda text, code: heard.append((text, code))) as context:
             context.client.datasets.list()
         use_platform(monkeypatch)

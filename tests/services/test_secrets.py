@@ -151,7 +151,8 @@ def test_a_page_is_listed_by_scope(
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"environment_secrets": None, "platform_url": None, "next_offset": None}]
+    "body",
+    [{"environment_secrets": []}, {"environment_secrets": [], "platform_url": None, "next_offset": None}],
 )
 def test_a_workspace_without_secrets_has_an_empty_list(
     platform: respx.MockRouter, client: PlatformClient, body: dict[str, Any]

@@ -6,6 +6,7 @@ The order of the checks is the wire's: 401, 426, the codes of the Git scope, bil
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,10 @@ from osmosis_ai.api.retrying import retry_after_s
 from osmosis_ai.errors import ErrorCode, OsmosisError
 
 TokenOrigin = Literal["environment", "saved", "given"]
-_EXCERPT = 200
+_EXCERPT, _READ_OF_A_PAGE = 200, 20_000
+_MARKUP = re.compile(r"<(!doctype\s+html|html|head|body)\b", re.I)
+_UNSEEN = re.compile(r"<!--.*?-->|<(script|style|svg)\b.*?</\1\s*>", re.I | re.S)
+_TAG = re.compile(r"<[^>]*>?")
 _CODES: Mapping[int, ErrorCode] = {
     400: "VALIDATION",
     401: "AUTH_REQUIRED",
@@ -54,6 +58,11 @@ class PlatformError(OsmosisError):
         self.status = status
         self.platform_code = platform_code
         self.body: dict[str, Any] = dict(body or {})
+
+    @property
+    def refuses_git_scope(self) -> bool:
+        """Whether it is the repository of the request that was refused, not the request."""
+        return self.platform_code in _GIT_SCOPE
 
 
 @dataclass(frozen=True)
@@ -129,8 +138,19 @@ def _details(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _excerpt(reply: Reply, redactor: Redactor) -> str:
-    text = redactor.text(_printable(reply.content.decode("utf-8", "replace"))).strip()[:_EXCERPT]
+    whole = redactor.text(reply.content.decode("utf-8", "replace"))
+    # Once more: what a page writes as entities is only now what it stands for.
+    text = redactor.text(_printable(_one_line(whole[:_READ_OF_A_PAGE])))[:_EXCERPT]
     return f"API error: HTTP {reply.status}." + (f" Response: {text}" if text else "")
+
+
+def _one_line(text: str) -> str:
+    """Return what a reader sees of a page or a traceback, in one line."""
+    if _MARKUP.search(text):
+        from html import unescape
+
+        text = unescape(_TAG.sub(" ", _UNSEEN.sub(" ", text)))
+    return " ".join(text.split())
 
 
 def _unauthorized(platform_code: str | None, asker: Asker) -> tuple[str, str]:

@@ -71,12 +71,12 @@ class DownloadOutcome:
     failures: tuple[FailedFile, ...]
 
     def resource(self) -> dict[str, Any]:
-        """Return it as scripts see it, but for what a command adds."""
+        """Return it as scripts see it, but for what a command adds; ``status`` is the run's own."""
         plan = self.plan
         listed = [*plan.pending, *plan.skipped]
         resource: dict[str, Any] = {
             "eval_run": {"id": plan.run.id, "name": plan.run.name},
-            "status": "partial" if self.failures else "complete",
+            "status": plan.run.status,
             "selected_types": list(plan.types),
             "files_downloaded": len(self.fetched),
             "files_skipped": len(plan.skipped),

@@ -76,8 +76,19 @@ def test_a_repository_that_is_refused_is_left_out(
         return httpx.Response(200, json={**VERIFIED, "workspace": None})
 
     platform.get("/api/cli/verify").mock(side_effect=verify)
-    platform.get("/api/cli/workspaces").respond(json={})
+    platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
     assert whoami(make_checkout(tmp_path).root).data()["workspace"] is None
+
+
+@pytest.mark.parametrize("reply", [{"status_code": 404, "json": {}}, {"status_code": 500, "text": "no"}])
+def test_a_failure_that_names_no_repository_does_not_drop_it(
+    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
+) -> None:
+    save_login()
+    verify = platform.get("/api/cli/verify").respond(**reply)
+    with pytest.raises(OsmosisError, match=f"HTTP {reply['status_code']}"):
+        whoami(make_checkout(tmp_path).root)
+    assert all("x-osmosis-git" in call.request.headers for call in verify.calls)
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
@@ -110,7 +121,7 @@ def test_a_token_in_the_environment_comes_first_and_says_what_it_shadows(
     monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
     monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
     verify = platform.get("/api/cli/verify").respond(json=VERIFIED)
-    platform.get("/api/cli/workspaces").respond(json={})
+    platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
     assert whoami().data()["persistent_login"] is False
     save_login()
     data = whoami().data()

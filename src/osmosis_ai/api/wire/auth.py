@@ -72,4 +72,4 @@ class Workspace(WireModel):
 
 
 class WorkspaceList(WireModel):
-    workspaces: list[Workspace] = []
+    workspaces: list[Workspace]

@@ -53,7 +53,11 @@ Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(_to_wire
 
 
 class Page(WireModel):
-    """The keys beside the items of an offset list."""
+    """The keys beside the items of an offset list.
+
+    The items themselves must be there: a reply without them comes from something that is no
+    platform, or from one that has renamed them, and is not an empty list.
+    """
 
     total_count: int = 0
     has_more: bool = False

@@ -74,7 +74,7 @@ class DatasetCompleteRequest(WireModel):
 
 
 class DatasetList(Page):
-    datasets: list[Dataset] = []
+    datasets: list[Dataset]
 
 
 class DatasetDownload(WireModel):

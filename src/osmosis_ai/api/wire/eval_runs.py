@@ -44,7 +44,7 @@ class EvalRunRow(EvalRun):
 
 
 class EvalRunList(Page):
-    eval_runs: list[EvalRunRow] = []
+    eval_runs: list[EvalRunRow]
 
 
 class EvalRunDetail(WireModel):

@@ -17,7 +17,7 @@ class BaseModelRow(WireModel):
 
 
 class BaseModelList(Page):
-    models: list[BaseModelRow] = []
+    models: list[BaseModelRow]
 
 
 class LoraModel(WireModel):
@@ -42,7 +42,7 @@ class LoraModel(WireModel):
 
 
 class LoraModelList(Page):
-    models: list[LoraModel] = []
+    models: list[LoraModel]
     active_deployments: int | None = None
     max_active_deployments: int | None = None
 

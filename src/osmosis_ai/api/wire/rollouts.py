@@ -19,5 +19,5 @@ class Rollout(WireModel):
 class RolloutList(Page):
     """A page of rollouts. ``sync_error`` says why they may be out of date."""
 
-    rollouts: list[Rollout] = []
+    rollouts: list[Rollout]
     sync_error: str | None = None

@@ -32,5 +32,5 @@ class Secret(WireModel):
 
 
 class SecretList(Page):
-    environment_secrets: list[Secret] = []
+    environment_secrets: list[Secret]
     platform_url: str | None = None

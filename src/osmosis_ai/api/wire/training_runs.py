@@ -63,7 +63,7 @@ class TrainingRunRow(TrainingRun):
 
 
 class TrainingRunList(Page):
-    training_runs: list[TrainingRunRow] = []
+    training_runs: list[TrainingRunRow]
 
 
 class DescribedTrainingRun(TrainingRun):

@@ -88,6 +88,8 @@ def _operation(outcome: DownloadOutcome, extra: Mapping[str, Any]) -> OperationR
         steps.append(f"and {formats.count(len(failures) - _SHOWN_FAILURES)} more")
     if failures:
         steps.append("Run the same command again to fetch what is missing.")
+    elif plan.run.status == "running":
+        steps.append("The run goes on: run the same command again when it has ended.")
     return OperationResult(
         operation="eval.download",
         status="partial" if failures else "success",

@@ -96,8 +96,7 @@ def verify_with_workspace(client: PlatformClient) -> Verification:
     try:
         return client.verify()
     except PlatformError as error:
-        concerns_every_call = error.status is None or error.code in ("AUTH_REQUIRED", "UPGRADE_REQUIRED")
-        if client.git_identity is None or concerns_every_call:
+        if not error.refuses_git_scope:
             raise
         return client.get(routes.VERIFY, model=Verification, git="never")
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
-from osmosis_ai.evaluation.statistics import pass_at_k, wilson_interval
+from osmosis_ai.evaluation.statistics import pass_at_k
 
 Outcome = tuple[int, int, str, "float | None"]
 
@@ -122,11 +123,48 @@ def test_what_could_not_be_scored_is_never_a_zero() -> None:
     assert counts.pending == 1
 
 
-def test_one_attempt_a_row_gets_wilsons_interval() -> None:
+def test_one_attempt_a_row_gets_the_exact_interval_of_a_binomial() -> None:
     outcomes: list[Outcome] = [(row, 0, "success", float(row < 30)) for row in range(100)]
     estimate = numbers_of(100, 1, *outcomes).estimates.pass_rate
+    expected = stats.binomtest(30, 100).proportion_ci(0.95, method="exact")
     assert estimate is not None
-    assert (estimate.low, estimate.high) == wilson_interval(0.3, 100)
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_a_row_with_failed_attempts_weighs_as_much_as_the_others() -> None:
+    found = numbers_of(
+        2, 4, (0, 0, "success", 1.0), *[(0, run, "failed", None) for run in (1, 2, 3)],
+        *[(1, run, "success", 0.0) for run in range(4)],
+    )  # fmt: skip
+    assert found.estimates.pass_rate is not None and found.estimates.reward is not None
+    assert (found.estimates.pass_rate.value, found.estimates.pass_rate.n) == (0.5, 5)
+    assert found.estimates.reward.value == 0.5
+    assert found.summary["pass_rate"] == 1 / 8  # the wire's counts attempts, failed ones included
+
+
+def test_the_unscored_share_leaves_skipped_and_pending_attempts_out() -> None:
+    found = numbers_of(
+        4, 1, (0, 0, "success", 1.0), (1, 0, "failed", None), (2, 0, "skipped", None)
+    ).estimates.unscored
+    assert found is not None
+    assert (found.value, found.n, found.clusters) == (0.5, 2, 2)
+    assert found.at_most is not None and found.at_most > 0.9
+    assert numbers_of(4, 1).estimates.unscored is None
+
+
+def test_rows_that_are_copies_count_as_one_in_every_interval() -> None:
+    metrics = MetricsAccumulator(6, 2, clusters=[5, 5, 5, 9, 9, 9])
+    for row in range(6):
+        for run in range(2):
+            metrics.add(row, run, "success", float(run))
+    estimates = metrics.summary().estimates
+    found = [estimates.reward, estimates.pass_rate, estimates.unscored, *estimates.pass_at_k.values()]
+    assert [estimate.clusters for estimate in found if estimate is not None] == [2] * 5
+
+
+def test_clusters_are_given_for_each_row_or_not_at_all() -> None:
+    with pytest.raises(ValueError, match="3 clusters cannot be those of 2 rows"):
+        MetricsAccumulator(2, 1, clusters=[0, 1, 2])
 
 
 def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> None:

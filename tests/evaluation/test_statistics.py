@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from osmosis_ai.evaluation.statistics import (
+    Estimate,
     describe,
     estimate_mean,
     estimate_pass_at_k,
     estimate_rate,
+    estimate_reward,
     paired_difference,
     pass_at_k,
     pass_at_k_by_row,
     percentiles,
-    wilson_interval,
 )
 
 finite = st.floats(-1e6, 1e6)
@@ -68,20 +69,74 @@ def test_with_one_sample_a_row_the_error_is_the_usual_one(values: list[float]) -
     st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=5), min_size=2, max_size=8),
     st.randoms(use_true_random=False),
 )
-def test_the_clustered_error_is_the_sum_over_pairs_of_the_same_row(
+def test_every_row_weighs_the_same_however_many_of_its_attempts_were_scored(
     rows: list[list[int]], shuffler: object
 ) -> None:
     samples = [(float(value), row) for row, values in enumerate(rows) for value in values]
     shuffler.shuffle(samples)  # type: ignore[attr-defined]
     estimate = estimate_mean([value for value, _ in samples], [row for _, row in samples])
     assert estimate is not None
-    mean = sum(value for value, _ in samples) / len(samples)
-    pairs = sum((a - mean) * (b - mean) for a, i in samples for b, j in samples if i == j)
-    correction = len(rows) / (len(rows) - 1)
-    expected = math.sqrt(max(0.0, correction * pairs)) / len(samples)
-    assert estimate.value == pytest.approx(mean)
-    assert estimate.stderr == pytest.approx(expected, abs=1e-6)
+    means = [sum(values) / len(values) for values in rows]
+    assert estimate.value == pytest.approx(sum(means) / len(means))
+    assert estimate.stderr == pytest.approx(stats.sem(means), abs=1e-6)
     assert (estimate.n, estimate.clusters) == (len(samples), len(rows))
+
+
+@given(
+    st.lists(st.integers(-50, 50), min_size=3, max_size=12),
+    st.data(),
+)
+def test_rows_that_are_copies_share_one_residual(means: list[int], data: st.DataObject) -> None:
+    clusters = data.draw(st.lists(st.integers(0, 4), min_size=len(means), max_size=len(means)))
+    estimate = estimate_mean(means, range(len(means)), clusters)
+    assert estimate is not None
+    mean = sum(means) / len(means)
+    assert estimate.value == pytest.approx(mean)
+    groups = len(set(clusters))
+    assert estimate.clusters == groups
+    if groups == 1:
+        assert estimate.stderr is None
+        return
+    pairs = sum(
+        (a - mean) * (b - mean)
+        for a, i in zip(means, clusters, strict=True)
+        for b, j in zip(means, clusters, strict=True)
+        if i == j
+    )
+    expected = math.sqrt(max(0.0, groups / (groups - 1) * pairs)) / len(means)
+    assert estimate.stderr == pytest.approx(expected, abs=1e-6)
+
+
+def test_copies_of_a_row_widen_the_interval_and_leave_the_rate() -> None:
+    passes = [1.0] * 15 + [0.0] * 15
+    apart = estimate_rate(passes, range(30))
+    copies = estimate_rate(passes, range(30), [row // 3 for row in range(30)])
+    assert apart is not None and copies is not None
+    assert apart.value == copies.value == 0.5
+    assert (apart.clusters, copies.clusters) == (30, 10)
+    assert_bounds(copies, clopper_pearson(5, 10))
+    assert bounds(copies)[0] < bounds(apart)[0]
+
+
+def test_many_copies_of_one_row_count_for_less_than_their_number() -> None:
+    # One row stands 91 times: of 100 rows in ten clusters about one is independent.
+    estimate = estimate_rate([1.0] * 100, range(100), [0] * 91 + list(range(1, 10)))
+    assert estimate is not None
+    assert estimate.low == pytest.approx(stats.beta.ppf(0.025, 100**2 / (91**2 + 9), 1))
+
+
+def bounds(estimate: Estimate) -> tuple[float, float]:
+    assert estimate.low is not None and estimate.high is not None
+    return estimate.low, estimate.high
+
+
+def clopper_pearson(passed: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    found = stats.binomtest(passed, n).proportion_ci(confidence, method="exact")
+    return found.low, found.high
+
+
+def assert_bounds(estimate: Estimate, expected: tuple[float, float]) -> None:
+    assert bounds(estimate) == pytest.approx(expected, abs=1e-12)
 
 
 def test_repeating_every_attempt_teaches_nothing() -> None:
@@ -110,7 +165,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
         assert estimate is not None and estimate.low is not None and estimate.high is not None
         assert estimate.stderr is not None
         held += estimate.low <= 0.4 <= estimate.high
-        low, high = wilson_interval(estimate.value, estimate.n)
+        low, high = clopper_pearson(round(estimate.value * estimate.n), estimate.n)
         naive += low <= 0.4 <= high
         means.append(estimate.value)
         errors.append(estimate.stderr)
@@ -120,12 +175,83 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
 
 
 @given(st.integers(1, 400), st.data())
-def test_one_attempt_a_row_gets_wilsons_interval(n: int, data: st.DataObject) -> None:
+def test_one_attempt_a_row_gets_clopper_and_pearsons_interval(n: int, data: st.DataObject) -> None:
     passed = data.draw(st.integers(0, n))
     estimate = estimate_rate([1.0] * passed + [0.0] * (n - passed), range(n))
-    expected = stats.binomtest(passed, n).proportion_ci(0.95, method="wilson")
-    assert estimate is not None and estimate.method == "wilson"
-    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert estimate is not None and estimate.method == "korn-graubard"
+    assert_bounds(estimate, clopper_pearson(passed, n))
+    # The one-sided 95 % bounds are those of the two-sided 90 %.
+    assert (estimate.at_least, estimate.at_most) == pytest.approx(clopper_pearson(passed, n, 0.9), abs=1e-12)
+
+
+def test_several_attempts_a_row_count_as_their_effective_number() -> None:
+    # Korn and Graubard by hand: 12 rows x 4 attempts, rows with 1, 2 or 3 passes, four of each.
+    passes = [1, 2, 3] * 4
+    estimate = estimate_rate(
+        [float(run < count) for count in passes for run in range(4)],
+        [row for row in range(12) for _ in range(4)],
+    )
+    assert estimate is not None
+    variance = np.var([count / 4 for count in passes], ddof=1) / 12
+    # Without the rows' say 0.25 / variance are more than the 48 samples there are.
+    assert 0.25 / variance > 48
+    assert_bounds(estimate, clopper_pearson(24, 48))
+
+    passes = [1, 1, 1, 3, 3, 3] * 2 + [0, 4] * 2
+    estimate = estimate_rate(
+        [float(run < count) for count in passes for run in range(4)],
+        [row for row in range(16) for _ in range(4)],
+    )
+    assert estimate is not None
+    variance = np.var([count / 4 for count in passes], ddof=1) / 16
+    size = 0.25 / variance * (stats.t.ppf(0.975, 63) / stats.t.ppf(0.975, 15)) ** 2
+    assert 16 < size < 64
+    low, high = (
+        stats.beta.ppf(tail, 0.5 * size + up, 0.5 * size + 1 - up) for tail, up in ((0.025, 0), (0.975, 1))
+    )
+    assert_bounds(estimate, (low, high))
+
+
+def test_few_rows_off_the_floor_count_as_rows_however_often_each_was_tried() -> None:
+    passes = [1] * 8 + [0] * 22
+    estimate = estimate_rate(
+        [float(run < count) for count in passes for run in range(16)],
+        [row for row in range(30) for _ in range(16)],
+    )
+    assert estimate is not None
+    hits = 30 * 8 / 480
+    assert_bounds(
+        estimate, (stats.beta.ppf(0.025, hits, 31 - hits), stats.beta.ppf(0.975, hits + 1, 30 - hits))
+    )
+
+
+def test_an_interval_can_be_had_at_another_confidence() -> None:
+    estimate = estimate_rate([1.0] * 7 + [0.0] * 3, range(10), confidence=0.8)
+    mean = estimate_mean([0.1, 0.5, 0.7], range(3), confidence=0.8)
+    assert estimate is not None and mean is not None
+    assert_bounds(estimate, clopper_pearson(7, 10, 0.8))
+    expected = stats.t.interval(0.8, 2, loc=mean.value, scale=stats.sem([0.1, 0.5, 0.7]))
+    assert_bounds(mean, expected)
+    assert mean.at_least == pytest.approx(mean.value + stats.t.ppf(0.2, 2) * stats.sem([0.1, 0.5, 0.7]))
+
+
+def test_rewards_that_are_passes_or_failures_have_the_interval_of_a_rate() -> None:
+    rewards = [1.0] * 9 + [0.0]
+    reward, rate = estimate_reward(rewards, range(10)), estimate_rate(rewards, range(10))
+    assert reward == rate and reward is not None and reward.high is not None and reward.high < 1
+    graded = estimate_reward([1.0] * 8 + [0.5, 0.0], range(10))
+    assert graded is not None and graded.method == "student-t"
+
+
+def test_a_skewed_reward_of_few_rows_warns_beside_the_number() -> None:
+    rewards = [0.0] * 45 + [10.0] * 5
+    skewed = estimate_mean(rewards, range(50))
+    assert skewed is not None and skewed.warning is not None
+    assert f"skewed ({stats.skew(rewards):+.1f})" in skewed.warning and "50 rows" in skewed.warning
+    many = estimate_mean(rewards * 2, range(100))
+    even = estimate_mean([0.0, 10.0] * 25, range(50))
+    assert many is not None and many.warning is None
+    assert even is not None and even.warning is None
 
 
 @given(
@@ -137,9 +263,11 @@ def test_an_interval_of_a_rate_holds_the_rate_and_stays_between_zero_and_one(row
     values = [value for row in rows for value in row]
     estimate = estimate_rate(values, [index for index, row in enumerate(rows) for _ in row])
     assert estimate is not None
-    if estimate.low is not None and estimate.high is not None:
-        assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
-        assert estimate.low < estimate.high
+    low, high = bounds(estimate)
+    assert estimate.at_least is not None and estimate.at_most is not None
+    assert 0 <= low <= estimate.at_least <= estimate.value + 1e-12
+    assert estimate.value - 1e-12 <= estimate.at_most <= high <= 1
+    assert low < high
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -147,7 +275,7 @@ def test_all_passed_or_all_failed_is_uncertain_by_the_number_of_rows(value: floa
     estimate = estimate_rate([value] * 40, [row for row in range(10) for _ in range(4)])
     assert estimate is not None
     assert estimate.value == value
-    assert (estimate.low, estimate.high) == wilson_interval(value, 10)
+    assert_bounds(estimate, clopper_pearson(round(10 * value), 10))
     assert value in (estimate.low, estimate.high)
 
 
@@ -157,8 +285,15 @@ def test_one_row_gives_a_mean_without_error_or_interval() -> None:
     assert estimate.value == pytest.approx(2 / 3)
     assert (estimate.stderr, estimate.low, estimate.high) == (None, None, None)
     assert (estimate.n, estimate.clusters, estimate.method) == (3, 1, None)
+    assert (estimate.at_least, estimate.at_most) == (None, None)
+    assert estimate.reason == "one row says nothing about others"
+
+
+def test_one_row_gives_a_rate_that_could_be_nearly_anything() -> None:
     rate = estimate_rate([0.0, 1.0, 1.0], [7, 7, 7])
-    assert rate is not None and rate.low is None
+    assert rate is not None and rate.stderr is None
+    low, high = bounds(rate)
+    assert low < 0.01 and high > 0.99
 
 
 @pytest.mark.parametrize(
@@ -168,6 +303,7 @@ def test_rows_without_any_spread_give_no_interval_of_width_zero(values: list[flo
     estimate = estimate_mean(values, rows)
     assert estimate is not None
     assert (estimate.stderr, estimate.low, estimate.high) == (0.0, None, None)
+    assert estimate.reason is not None and "no spread" in estimate.reason
 
 
 def test_no_samples_give_no_estimate() -> None:
@@ -185,8 +321,8 @@ def test_bad_arguments_are_refused() -> None:
         estimate_mean([math.nan], [1])
     with pytest.raises(ValueError, match="between 0 and 1"):
         estimate_rate([1.5], [1])
-    with pytest.raises(ValueError, match="no interval"):
-        wilson_interval(0.5, 0)
+    with pytest.raises(ValueError, match="one row per value"):
+        estimate_rate([1.0, 0.0], [1, 2], [1])
 
 
 def test_enormous_values_stay_finite() -> None:

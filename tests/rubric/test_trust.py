@@ -81,7 +81,8 @@ def test_an_unscored_call_is_counted_apart_and_is_no_zero() -> None:
         2,
         1,
     )
-    assert report.judges[0].mean.value == pytest.approx(2 / 3)
+    # Each record weighs the same: 0.8 of one call, 0.6 of two.
+    assert report.judges[0].mean.value == pytest.approx(0.7)
     assert "3 of 6 calls (50 %) gave no score" in report.findings[0].text
     assert report.findings[0].level == "bad"
 

@@ -38,9 +38,9 @@ from osmosis_ai.evaluation.record import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
-    estimate_mean,
     estimate_pass_at_k,
     estimate_rate,
+    estimate_reward,
     pass_at_k_by_row,
     percentiles,
 )
@@ -48,6 +48,8 @@ from osmosis_ai.evaluation.statistics import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from osmosis_ai.evaluation.statistics import Labels
 
 __all__ = ["Estimates", "EvalMetrics", "MetricsAccumulator", "WireSummary"]
 
@@ -84,13 +86,23 @@ class MetricsAccumulator:
         rows: how many rows were selected.
         n: how many attempts each row gets.
         pass_threshold: the least reward that passes.
+        clusters: of each row, a number that it shares with the rows it is a copy of; by default no row
+            is a copy.
+
+    Raises:
+        ValueError: for impossible counts, or when there is not one cluster for each row.
     """
 
-    def __init__(self, rows: int, n: int, *, pass_threshold: float = 1.0) -> None:
+    def __init__(
+        self, rows: int, n: int, *, pass_threshold: float = 1.0, clusters: Labels | None = None
+    ) -> None:
         import numpy as np
 
         if rows < 0 or n < 1:
             raise ValueError(f"cannot count {n} attempts on {rows} rows")
+        self._clusters = np.arange(rows) if clusters is None else np.asarray(clusters, dtype=np.int64)
+        if self._clusters.shape != (rows,):
+            raise ValueError(f"{self._clusters.size} clusters cannot be those of {rows} rows")
         self.rows = rows
         self.n = n
         self.pass_threshold = pass_threshold
@@ -206,20 +218,31 @@ class MetricsAccumulator:
         scored = self._scored()
         rewards = self._samples["reward"][scored]
         rows = np.flatnonzero(scored) // self.n
+        clusters = self._clusters[rows]
+        passed = (rewards >= self.pass_threshold).astype(np.float64)
         return Estimates(
             pass_threshold=self.pass_threshold,
-            reward=estimate_mean(rewards, rows),
-            pass_rate=estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows),
+            reward=estimate_reward(rewards, rows, clusters),
+            pass_rate=estimate_rate(passed, rows, clusters),
             pass_at_k=self._pass_at_k_estimates() if self.n >= 2 else {},
+            unscored=self._unscored(scored),
             counts=self._counts(),
             tokens=self._token_totals(),
             cost_usd=self._cost_total(),
             latency=self._latency(),
         )
 
+    def _unscored(self, scored: NDArray[np.bool_]) -> Estimate | None:
+        """Return the share of finished attempts, skipped ones aside, that have no score."""
+        import numpy as np
+
+        tried = np.flatnonzero(self._recorded() & (self._samples["status"] != _SKIPPED))
+        rows = tried // self.n
+        return estimate_rate((~scored[tried]).astype(np.float64), rows, self._clusters[rows])
+
     def _pass_at_k_estimates(self) -> dict[int, Estimate]:
         attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
-        found = {k: estimate_pass_at_k(attempts, passes, k) for k in _powers_of_two(self.n)}
+        found = {k: estimate_pass_at_k(attempts, passes, k, self._clusters) for k in _powers_of_two(self.n)}
         return {k: estimate for k, estimate in found.items() if estimate is not None}
 
     def _counts(self) -> Counts:

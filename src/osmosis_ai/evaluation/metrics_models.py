@@ -81,13 +81,16 @@ class Latency(_Model):
 class Estimates(_Model):
     """What the scored samples say, with the denominators of every number.
 
-    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts.
+    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts. ``unscored`` is the
+    share of finished attempts, skipped ones aside, that have no score; None where none finished, and in
+    numbers that an older version wrote.
     """
 
     pass_threshold: float
     reward: Estimate | None
     pass_rate: Estimate | None
     pass_at_k: dict[int, Estimate]
+    unscored: Estimate | None = None
     counts: Counts
     tokens: TokenTotals
     cost_usd: CostTotal

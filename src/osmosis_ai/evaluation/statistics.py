@@ -1,26 +1,37 @@
 """Numbers with their uncertainty: every estimate says from how many samples and rows it comes.
 
-The unit of independence is the dataset row. Attempts on one row resemble each other, so they form
-a cluster; treating them as independent would make intervals too narrow. Where the data say
-nothing about the spread (one row, no variation at all), there is no interval rather than one of
-width zero.
+Every row weighs the same: its attempts are averaged first, then the rows, so that a row whose
+attempts failed to be scored is not heard less than its neighbour. The unit of independence is the row
+too. Attempts on one row resemble each other, and rows that are copies of each other do; either form
+a cluster, and treating them as independent would make intervals too narrow. Where the data say
+nothing about the spread (one row, no variation at all), a mean has no interval rather than one of
+width zero, and says why. A rate always has one (:mod:`~osmosis_ai.evaluation.intervals`).
 
 Sources:
     Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1 (pass@k).
-    Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 4.1 and 4.2
-        (differences, unpaired and paired).
+    Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 3.1 (the mean over
+        questions of the mean over attempts), 4.1 and 4.2 (differences, unpaired and paired).
     Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", sections II.B
         and VI.D (the factor G/(G-1), Student's t with G-1 degrees of freedom).
-    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    Joanes and Gill 1998, "Comparing Measures of Sample Skewness and Kurtosis" (b1), and Cochran 1977,
+        "Sampling Techniques", section 2.15 (how many rows a skewed mean needs).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from osmosis_ai.evaluation.intervals import (
+    ClusteredRate,
+    Interval,
+    Method,
+    korn_graubard_interval,
+    student_interval,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +43,8 @@ if TYPE_CHECKING:
     Labels: TypeAlias = Sequence[int] | Integers
 
 CONFIDENCE = 0.95
+MOST_SKEW = 1.0
+SKEWED_ROWS = 100
 
 _HUGE = 1e100
 _ROUNDING = 1e-13
@@ -42,12 +55,15 @@ class Estimate:
     """A value and how far it can be trusted.
 
     Attributes:
-        value: the point estimate.
-        stderr: its standard error, clustered by row; None where one row cannot give any.
+        value: the point estimate, every row weighing the same.
+        stderr: its standard error, clustered; None where one cluster cannot give any.
         low, high: the 95 % interval; None where the data say nothing about the spread.
         n: samples behind the value.
-        clusters: rows behind the value.
-        method: how the interval was made, "student-t" or "wilson".
+        clusters: independent rows behind the value; copies of a row count once.
+        method: how the interval was made.
+        at_least, at_most: the one-sided 95 % bounds: the truth is at least, or at most, this.
+        reason: why there is no interval.
+        warning: what should stand beside the number.
     """
 
     value: float
@@ -56,7 +72,11 @@ class Estimate:
     high: float | None
     n: int
     clusters: int
-    method: Literal["student-t", "wilson"] | None = None
+    method: Method | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    reason: str | None = None
+    warning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,78 +128,67 @@ def percentiles(values: Values) -> Percentiles | None:
     return Percentiles(*(float(value) for value in np.percentile(data, (50, 90, 95, 99))))
 
 
-def estimate_mean(values: Values, rows: Labels) -> Estimate | None:
-    """Estimate a mean from samples that are clustered by row.
+def estimate_mean(
+    values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Estimate a mean from samples that are clustered by row: the mean over rows of their own means.
 
-    With residuals e of the samples and G rows, the variance of the mean is
-    ``G/(G-1) * sum over rows of (sum of e in the row)^2 / n^2``; the interval is Student's with
-    G-1 degrees of freedom. With one sample a row this is the usual ``s / sqrt(n)``.
+    With residuals e of the R row means and G clusters of rows, the variance of the mean is
+    ``G/(G-1) * sum over clusters of (sum of e in the cluster)^2 / R^2``; the interval is Student's with
+    G-1 degrees of freedom. Where every row is a cluster this is the usual ``s / sqrt(R)`` of row means.
 
     Args:
         values: one number per sample.
         rows: the row of each sample.
+        clusters: the cluster of each sample's row, where rows are copies of each other; by default each
+            row is its own.
+        confidence: of the interval, and of each one-sided bound.
 
     Returns:
         None when there are no samples.
 
     Raises:
-        ValueError: when the two differ in length.
+        ValueError: when the arguments differ in length.
     """
-    data, labels = _as_arrays(values, rows)
-    if data.size == 0:
+    means = _RowMeans.of(values, rows, clusters)
+    if means is None:
         return None
-    value, stderr, clusters = _clustered_mean(data, labels)
-    low, high = _student_interval(value, stderr, clusters)
-    return Estimate(value, stderr, low, high, data.size, clusters, None if low is None else "student-t")
+    value, stderr = _clustered_mean(means.means, means.clusters)
+    interval = student_interval(value, stderr, means.cluster_count, confidence)
+    found = _estimate(value, stderr, means, interval)
+    return replace(found, warning=_skew_warning(means.means)) if interval.method else found
 
 
-def estimate_rate(values: Values, rows: Labels) -> Estimate | None:
-    """Estimate a rate: the mean of values in [0, 1], with an interval that stays inside it.
+def estimate_rate(
+    values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Estimate a rate: the mean over rows of the mean of values in [0, 1], with an interval inside it.
 
-    One pass or fail a row is a binomial sample: its interval is Wilson's. Several attempts a row
-    take the clustered interval of :func:`estimate_mean`, cut to [0, 1]. When every value is 0, or
-    every value is 1, that interval would have no width; Wilson's on the number of rows takes its
-    place, as if the attempts on a row were one.
+    Value and standard error are those of :func:`estimate_mean`; the interval is Korn and Graubard's
+    (:func:`~osmosis_ai.evaluation.intervals.korn_graubard_interval`). One attempt a row is a binomial
+    sample, and its interval Clopper and Pearson's.
 
     Raises:
         ValueError: when a value is outside [0, 1] or the arguments differ in length.
     """
     import numpy as np
 
-    data, labels = _as_arrays(values, rows)
-    if data.size == 0:
-        return None
-    if data.min() < 0 or data.max() > 1:
+    data = np.asarray(values, dtype=np.float64)
+    if data.size and not (data.min() >= 0 and data.max() <= 1):
         raise ValueError("a rate is estimated from values between 0 and 1")
-    value, stderr, clusters = _clustered_mean(data, labels)
-    binary = bool(np.all((data == 0) | (data == 1)))
-    if (binary and clusters == data.size) or value in (0.0, 1.0):
-        low, high = wilson_interval(value, clusters)
-        return Estimate(value, stderr, low, high, data.size, clusters, "wilson")
-    lower, upper = _student_interval(value, stderr, clusters)
-    if lower is None or upper is None:
-        return Estimate(value, stderr, None, None, data.size, clusters)
-    return Estimate(value, stderr, max(lower, 0.0), min(upper, 1.0), data.size, clusters, "student-t")
+    means = _RowMeans.of(data, rows, clusters)
+    return None if means is None else _rate(means, means.samples, confidence)
 
 
-def wilson_interval(rate: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % score interval of a rate observed in ``n`` independent trials.
+def estimate_reward(
+    values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Estimate the mean reward: as a rate where every reward is 0 or 1, else as a mean."""
+    import numpy as np
 
-    ``(p + z^2/2n ± z * sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)``, without continuity correction.
-
-    Raises:
-        ValueError: when ``n`` is not positive or ``rate`` is outside [0, 1].
-    """
-    if n < 1 or not 0 <= rate <= 1:
-        raise ValueError(f"no interval for a rate of {rate} in {n} trials")
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    shrink = 1 + z * z / n
-    centre = (rate + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / shrink
-    # At a rate of 0 or 1 a bound is exactly that rate; rounding must not carry it past it.
-    low = 0.0 if rate == 0 else max(0.0, centre - half)
-    high = 1.0 if rate == 1 else min(1.0, centre + half)
-    return low, high
+    data = np.asarray(values, dtype=np.float64)
+    pass_or_fail = bool(np.all((data == 0) | (data == 1)))
+    return (estimate_rate if pass_or_fail else estimate_mean)(data, rows, clusters, confidence=confidence)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -217,20 +226,36 @@ def pass_at_k_by_row(attempts: Labels, passes: Labels, k: int) -> Floats:
     return by_row
 
 
-def estimate_pass_at_k(attempts: Labels, passes: Labels, k: int) -> Estimate | None:
-    """Estimate pass@k over rows, each row an independent unit; None when no row has ``k`` attempts.
+def estimate_pass_at_k(
+    attempts: Labels,
+    passes: Labels,
+    k: int,
+    clusters: Labels | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+) -> Estimate | None:
+    """Estimate pass@k over rows, with the interval of a rate; None when no row has ``k`` attempts.
 
-    ``n`` of the result counts the attempts of the rows that took part.
+    ``n`` of the result counts the attempts of the rows that took part. Of independent trials of ``k``
+    attempts they make at most ``n / k``.
+
+    Args:
+        attempts, passes: of each row.
+        k: attempts allowed.
+        clusters: of each row, where some are copies of each other.
+        confidence: of the interval, and of each one-sided bound.
     """
     import numpy as np
 
-    by_row = pass_at_k_by_row(attempts, passes, k)
-    found = estimate_rate(by_row, np.arange(by_row.size))
-    if found is None:
-        return None
     tries = np.asarray(attempts, dtype=np.int64)
-    samples = int(tries[tries >= k].sum())
-    return Estimate(found.value, found.stderr, found.low, found.high, samples, found.clusters, found.method)
+    enough = tries >= k
+    by_row = pass_at_k_by_row(attempts, passes, k)
+    labels = np.flatnonzero(enough) if clusters is None else np.asarray(clusters, dtype=np.int64)[enough]
+    means = _RowMeans.of(by_row, np.arange(by_row.size), labels)
+    if means is None:
+        return None
+    samples = int(tries[enough].sum())
+    return replace(_rate(means, samples / k, confidence), n=samples)
 
 
 def paired_difference(a: Values, rows_a: Labels, b: Values, rows_b: Labels) -> Estimate | None:
@@ -259,7 +284,7 @@ def paired_difference(a: Values, rows_a: Labels, b: Values, rows_b: Labels) -> E
     found = estimate_mean(differences, np.arange(common.size))
     if found is None:
         return None
-    return Estimate(found.value, found.stderr, found.low, found.high, samples, found.clusters, found.method)
+    return replace(found, n=samples)
 
 
 def independent_difference(
@@ -292,25 +317,109 @@ def _as_arrays(values: Values, rows: Labels) -> tuple[Floats, Integers]:
     return data, labels
 
 
-def _clustered_mean(data: Floats, labels: Integers) -> tuple[float, float | None, int]:
-    """Return (mean, clustered standard error, number of rows)."""
+@dataclass(frozen=True, slots=True)
+class _RowMeans:
+    """The mean of every row that has a sample, the cluster of each such row, and how many samples there are."""
+
+    means: Floats
+    clusters: Integers
+    cluster_count: int
+    samples: int
+
+    @classmethod
+    def of(cls, values: Values, rows: Labels, clusters: Labels | None) -> _RowMeans | None:
+        """Return the means; None for no values."""
+        import numpy as np
+
+        data, labels = _as_arrays(values, rows)
+        if data.size == 0:
+            return None
+        first, which, counts = _places(labels)
+        # Equal values have exactly their own mean, which sums may miss.
+        scale = _scale_of(data)
+        scaled = data / scale
+        base = scaled[first]
+        means = (base + np.bincount(which, weights=scaled - base[which]) / counts) * scale
+        if clusters is None:
+            return cls(means, np.arange(means.size), means.size, data.size)
+        _, cluster_labels = _as_arrays(values, clusters)
+        groups, within = np.unique(cluster_labels[first], return_inverse=True)
+        return cls(means, within.reshape(-1), groups.size, data.size)
+
+
+def _places(labels: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return (first sample of each row, place of each sample's row, samples of each row)."""
     import numpy as np
 
-    _, which = np.unique(labels, return_inverse=True)
-    clusters = int(which.max()) + 1
-    scale = _scale_of(data)
-    scaled = data / scale
+    _, first, which, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    return first, which.reshape(-1), counts
+
+
+def _estimate(value: float, stderr: float | None, means: _RowMeans, interval: Interval) -> Estimate:
+    return Estimate(
+        value,
+        stderr,
+        interval.low,
+        interval.high,
+        means.samples,
+        means.cluster_count,
+        interval.method,
+        interval.at_least,
+        interval.at_most,
+        interval.reason,
+    )
+
+
+def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
+    """Return the estimate of a rate whose samples are worth at most ``most`` independent ones."""
+    import numpy as np
+
+    value, stderr = _clustered_mean(means.means, means.clusters)
+    sizes = np.bincount(means.clusters)
+    by_cluster = np.bincount(means.clusters, weights=means.means)
+    rate = ClusteredRate(
+        value=value,
+        stderr=stderr,
+        samples=most,
+        clusters=means.cluster_count,
+        independent=means.means.size**2 / float(np.square(sizes).sum()),
+        varied=min(int((by_cluster > 0).sum()), int((by_cluster < sizes).sum())),
+    )
+    return _estimate(value, stderr, means, korn_graubard_interval(rate, confidence))
+
+
+def _skew_warning(means: Floats) -> str | None:
+    """Return what to say of an interval whose rows are too skewed for Student's t."""
+    import numpy as np
+
+    if not 2 < means.size < SKEWED_ROWS:
+        return None
+    away = (means - means.mean()) / _scale_of(means)
+    spread = float(np.square(away).mean())
+    skew = float((away**3).mean()) / spread**1.5 if spread > 0 else 0.0
+    if abs(skew) <= MOST_SKEW:
+        return None
+    return f"the rewards are skewed ({skew:+.1f}): with {means.size} rows the interval may miss the mean"
+
+
+def _clustered_mean(means: Floats, clusters: Integers) -> tuple[float, float | None]:
+    """Return (mean of rows, its clustered standard error)."""
+    import numpy as np
+
+    count = int(clusters.max()) + 1
+    scale = _scale_of(means)
+    scaled = means / scale
     # Equal values have exactly their own mean, which rounding may miss.
-    value = float(scaled[0]) if data.min() == data.max() else float(scaled.mean())
-    if clusters < 2:
-        return value * scale, None, clusters
-    by_row = np.bincount(which, weights=scaled - value)
-    variance = clusters / (clusters - 1) * float(np.square(by_row).sum()) / data.size**2
+    value = float(scaled[0]) if means.min() == means.max() else float(scaled.mean())
+    if count < 2:
+        return value * scale, None
+    by_cluster = np.bincount(clusters, weights=scaled - value)
+    variance = count / (count - 1) * float(np.square(by_cluster).sum()) / means.size**2
     stderr = math.sqrt(variance)
     # Rows that balance out exactly leave rounding errors, not a spread.
     if stderr < _ROUNDING * float(np.abs(scaled).max()):
         stderr = 0.0
-    return value * scale, stderr * scale, clusters
+    return value * scale, stderr * scale
 
 
 def _scale_of(data: Floats) -> float:
@@ -319,17 +428,6 @@ def _scale_of(data: Floats) -> float:
 
     largest = float(np.abs(data).max())
     return largest if largest > _HUGE else 1.0
-
-
-def _student_interval(value: float, stderr: float | None, clusters: int) -> tuple[float | None, float | None]:
-    """Return the 95 % interval, or (None, None) where there was no spread to learn from."""
-    if stderr is None or stderr == 0:
-        return None, None
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(clusters - 1, (1 + CONFIDENCE) / 2)) * stderr
-    low, high = value - half, value + half
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
 
 
 def _mean_by_row(values: Values, rows: Labels) -> tuple[Integers, Floats, Integers]:

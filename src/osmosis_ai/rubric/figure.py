@@ -11,10 +11,10 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE, estimate_mean, estimate
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats, Integers
 
-__all__ = ["CONFIDENCE", "STUDENT_METHOD", "WILSON_METHOD", "Figure"]
+__all__ = ["CONFIDENCE", "EXACT_METHOD", "STUDENT_METHOD", "Figure"]
 
 STUDENT_METHOD = "Student's t, clustered by record"
-WILSON_METHOD = "Wilson"
+EXACT_METHOD = "Clopper and Pearson, by record"
 
 _ROUNDING = 1e-12
 _NO_SPREAD = "no interval: one record, or no variation among records"
@@ -85,13 +85,13 @@ class Figure:
 
     @classmethod
     def of_rate(cls, hits: Booleans) -> Figure:
-        """Return the share of records of which something is true, with Wilson's interval."""
+        """Return the share of records of which something is true, with Clopper and Pearson's interval."""
         import numpy as np
 
         found = estimate_rate(hits.astype(np.float64), np.arange(hits.size))
         if found is None:
             return cls.missing("there are no records")
-        return cls(found.value, found.low, found.high, found.clusters, found.n, WILSON_METHOD)
+        return cls(found.value, found.low, found.high, found.clusters, found.n, EXACT_METHOD)
 
     def at_least(self, bound: float) -> Figure:
         """Return the figure with its interval cut at what the number cannot go below."""

@@ -1,0 +1,131 @@
+"""Confidence intervals of means and rates whose samples come in clusters.
+
+A mean takes Student's t. A rate takes Korn and Graubard's interval: Clopper and Pearson's exact one, at
+the number of independent samples that would be as uncertain as the clustered ones. It lies inside 0 to
+1, is lopsided near either end as it must be, and has a width where every sample is alike. A t interval
+of a rate near 0 or 1 held the truth in as few as 57 % of simulated runs.
+
+Sources:
+    Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of
+        Positive Counts Estimated from Survey Data", Survey Methodology 24(2).
+    Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
+        Binomial".
+    Kish 1965, "Survey Sampling", section 11.7 (independent units behind unequal weights).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Method: TypeAlias = Literal["student-t", "wilson", "korn-graubard"]
+
+STUDENT_T: Method = "student-t"
+KORN_GRAUBARD: Method = "korn-graubard"
+
+# With fewer clusters away from 0, or from 1, their spread is too badly known to say how much alike they are.
+LEAST_VARIED = 10
+
+ONE_CLUSTER = "one row says nothing about others"
+NO_SPREAD = "all rows have the same mean: there is no spread to learn from"
+TOO_LARGE = "the numbers are too large to have one"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a number lies: between two bounds, or, by themselves, above one and below another.
+
+    Attributes:
+        low, high: the two-sided interval.
+        at_least, at_most: one-sided bounds at the same confidence: each alone is nearer than that side
+            of the two-sided interval.
+        method: how they were made.
+        reason: why there are none.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    method: Method | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusteredRate:
+    """What Korn and Graubard's interval is made from.
+
+    Attributes:
+        value: the rate, in [0, 1].
+        stderr: its standard error, clustered; None with one cluster.
+        samples: independent samples there would be if clusters had nothing in common: the most.
+        clusters: how many there are.
+        independent: clusters of equal weight that would be as uncertain; ``clusters`` where they have it.
+        varied: clusters away from 0 or clusters away from 1, whichever are fewer.
+    """
+
+    value: float
+    stderr: float | None
+    samples: float
+    clusters: int
+    independent: float
+    varied: int
+
+
+def student_interval(value: float, stderr: float | None, clusters: int, confidence: float) -> Interval:
+    """Return Student's interval with a degree of freedom less than there are clusters, or why there is none."""
+    if stderr is None:
+        return Interval(reason=ONE_CLUSTER)
+    if stderr == 0:
+        return Interval(reason=NO_SPREAD)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(clusters - 1, (1 + confidence) / 2)) * stderr
+    one_sided = float(stdtrit(clusters - 1, confidence)) * stderr
+    if not (math.isfinite(value - half) and math.isfinite(value + half)):
+        return Interval(reason=TOO_LARGE)
+    return Interval(value - half, value + half, value - one_sided, value + one_sided, STUDENT_T)
+
+
+def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
+    """Return Korn and Graubard's interval of a rate.
+
+    The effective size is ``p (1 - p) / stderr^2``, times ``(t[samples - 1] / t[clusters - 1])^2`` for how
+    well the error is known. It is at least the number of clusters, which is what samples that say
+    nothing new within a cluster would give, and at most that of the samples. Where fewer than
+    :data:`LEAST_VARIED` clusters vary, it is the number of clusters.
+    """
+    tail = (1 - confidence) / 2
+    two_sided, one_sided = (_effective_size(rate, level) for level in (1 - tail, confidence))
+    return Interval(
+        low=_lower(rate.value, two_sided, tail),
+        high=_upper(rate.value, two_sided, tail),
+        at_least=_lower(rate.value, one_sided, 1 - confidence),
+        at_most=_upper(rate.value, one_sided, 1 - confidence),
+        method=KORN_GRAUBARD,
+    )
+
+
+def _effective_size(rate: ClusteredRate, level: float) -> float:
+    if not rate.stderr or rate.varied < LEAST_VARIED or rate.samples <= rate.independent:
+        return rate.independent
+    from scipy.special import stdtrit
+
+    size = rate.value * (1 - rate.value) / rate.stderr**2
+    known = float(stdtrit(rate.samples - 1, level) / stdtrit(rate.clusters - 1, level))
+    return min(max(size * known**2, rate.independent), rate.samples)
+
+
+def _lower(rate: float, size: float, tail: float) -> float:
+    from scipy.special import betaincinv
+
+    hits = rate * size
+    return 0.0 if hits <= 0 else float(betaincinv(hits, size - hits + 1, tail))
+
+
+def _upper(rate: float, size: float, tail: float) -> float:
+    from scipy.special import betaincinv
+
+    misses = (1 - rate) * size
+    return 1.0 if misses <= 0 else float(betaincinv(size - misses + 1, misses, 1 - tail))

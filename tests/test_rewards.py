@@ -355,10 +355,6 @@ def test_the_key_may_stand_in_every_documented_place(key: dict[str, Any]) -> Non
             "`extra_info` must be a dict, not list",
         ),
         (
-            {"solution_str": "a", "ground_truth": None, "extra_info": None},
-            "`extra_info` must be a dict, not None",
-        ),
-        (
             {"solution_str": "a", "ground_truth": None, "extra_info": INFO, "more": 1},
             "unexpected keyword argument 'more'",
         ),
@@ -367,6 +363,41 @@ def test_the_key_may_stand_in_every_documented_place(key: dict[str, Any]) -> Non
 def test_a_call_with_wrong_arguments_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         judged(**arguments)
+    assert received == []
+
+
+@pytest.mark.parametrize("default", ["None", "{}"])
+def test_a_function_with_a_judge_of_its_own_needs_no_extra_info(default: str) -> None:
+    own = decorated(
+        "osmosis_rubric",
+        f"def score(solution_str: str, ground_truth: str | None, extra_info: dict = {default}) -> float:\n"
+        "    return 0.0 if extra_info else 1.0",
+    )
+    assert own("a", None) == own(solution_str="a", ground_truth="b", data_source="x") == 1.0
+    assert own("a", None, None) == own("a", None, {}) == 1.0
+
+
+@pytest.mark.parametrize("extra_info", [None, {}, {"mine": 1}, {"rubric": "Be kind.", "score_max": 5}])
+def test_extra_info_that_names_no_judge_reaches_the_function_as_it_is(extra_info: Any) -> None:
+    assert judged("a", None, extra_info) == 0.5
+    assert received == [("a", None, extra_info)]
+
+
+@pytest.mark.parametrize(
+    ("extra_info", "words"),
+    [
+        ({"rubric": " "}, "`extra_info['rubric']` must be a non-empty string"),
+        ({"score_max": "5"}, "`extra_info['score_max']` must be a number"),
+        ({"score_min": 2}, "must be greater than"),
+        ({"provider": "openai"}, "`extra_info['model']` must be a non-empty string"),
+        ({"api_key_env": "MINE"}, "`extra_info['provider']` must be a non-empty string"),
+        ({"model_info_overrides": {"model": "m"}}, "`extra_info['provider']` must be a non-empty string"),
+    ],
+)
+def test_what_is_said_of_a_judge_is_checked_even_so(extra_info: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        judged("a", None, extra_info)
+    assert words in str(caught.value)
     assert received == []
 
 

@@ -61,11 +61,12 @@ def osmosis_rubric(function: _Function) -> _Function:
 
     The signature is ``(solution_str: str, ground_truth: str | None, extra_info: dict) -> float``; further
     parameters may follow, annotations may be strings, an ``async`` function stays one. Every call is checked
-    before the function runs: ``extra_info`` names ``provider``, ``model`` and ``rubric``, and ``api_key`` or
-    ``api_key_env`` (or the ``api_base`` of a server without keys); ``system_prompt``, ``score_min``,
-    ``score_max`` and ``model_info_overrides`` are optional. The function receives a copy of ``extra_info``
-    with one more entry, ``model_info``: the judge's configuration with the overrides merged in, ready for
-    :func:`osmosis_ai.evaluate_rubric`.
+    before the function runs: an ``extra_info`` that names a judge has ``provider``, ``model`` and ``rubric``, and
+    ``api_key`` or ``api_key_env`` (or the ``api_base`` of a server without keys); ``system_prompt``,
+    ``score_min``, ``score_max`` and ``model_info_overrides`` are optional. The function receives a copy of
+    ``extra_info`` with one more entry, ``model_info``: the judge's configuration with the overrides merged in,
+    ready for :func:`osmosis_ai.evaluate_rubric`. A function that carries its own judge is called without: with
+    no ``extra_info`` where it has a default, with None, or with entries of its own.
 
     Raises:
         RewardTypeError: (a ``TypeError``) the signature is another, or an argument of a call is missing or of
@@ -203,6 +204,8 @@ def _prepared(signature: _Signature, args: tuple[Any, ...], kwargs: dict[str, An
         raise RewardTypeError(f"{where}: `solution_str` must be a str, not {_named(solution)}.")
     if truth is not None and not isinstance(truth, str):
         raise RewardTypeError(f"{where}: `ground_truth` must be a str or None, not {_named(truth)}.")
+    if extra_info is None:
+        return bound
     if not isinstance(extra_info, dict):
         raise RewardTypeError(f"{where}: `extra_info` must be a dict, not {_named(extra_info)}.")
     from osmosis_ai.rubric.extra_info import with_model_info

@@ -48,7 +48,7 @@ def journal() -> Journal:
 @pytest.fixture
 async def store(journal: Journal) -> CallbackStore:
     store = CallbackStore(on_terminal_commit=journal)
-    store.register(ROLLOUT_ID)
+    await store.register(ROLLOUT_ID)
     return store
 
 
@@ -160,13 +160,12 @@ async def test_a_cancelled_completion_is_taken(
         grader_body(status="pending"),
         grader_body(rollout_id="another"),
         grader_body(reward="much"),  # type: ignore[arg-type]
-        {"status": "success"},
         [],
         b"{",
         b"",
         b'{"status": "success", "rollout_id": "%b", "sample": {"reward": 1e999}}' % ROLLOUT_ID.encode(),
     ],
-    ids=["pending", "other id", "bad reward", "no id", "a list", "torn", "empty", "infinite reward"],
+    ids=["pending", "other id", "bad reward", "a list", "torn", "empty", "infinite reward"],
 )
 async def test_a_grader_body_that_says_nothing_usable_is_refused(
     listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession, body: Any
@@ -175,6 +174,24 @@ async def test_a_grader_body_that_says_nothing_usable_is_refused(
     assert status == 422
     assert reply["detail"]
     assert not journal.committed
+
+
+async def test_callbacks_need_not_repeat_the_rollout_id_of_their_path(
+    listener: CallbackListener,
+    journal: Journal,
+    http: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for url, whole in (
+        (listener.completion_url(ROLLOUT_ID), completion_body()),
+        (listener.grader_url(ROLLOUT_ID), grader_body()),
+    ):
+        without_id = {name: value for name, value in whole.items() if name != "rollout_id"}
+        assert await post(http, url, without_id) == (200, {"ok": True})
+        assert await post(http, url, {**whole, "rollout_id": None}) == (200, {"ok": True})
+        assert await post(http, url, whole) == (200, {"ok": True})
+    assert [result.rollout_id for result in journal.committed] == [ROLLOUT_ID]
+    assert "conflicting" not in caplog.text, "with and without the id it is the same callback"
 
 
 async def test_text_that_is_no_utf8_does_not_cost_the_result(

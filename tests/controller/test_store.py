@@ -48,7 +48,7 @@ async def journal() -> Journal:
 @pytest.fixture
 async def store(journal: Journal) -> CallbackStore:
     store = CallbackStore(on_terminal_commit=journal)
-    store.register(ROLLOUT_ID)
+    await store.register(ROLLOUT_ID)
     return store
 
 
@@ -61,7 +61,7 @@ async def test_a_completion_is_told_what_is_known_until_the_terminal_says_more(j
     store = CallbackStore(
         on_terminal_commit=journal, acknowledge_completion=lambda rollout_id: {"calls of": rollout_id}
     )
-    store.register(ROLLOUT_ID)
+    await store.register(ROLLOUT_ID)
     journal.acknowledgment = {"ok": True, "trajectory": {}}
     assert await store.handle_completion(ROLLOUT_ID, completion()) == {"calls of": ROLLOUT_ID}
     await store.handle_grader(ROLLOUT_ID, grader())
@@ -97,7 +97,7 @@ async def test_a_mapping_from_the_hook_replaces_the_acknowledgement(
 ) -> None:
     journal.acknowledgment = {"ok": True, "trajectory": {"model_name": "m"}}
     assert await store.handle_grader(ROLLOUT_ID, grader()) == journal.acknowledgment
-    store.discard(ROLLOUT_ID)
+    await store.discard(ROLLOUT_ID)
     assert await store.handle_grader(ROLLOUT_ID, grader()) == journal.acknowledgment
     assert await store.handle_completion(ROLLOUT_ID, completion()) == journal.acknowledgment
 
@@ -126,7 +126,7 @@ async def test_a_contradicting_grader_callback_is_logged_and_the_first_stands(
     if when != "committing":
         await first
     if when == "discarded":
-        store.discard(ROLLOUT_ID)
+        await store.discard(ROLLOUT_ID)
     second = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader(reward=0.0)))
     journal.gate.set()
     assert await second == await first == {"ok": True}
@@ -144,7 +144,7 @@ async def test_a_contradicting_completion_is_logged_and_the_first_stands(
     assert not caplog.records
     if discarded:
         await store.handle_grader(ROLLOUT_ID, grader())
-        store.discard(ROLLOUT_ID)
+        await store.discard(ROLLOUT_ID)
     await store.handle_completion(ROLLOUT_ID, completion(status="failure", err_message="no"))
     assert "conflicting duplicate" in caplog.text
     if not discarded:
@@ -213,7 +213,7 @@ async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement
     assert result.source == "timeout"
     assert journal.committed == [result]
     assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
-    store.discard(ROLLOUT_ID)
+    await store.discard(ROLLOUT_ID)
     assert await store.handle_completion(ROLLOUT_ID, completion()) == acknowledgment
     assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
     assert journal.calls == 1
@@ -258,7 +258,7 @@ async def test_discarding_cancels_the_waiter_and_not_the_commit(
     waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
     handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
     await journal.started.wait()
-    store.discard(ROLLOUT_ID)
+    await store.discard(ROLLOUT_ID)
     with pytest.raises(asyncio.CancelledError):
         await waiter
     repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
@@ -272,11 +272,11 @@ async def test_discarding_cancels_the_waiter_and_not_the_commit(
 
 async def test_an_id_is_good_for_one_rollout(store: CallbackStore) -> None:
     with pytest.raises(DuplicateRegistrationError):
-        store.register(ROLLOUT_ID)
+        await store.register(ROLLOUT_ID)
     await store.handle_grader(ROLLOUT_ID, grader())
-    store.discard(ROLLOUT_ID)
+    await store.discard(ROLLOUT_ID)
     with pytest.raises(DuplicateRegistrationError):
-        store.register(ROLLOUT_ID)
+        await store.register(ROLLOUT_ID)
 
 
 async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: CallbackStore) -> None:
@@ -290,11 +290,11 @@ async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: Callback
         await store.acknowledge_without_commit("stranger")
     with pytest.raises(UnknownRolloutIdError):
         await store.wait_terminal("stranger")
-    store.discard("stranger")
+    await store.discard("stranger")
 
 
 async def test_an_unfinished_rollout_is_forgotten_when_it_is_discarded(store: CallbackStore) -> None:
-    store.discard(ROLLOUT_ID)
+    await store.discard(ROLLOUT_ID)
     with pytest.raises(UnknownRolloutIdError):
         await store.handle_grader(ROLLOUT_ID, grader())
 
@@ -326,8 +326,8 @@ async def test_thousands_of_rollouts_leave_only_what_late_callbacks_need() -> No
     remembered = finished.REMEMBERED_ROLLOUTS
     for index in range(remembered + 100):
         rollout_id = f"rollout-{index}"
-        store.register(rollout_id)
+        await store.register(rollout_id)
         await store.acknowledge_without_commit(rollout_id)
-        store.discard(rollout_id)
+        await store.discard(rollout_id)
     assert not store._sessions
     assert len(store._finished) == remembered

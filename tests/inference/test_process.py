@@ -126,6 +126,12 @@ async def test_a_server_that_can_not_start_shows_what_it_wrote(monkeypatch: pyte
     assert server.api_key not in str(failed.value)
 
 
+async def test_a_server_that_is_not_ready_in_time_is_said_to_be_slow_and_nothing_else() -> None:
+    with pytest.raises(OsmosisError, match=r"`osmosis/tiny` was not ready after 0\.01 s") as failed:
+        await InferenceServer(start_timeout_s=0.01).start()
+    assert "exit status" not in str(failed.value), "that would be the status of our own signal"
+
+
 def test_a_model_we_do_not_have_is_refused_by_name() -> None:
     assert served_models() == ("osmosis/tiny",)
     with pytest.raises(NotFoundError, match=r"no built-in model `osmosis/huge`.*`osmosis/tiny`"):

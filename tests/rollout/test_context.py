@@ -4,6 +4,7 @@ import asyncio
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from osmosis_ai.rollout import GraderContext, RolloutContext, RolloutSample, SampleSource, get_rollout_context
 
@@ -69,7 +70,9 @@ def test_a_reward_needs_a_sample_and_a_finite_number() -> None:
         GraderContext().set_reward(1.0)
 
     context = GraderContext(label="x", sample=RolloutSample())
-    with pytest.raises(ValueError):
+    with pytest.raises(ValidationError, match="finite number"):
         context.set_reward(math.nan)
+    with pytest.raises(ValidationError, match="valid number"):
+        context.set_reward("much")  # type: ignore[arg-type]
     context.set_reward(1)
     assert context.sample is not None and context.sample.reward == 1.0

@@ -56,6 +56,11 @@ PATHS = {
     "osmosis_ai.rollout.backend.local": "LocalBackend",
     "osmosis_ai.rollout.backend.local.backend": "LocalBackend",
     "osmosis_ai.rollout.server": "create_rollout_server ControllerAuth",
+    "osmosis_ai.rollout.controller": "CallbackListener CallbackStore LiteLLMBridge TerminalCallbackResult",
+    "osmosis_ai.rollout.controller.store": "CallbackStore DuplicateRegistrationError TerminalCallbackResult "
+    "UnknownRolloutIdError duplicate_callback_payload",
+    "osmosis_ai.rollout.controller.listener": "CallbackListener create_callback_app",
+    "osmosis_ai.rollout.controller.llm_bridge": "LiteLLMBridge",
     "osmosis_ai.rollout.trajectory": "TrajectoryReport convert_sample_to_trajectory report_from_response "
     "save_trajectory",
 }

@@ -411,7 +411,8 @@ class TestModelAccess:
         assert ControllerAuth("K1").as_bearer_headers() == {"Authorization": "Bearer K1"}
         assert ControllerAuth().as_bearer_headers() is None
         assert ControllerAuth("").as_bearer_headers() is None
-        assert "K1" not in repr(ControllerAuth("K1"))
+        assert repr(ControllerAuth("K1")) == "ControllerAuth(api_key=<set>)"
+        assert repr(ControllerAuth()) == repr(ControllerAuth("")) == "ControllerAuth(api_key=None)"
 
 
 class TestUngraded:

@@ -203,6 +203,37 @@ class TestConversion:
     def test_content_becomes_text(self, content: Any, text: str) -> None:
         assert only_step({"role": "user", "content": content})["message"] == text
 
+    @pytest.mark.parametrize("role", ["user", "system", "critic"])
+    def test_reasoning_and_tool_calls_of_those_who_are_not_the_agent_are_kept(self, role: str) -> None:
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        step = only_step({"role": role, "content": "x", "reasoning": "because", "tool_calls": [call]})
+
+        assert "reasoning_content" not in step, "the format has them for the agent alone"
+        assert "tool_calls" not in step
+        assert step["extra"]["reasoning_content"] == "because"
+        assert step["extra"]["tool_calls"] == [call]
+
+    def test_an_answer_that_no_call_asked_for_keeps_its_tool(self) -> None:
+        orphan = {"role": "tool", "tool_call_id": "c9", "name": "search", "content": "found"}
+        legacy = {"role": "function", "name": "lookup", "content": "too"}
+
+        first, agent = convert([orphan, {"role": "assistant", "content": "hm"}, orphan, legacy])["steps"]
+
+        assert first["message"] == "found"
+        assert first["extra"] == {"original_role": "tool", "tool_call_id": "c9", "tool_name": "search"}
+        assert agent["observation"]["results"] == [
+            {"content": "found", "extra": {"tool_call_id": "c9", "tool_name": "search"}},
+            {"content": "too", "extra": {"tool_name": "lookup"}},
+        ]
+
+    def test_an_agents_call_of_another_shape_is_kept(self) -> None:
+        custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+        plain = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        step = only_step({"role": "assistant", "content": None, "tool_calls": [plain, custom, "?"]})
+
+        assert [call["tool_call_id"] for call in step["tool_calls"]] == ["c1"]
+        assert step["extra"] == {"tool_calls": [custom, "?"]}
+
     @pytest.mark.parametrize(
         ("arguments", "parsed"),
         [

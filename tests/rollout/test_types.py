@@ -180,8 +180,8 @@ class TestProtocol:
         ("model", "required"),
         [
             (RolloutInitRequest, {"initial_messages", "chat_completions_url", "completion_callback_url"}),
-            (RolloutCompleteRequest, {"status", "rollout_id"}),
-            (GraderCompleteRequest, {"status", "rollout_id"}),
+            (RolloutCompleteRequest, {"status"}),
+            (GraderCompleteRequest, {"status"}),
         ],
     )
     def test_the_required_fields_are_those_of_the_wire(self, model: Any, required: set[str]) -> None:

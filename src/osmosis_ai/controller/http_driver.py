@@ -107,7 +107,7 @@ class HttpRolloutDriver(RolloutDriver):
         rollout_id = request.rollout_id
         if not rollout_id:
             raise ValueError("a rollout needs an id")
-        self._store.register(rollout_id)
+        await self._store.register(rollout_id)
         try:
             await self._admit(request)
             return outcome_of(await self._await_terminal(rollout_id))
@@ -115,7 +115,7 @@ class HttpRolloutDriver(RolloutDriver):
             await self._abandon(rollout_id)
             raise
         finally:
-            self._store.discard(rollout_id)
+            await self._store.discard(rollout_id)
 
     async def aclose(self) -> None:
         """Close the session, unless it was handed in."""

@@ -283,6 +283,8 @@ def _parse(model: type[_BodyT], content: dict[str, Any], rollout_id: str) -> _Bo
     except ValidationError as error:
         detail = error.errors(include_url=False, include_input=False, include_context=False)
         raise _problem(web.HTTPUnprocessableEntity, detail) from None
+    # The path says whose callback it is; a body that leaves the id out means the same one.
+    body.rollout_id = body.rollout_id or rollout_id
     if body.rollout_id != rollout_id:
         raise _problem(
             web.HTTPUnprocessableEntity, "the rollout id in the body differs from the one in the path"

@@ -100,7 +100,7 @@ class CallbackStore:
         self._sessions: dict[str, _Session] = {}
         self._finished = FinishedRollouts()
 
-    def register(self, rollout_id: str) -> None:
+    async def register(self, rollout_id: str) -> None:
         """Expect callbacks for a rollout; call it before dispatching it.
 
         Raises:
@@ -193,7 +193,7 @@ class CallbackStore:
         """
         return await asyncio.shield(self._session(rollout_id).arrival)
 
-    def discard(self, rollout_id: str) -> None:
+    async def discard(self, rollout_id: str) -> None:
         """Forget a rollout's payloads; its waiter is cancelled, a commit under way is not.
 
         A terminal that was accepted keeps answering late callbacks. Unknown ids are ignored.

@@ -114,13 +114,13 @@ class InferenceServer:
         ).start()
         try:
             announcement = await asyncio.wait_for(asyncio.wrap_future(ready), self._start_timeout_s)
-        except (asyncio.TimeoutError, EOFError):
+        except asyncio.TimeoutError:
+            # Its exit status would be that of our own signal.
+            await self._end(process)
+            raise self._start_failure(f"was not ready after {self._start_timeout_s:g} s") from None
+        except EOFError:
             status = await self._end(process)
-            log = "\n".join(self._log) or "(it wrote nothing)"
-            raise OsmosisError(
-                f"the server of `{self.model}` did not start (exit status {status}). It wrote:\n{log}",
-                code="INTERNAL",
-            ) from None
+            raise self._start_failure(f"did not start (exit status {status})") from None
         except BaseException:
             await self._end(process)
             raise
@@ -137,6 +137,10 @@ class InferenceServer:
         if self._process is None:
             raise OsmosisError(f"the server of `{self.model}` is not running.", code="INTERNAL")
         return await self._process.wait()
+
+    def _start_failure(self, what: str) -> OsmosisError:
+        log = self.log_tail() or "(it wrote nothing)"
+        return OsmosisError(f"the server of `{self.model}` {what}. It wrote:\n{log}", code="INTERNAL")
 
     def log_tail(self) -> str:
         """Return the last lines the process wrote, for error messages."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic
 
-from pydantic import ValidationError
 from typing_extensions import TypeVar
 
 from .types.config import AgentWorkflowConfig
@@ -74,14 +73,12 @@ class GraderContext:
         """Give the sample its reward.
 
         Raises:
-            ValueError: when there is no sample, or the reward is no finite number.
+            ValueError: when there is no sample.
+            pydantic.ValidationError: (a ``ValueError``) when the reward is no finite number.
         """
         if self.sample is None:
             raise ValueError("there is no sample to reward")
-        try:
-            self.sample.reward = reward
-        except ValidationError:
-            raise ValueError(f"a reward must be a finite number, not {reward!r}") from None
+        self.sample.reward = reward
 
 
 @dataclass

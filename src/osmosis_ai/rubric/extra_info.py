@@ -1,6 +1,7 @@
 """What the ``extra_info`` of a rubric function must say, and the judge's configuration it makes.
 
-Every entry is checked before the function runs; a key's value never is in an error.
+Whoever names a judge there names it completely; who names none leaves it to the function. Every
+entry is checked before the function runs; a key's value never is in an error.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ _OF_THE_JUDGE = (
     *("provider", "model", *_OPTIONAL_TEXTS),
     *("score_min", "score_max", "timeout", "reasoning_effort"),
 )
+_NAME_A_JUDGE = ("provider", "model", "api_key", "api_key_env", "api_base", "model_info_overrides")
 
 
 def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str, Any]:
     """Return a copy of ``extra_info`` with ``model_info``: the judge's configuration, overrides merged in.
+
+    Where ``extra_info`` names no judge, nothing is added: the function carries its own.
 
     Args:
         extra_info: the argument of a rubric function.
@@ -38,8 +42,11 @@ def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str
         JudgeValueError: the bounds enclose nothing.
     """
     where = f"`{function}`: `extra_info"
+    named = any(extra_info.get(name) is not None for name in _NAME_A_JUDGE)
     for name, meaning in _REQUIRED.items():
         value = extra_info.get(name)
+        if value is None and not named:
+            continue
         if not isinstance(value, str) or not value.strip():
             raise JudgeArgumentError(
                 f"{where}['{name}']` must be a non-empty string: {meaning}; it is {_shown(extra_info, name)}."
@@ -51,6 +58,9 @@ def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str
         )
     _check_values(extra_info, where)
     _check_values(overrides or {}, f"{where}['model_info_overrides']")
+    if not named:
+        _check_bounds(extra_info, where)
+        return dict(extra_info)
     given = extra_info.get("model_info")
     model_info = {
         **(given if isinstance(given, dict) else {}),
@@ -84,7 +94,10 @@ def _check_key(model_info: Mapping[str, Any], where: str) -> None:
 
 
 def _check_bounds(model_info: Mapping[str, Any], where: str) -> None:
-    lowest, highest = model_info.get("score_min", 0.0), model_info.get("score_max", 1.0)
+    lowest, highest = (
+        default if model_info.get(name) is None else model_info[name]
+        for name, default in (("score_min", 0.0), ("score_max", 1.0))
+    )
     if not (math.isfinite(lowest) and math.isfinite(highest)) or highest <= lowest:
         raise JudgeValueError(
             f"{where}`: `score_max` ({highest}) must be greater than `score_min` ({lowest}), and both finite."

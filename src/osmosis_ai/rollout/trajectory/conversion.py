@@ -115,24 +115,23 @@ def _steps(messages: list[dict[str, Any]]) -> list[Step]:
 
 def _step(message: Mapping[str, Any], step_id: int) -> Step:
     role = message.get("role")
-    if role in ("tool", "function"):
-        extra = {"original_role": role, "tool_call_id": message.get("tool_call_id")}
-        return Step(
-            step_id=step_id,
-            timestamp=_timestamp(message),
-            source="system",
-            message=_text(message.get("content")),
-            extra={key: value for key, value in extra.items() if value is not None},
-        )
     source = _SOURCES.get(role) if isinstance(role, str) else None
     if source != "agent":
+        orphan = role in ("tool", "function")
         return Step(
             step_id=step_id,
             timestamp=_timestamp(message),
-            source=source or "user",
+            source="system" if orphan else source or "user",
             message=_text(message.get("content")),
-            extra=None if source or role is None else {"original_role": json_safe(role)},
+            extra=_kept(
+                original_role=None if source else role,
+                tool_call_id=message.get("tool_call_id") if orphan else None,
+                tool_name=message.get("name") if orphan else None,
+                reasoning_content=_reasoning(message),
+                tool_calls=message.get("tool_calls") or message.get("function_call"),
+            ),
         )
+    tool_calls, no_place = _tool_calls(message, step_id)
     return Step(
         step_id=step_id,
         timestamp=_timestamp(message),
@@ -140,19 +139,27 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
         model_name=_model_name(message),
         message=_text(message.get("content")),
         reasoning_content=_reasoning(message),
-        tool_calls=_tool_calls(message, step_id),
+        tool_calls=tool_calls or None,
         metrics=_inline_metrics(message),
+        extra=_kept(tool_calls=no_place or None),
     )
+
+
+def _kept(**facts: Any) -> dict[str, Any] | None:
+    """Return as ``extra`` what the format has no place for in such a step."""
+    known = {name: json_safe(value) for name, value in facts.items() if value is not None}
+    return {name: value for name, value in known.items() if value is not None} or None
 
 
 def _observe(step: Step, message: Mapping[str, Any]) -> None:
     """Fold a tool's answer into the agent step that asked for it."""
     call_id = message.get("tool_call_id")
     known = {call.tool_call_id for call in step.tool_calls or ()}
+    answers = isinstance(call_id, str) and call_id in known
     result = ObservationResult(
-        source_call_id=call_id if call_id in known else None,
+        source_call_id=call_id if answers else None,
         content=_text(message.get("content")),
-        extra=None if call_id is None or call_id in known else {"tool_call_id": json_safe(call_id)},
+        extra=None if answers else _kept(tool_call_id=call_id, tool_name=message.get("name")),
     )
     if step.observation is None:
         step.observation = Observation(results=[result])
@@ -190,15 +197,17 @@ def _reasoning(message: Mapping[str, Any]) -> str | None:
     return value if value is None or isinstance(value, str) else _json_text(value)
 
 
-def _tool_calls(message: Mapping[str, Any], step_id: int) -> list[ToolCall] | None:
+def _tool_calls(message: Mapping[str, Any], step_id: int) -> tuple[list[ToolCall], list[Any]]:
+    """Return a message's calls of functions, and its calls of any other shape as they are."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         legacy = message.get("function_call")
         calls = [{"function": legacy}] if isinstance(legacy, Mapping) else []
-    converted = []
+    converted, others = [], []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            others.append(call)
             continue
         converted.append(
             ToolCall(
@@ -207,7 +216,7 @@ def _tool_calls(message: Mapping[str, Any], step_id: int) -> list[ToolCall] | No
                 arguments=_arguments(function.get("arguments")),
             )
         )
-    return converted or None
+    return converted, others
 
 
 def _arguments(value: Any) -> dict[str, Any]:

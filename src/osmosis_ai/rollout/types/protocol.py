@@ -88,10 +88,10 @@ class RolloutInitResponse(BaseModel):
 
 
 class RolloutCompleteRequest(BaseModel):
-    """The workflow's callback: it ended, well or not."""
+    """The workflow's callback: it ended, well or not. Its path names the rollout; the body may as well."""
 
     status: RolloutStatus
-    rollout_id: RolloutId
+    rollout_id: RolloutId | None = None
     extra_fields: dict[str, Any] | None = None
     err_message: str | None = None
     err_category: RolloutErrorCategory | None = None
@@ -115,7 +115,7 @@ class GraderCompleteRequest(BaseModel):
     """The grader's callback, the terminal one: the sample and its reward, or why there is none."""
 
     status: GraderStatus
-    rollout_id: RolloutId
+    rollout_id: RolloutId | None = None
     sample: RolloutSample | None = None
     err_message: str | None = None
     err_category: RolloutErrorCategory | None = None

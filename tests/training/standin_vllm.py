@@ -24,6 +24,7 @@ from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from tests.training.policy_world import MODEL_DIR
+from tests.training.truncating_model import with_parameters
 
 KEY = "server-key"
 
@@ -36,6 +37,8 @@ class StandInVllm:
         fail: statuses to answer the next requests with.
         change: edits every completion before it is sent.
         hold: completions wait for it.
+        generation_config: the model's, which fills in what a request leaves out.
+        forced: what every request is given, whatever it says.
     """
 
     raw_logprobs: bool = False
@@ -50,6 +53,8 @@ class StandInVllm:
     url: str = ""
     served_as: str = "base"
     key: str = KEY
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    forced: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._model = Model.load(MODEL_DIR)
@@ -68,7 +73,7 @@ class StandInVllm:
             await self.hold.wait()
         if body["model"] not in (self.served_as, *self.loaded):
             return web.json_response({"error": {"message": "no such model"}}, status=404)
-        tokens = await self.sampled(body)
+        tokens = await self.sampled({**self.generation_config, **body, **self.forced})
         tops = [{f"token_id:{i}": p for i, p in [*token.top, (token.id, token.logprob)]} for token in tokens]
         choice = {
             "index": 0,
@@ -86,6 +91,9 @@ class StandInVllm:
 
     async def sampled(self, body: dict[str, Any]) -> list[SampledToken]:
         return sample(self._model, body, raw=self.raw_logprobs)
+
+    def close(self) -> None:
+        """End what it started."""
 
     async def health(self, _request: web.Request) -> web.Response:
         return web.Response()
@@ -117,7 +125,7 @@ def _generation(body: dict[str, Any], *, raw: bool = False) -> Generation:
 
 
 def sample(model: Model, body: dict[str, Any], *, raw: bool) -> list[SampledToken]:
-    batch = ContinuousBatch(model, 1)
+    batch: Any = ContinuousBatch(with_parameters(model, body), 1)
     emissions = batch.admit([_generation(body, raw=raw)])
     while len(batch):
         emissions += batch.step()
@@ -135,8 +143,8 @@ def application(server: StandInVllm) -> web.Application:
 
 
 @asynccontextmanager
-async def standing_in(**settings: Any) -> AsyncIterator[StandInVllm]:
-    server = StandInVllm(**settings)
+async def standing_in(kind: type[StandInVllm] = StandInVllm, **settings: Any) -> AsyncIterator[Any]:
+    server = kind(**settings)
     runner = web.AppRunner(application(server))
     await runner.setup()
     try:
@@ -145,6 +153,7 @@ async def standing_in(**settings: Any) -> AsyncIterator[StandInVllm]:
         yield server
     finally:
         await runner.cleanup()
+        server.close()
 
 
 @dataclass
@@ -153,30 +162,32 @@ class ServingStandIn(StandInVllm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._engines = {self.served_as: _started(self._model)}
-
-    async def load(self, request: web.Request) -> web.Response:
-        answer = await super().load(request)
-        for name, path in self.loaded.items():
-            if name not in self._engines:
-                self._engines[name] = _started(load_adapted_model(MODEL_DIR, Path(path)))
-        return answer
+        self._engines: dict[tuple[Any, ...], InferenceEngine] = {}
 
     async def unload(self, request: web.Request) -> web.Response:
         answer = await super().unload(request)
-        self._engines.pop(self.unloaded[-1]).close()
+        for key in [key for key in self._engines if key[0] == self.unloaded[-1]]:
+            self._engines.pop(key).close()
         return answer
 
     async def sampled(self, body: dict[str, Any]) -> list[SampledToken]:
-        feed = TokenFeed(self._engines[body["model"]], [_generation(body)], every_token=False)
+        feed = TokenFeed(self._engine(body), [_generation(body)], every_token=False)
         try:
             return [emission.token for _, emission in await feed.read()]
         finally:
             feed.close()
 
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
 
-def _started(model: Model) -> InferenceEngine:
-    return InferenceEngine(model).__enter__()
+    def _engine(self, body: dict[str, Any]) -> InferenceEngine:
+        name, adapter = body["model"], self.loaded.get(body["model"])
+        key = (name, *(body.get(parameter) for parameter in ("top_p", "top_k", "repetition_penalty")))
+        if key not in self._engines:
+            model = load_adapted_model(MODEL_DIR, Path(adapter)) if adapter else self._model
+            self._engines[key] = InferenceEngine(with_parameters(model, body)).__enter__()
+        return self._engines[key]
 
 
 def main() -> None:
@@ -188,6 +199,7 @@ def main() -> None:
     parser.add_argument("--max-loras", required=True, type=int, choices=[2])
     parser.add_argument("--enable-lora", required=True, action="store_true")
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
+    parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--seed", help="stands for an argument that the user adds")
     arguments = parser.parse_args()
     assert os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"

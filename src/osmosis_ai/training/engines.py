@@ -42,6 +42,21 @@ def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = N
     return PretrainedChat.load(source, tool_call_format=chosen, note=note)
 
 
+def computes_in_float32(spec: TrainingSpec) -> bool:
+    """Whether the engine that the settings name computes in float32 or better where the learner does.
+
+    vLLM takes the type that the model's configuration names, unless it is told another.
+    """
+    if spec.settings.policy_engine == "torch":
+        return True
+    import torch
+
+    from osmosis_ai.inference.torch_model import type_of
+
+    source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
+    return bool(type_of(source) == torch.float32)
+
+
 async def open_policy_engine(
     stack: AsyncExitStack,
     spec: TrainingSpec,

@@ -23,7 +23,7 @@ from osmosis_ai.training.agreement import Agreement
 from osmosis_ai.training.batches import SampledSequence, batch_totals, training_rows
 from osmosis_ai.training.distributed import World, local_device, shard_frozen
 from osmosis_ai.training.learner_metrics import StepMetrics, StepSums
-from osmosis_ai.training.passes import Accumulated, Passes, Step
+from osmosis_ai.training.passes import Accumulated, Passes, SequenceScores, Step
 from osmosis_ai.training.refusals import (
     OutOfMemoryError,
     StepRefusedError,
@@ -143,8 +143,8 @@ class Learner:
             if command == "merge":
                 self._merge()
                 continue
-            if command == "logprobs":
-                self._passes.logprobs(argument, micro_batch_tokens=self._micro_batch_tokens)
+            if command == "scores":
+                self._passes.scores(argument, micro_batch_tokens=self._micro_batch_tokens)
                 continue
             try:
                 self._take(argument)
@@ -165,9 +165,13 @@ class Learner:
 
     def logprobs(self, sequences: Sequence[SampledSequence]) -> list[list[float]]:
         """Return what the policy now gives the tokens of ``sequences``; 0.0 where none was sampled."""
+        return [scores.logprobs for scores in self.scores(sequences)]
+
+    def scores(self, sequences: Sequence[SampledSequence]) -> list[SequenceScores]:
+        """Return what the policy now gives the tokens of ``sequences``, and how surprising tokens are there."""
         if self._sharded:
-            self.world.share(("logprobs", sequences))
-        return self._passes.logprobs(sequences, micro_batch_tokens=self._micro_batch_tokens)
+            self.world.share(("scores", sequences))
+        return self._passes.scores(sequences, micro_batch_tokens=self._micro_batch_tokens)
 
     def _measures_kl(self) -> bool:
         every = self.settings.kl_interval

@@ -38,6 +38,23 @@ def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float)
     return logprobs_N.view_as(targets_BK), entropies_N.view_as(targets_BK)
 
 
+def surprise_moments(logits_BKV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of -log p(y) over y drawn from each distribution, both B x K, float32.
+
+    The mean is the distribution's entropy; arguments as of :func:`sampled_logprobs`.
+    """
+    vocabulary = logits_BKV.shape[-1]
+    means, variances = [], []
+    for logits_nV in logits_BKV.detach().reshape(-1, vocabulary).split(max(1, CHUNK_ELEMENTS // vocabulary)):
+        logprobs_nV = torch.log_softmax(logits_nV.float() / temperature, -1)
+        weighted_nV = logprobs_nV.exp() * logprobs_nV
+        mean_n = -weighted_nV.sum(-1)
+        means.append(mean_n)
+        variances.append(((weighted_nV * logprobs_nV).sum(-1) - mean_n**2).clamp(min=0))
+    shape = logits_BKV.shape[:-1]
+    return torch.cat(means).view(shape), torch.cat(variances).view(shape)
+
+
 def _recomputed(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = checkpoint(
         _chunk_logprobs, logits_nV, targets_n, temperature, use_reentrant=False

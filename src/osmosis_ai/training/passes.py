@@ -23,7 +23,7 @@ from osmosis_ai.training.batches import (
     training_rows,
 )
 from osmosis_ai.training.learner_metrics import StepSums
-from osmosis_ai.training.logprobs import sampled_logprobs
+from osmosis_ai.training.logprobs import sampled_logprobs, surprise_moments
 from osmosis_ai.training.losses import BatchTotals, k3_divergence, policy_loss, truncated_importance
 from osmosis_ai.training.settings import TrainingSettings
 
@@ -45,6 +45,20 @@ class Accumulated:
     sums: StepSums
     largest_gap: Tensor
     micro_batches: int
+
+
+@dataclass(frozen=True)
+class SequenceScores:
+    """What the policy gives the tokens of a sequence; one entry for each, 0.0 where none was sampled.
+
+    Attributes:
+        logprobs: of the tokens.
+        entropies, variances: mean and variance of the surprise, -log p, of a token drawn in its place.
+    """
+
+    logprobs: list[float]
+    entropies: list[float]
+    variances: list[float]
 
 
 class Passes:
@@ -89,22 +103,28 @@ class Passes:
             self._keep_pace(collate([step.rows[index] for index in plan[0]], self._device), step)
         return Accumulated(sums, largest_gap, len(plan))
 
-    def logprobs(self, sequences: Sequence[SampledSequence], *, micro_batch_tokens: int) -> list[list[float]]:
-        """Return what the policy gives the tokens of ``sequences``; 0.0 where none was sampled."""
+    def scores(
+        self, sequences: Sequence[SampledSequence], *, micro_batch_tokens: int
+    ) -> list[SequenceScores]:
+        """Return what the policy gives the tokens of ``sequences``."""
         rows, _ = training_rows(sequences, [0.0] * len(sequences))
         places = [index for index, sequence in enumerate(sequences) if sum(sequence.mask[1:])]
-        found = [[0.0] * len(sequence.ids) for sequence in sequences]
+        found = [SequenceScores(*([0.0] * len(sequence.ids) for _ in range(3))) for sequence in sequences]
         for indices in plan_micro_batches([len(row.ids) for row in rows], micro_batch_tokens):
             batch = collate([rows[index] for index in indices], self._device)
             with torch.no_grad():
-                logprobs_BK, _ = self._forward(batch)
+                logits = self._logits(batch)
+                logprobs_BK, _ = self._of_targets(logits, batch)
+                moments = surprise_moments(logits, self._settings.rollout_temperature)
             columns = (batch.columns_K + 1).tolist()
-            for index, values, sampled in zip(
-                indices, logprobs_BK.tolist(), batch.mask_BK.tolist(), strict=True
-            ):
-                for column, value, is_sampled in zip(columns, values, sampled, strict=True):
-                    if is_sampled:
-                        found[places[index]][column] = value
+            values = [tensor.tolist() for tensor in (logprobs_BK, *moments, batch.mask_BK)]
+            for index, *of_row, sampled in zip(indices, *values, strict=True):
+                scores = found[places[index]]
+                targets = (scores.logprobs, scores.entropies, scores.variances)
+                for target, row_values in zip(targets, of_row, strict=True):
+                    for column, value, is_sampled in zip(columns, row_values, sampled, strict=True):
+                        if is_sampled:
+                            target[column] = value
         return found
 
     def _keep_pace(self, batch: MicroBatch, step: Step) -> None:
@@ -155,8 +175,15 @@ class Passes:
         return gap_BK
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return self._of_targets(self._logits(batch), batch)
+
+    def _logits(self, batch: MicroBatch) -> Tensor:
         output = self._model(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K, use_cache=False)
-        return sampled_logprobs(output.logits, batch.targets_BK, self._settings.rollout_temperature)
+        logits: Tensor = output.logits
+        return logits
+
+    def _of_targets(self, logits_BKV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return sampled_logprobs(logits_BKV, batch.targets_BK, self._settings.rollout_temperature)
 
     def _base_logprobs(self, batch: MicroBatch) -> Tensor:
         with torch.no_grad(), self._model.disable_adapter():

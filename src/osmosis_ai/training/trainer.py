@@ -36,6 +36,7 @@ from osmosis_ai.training.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.server_process import RolloutServer
+    from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.training.checkpoints import CheckpointStore
     from osmosis_ai.training.learner import Learner
     from osmosis_ai.training.loop import TrainingLoop
@@ -165,7 +166,7 @@ class LocalTrainer:
     ) -> TrainingLoop:
         """Open everything; the cheap and the likely to fail come first."""
         from osmosis_ai.training.checkpoints import CheckpointStore
-        from osmosis_ai.training.engines import open_policy_engine
+        from osmosis_ai.training.engines import chat_format_of, open_policy_engine
         from osmosis_ai.training.loop import LoopParts, TrainingLoop
 
         spec, directory = self._spec, self._directory
@@ -193,8 +194,10 @@ class LocalTrainer:
             learner.updates or spec.adapter is not None
         ):  # else the policy is the base, which is served already
             await self._beside_followers(engine.publish(learner, learner.updates))
+        chat = chat_format_of(spec, note=hooks.note)
+        await self._beside_followers(self._probe(engine, learner, chat, rows, hooks))
         hooks.stage("starting the rollout's server")
-        sampler = await stack.enter_async_context(self._sampler(engine, python, hooks))
+        sampler = await stack.enter_async_context(self._sampler(engine, chat, python, hooks))
         hooks.plan(self._plan(rows, order, state, str(learner.device)))
         parts = LoopParts(
             settings=spec.settings,
@@ -230,8 +233,29 @@ class LocalTrainer:
         hooks.note(f"environment: {environment.note}")
         return environment.python
 
-    def _sampler(self, engine: PolicyEngine, python: Path, hooks: TrainingHooks) -> RolloutSampler:
-        from osmosis_ai.training.engines import chat_format_of
+    async def _probe(
+        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
+    ) -> None:
+        """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
+        import torch
+
+        from osmosis_ai.training.engines import computes_in_float32
+        from osmosis_ai.training.sampling_probe import probe, probe_prompts
+
+        settings = self._spec.settings
+        hooks.stage("comparing what is sampled with what is learned")
+        longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
+        prompts = probe_prompts(rows.training.values(), chat, longest=longest)
+        found = await probe(engine, learner, prompts, settings)
+        found.require_agreement(
+            float32=learner.model.dtype == torch.float32 and computes_in_float32(self._spec),
+            truncated=settings.rollout_top_p < 1,
+        )
+        hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
+
+    def _sampler(
+        self, engine: PolicyEngine, chat: ChatFormat, python: Path, hooks: TrainingHooks
+    ) -> RolloutSampler:
         from osmosis_ai.training.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
         from osmosis_ai.training.sampler import RolloutSampler
 
@@ -240,7 +264,7 @@ class LocalTrainer:
         self._redact.add([token])
         bridge = PolicyBridge(
             engine,
-            chat_format_of(spec, note=hooks.note),
+            chat,
             model_path=spec.model_path,
             auth_token=token,
             limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),

@@ -10,7 +10,10 @@ How the server has to be started is checked before anything is sampled, since ea
 would otherwise show in nothing but a policy that learns worse:
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 2 \\
-        --max-lora-rank RANK --logprobs-mode processed_logprobs
+        --max-lora-rank RANK --logprobs-mode processed_logprobs --generation-config vllm
+
+What a request leaves out, vLLM fills from the model's ``generation_config.json`` (Qwen3's draws from the 20 likeliest
+tokens at temperature 0.6): every request says every parameter.
 
 A server of the trainer's own (:mod:`vllm_server`) is started like that, and again when it dies.
 
@@ -46,7 +49,21 @@ ATTEMPTS = 4
 REQUEST_TIMEOUT_S = 1800.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
-_START = "vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs"
+_START = "vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs --generation-config vllm"
+# The whole distribution at the temperature, as the learner computes it; and only our stop tokens end a turn.
+_UNTRUNCATED: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": True,
+    "n": 1,
+    "echo": False,
+    "stream": False,
+}
 
 
 @dataclass(frozen=True)
@@ -322,6 +339,7 @@ class VllmEngine:
 
 def _question(generation: Generation, model: str) -> dict[str, Any]:
     return {
+        **_UNTRUNCATED,
         "model": model,
         "prompt": list(generation.prompt),
         "max_tokens": generation.max_tokens,

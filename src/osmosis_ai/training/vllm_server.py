@@ -157,6 +157,8 @@ class VllmServer:
             "--max-lora-rank": str(_lora_rank_of_vllm(spec.lora_rank)),
             "--max-loras": str(_ADAPTERS),
             "--logprobs-mode": "processed_logprobs",
+            # Not the model's own defaults for what a request might leave out.
+            "--generation-config": "vllm",
         }
         options = [part for option in ours.items() for part in option]
         return [*program, "serve", spec.model, "--enable-lora", *options, *spec.args]

@@ -44,6 +44,8 @@ def make_ready(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
     commit(maze)
     store_secrets(maze, ("OPENAI_API_KEY", "workspace"), ("SEARCH_KEY", "workspace"), ("SEARCH_KEY", "user"))
     maze.post("/eval-runs").respond(json=SUBMITTED)
+    # As the hosted service, which cannot be asked beforehand.
+    maze.post("/eval-runs/check").respond(404, html="<h1>404</h1>")
     maze.get("/datasets/maze-walks").respond(
         json={"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
     )

@@ -260,7 +260,7 @@ def test_check_does_everything_but_submit(maze: Maze, tmp_path: Path) -> None:
     outcome = submit(maze, "--check", "--secrets-file", str(secrets), "--json")
     assert (outcome.status, maze.post("/eval-runs").called) == (0, False)
     envelope = outcome.json
-    assert (envelope["operation"], envelope["message"]) == ("eval.check", "maze.toml can be submitted.")
+    assert envelope["operation"] == "eval.check"
     resource = envelope["resource"]
     assert resource["payload"]["secrets"] == {
         "required": ["OPENAI_API_KEY", "SEARCH_KEY"],

@@ -120,15 +120,19 @@ class Submits:
     body: Callable[..., dict[str, Any]]
 
     def taken(self, api: TestClient, **changes: Any) -> dict[str, Any]:
-        """Submit, and return the reply."""
+        """Submit, and return the reply; asked beforehand, the platform agrees."""
+        told = api.post(f"{self.route}/check", json=self.body(**changes))
+        assert (told.status_code, told.json()["dry_run"]) == (200, True), told.text
         reply = api.post(self.route, json=self.body(**changes))
         assert reply.status_code == 200, reply.text
         answer: dict[str, Any] = reply.json()
         return answer
 
     def refused(self, api: TestClient, status: int, code: str, **changes: Any) -> dict[str, Any]:
-        """Submit what must be refused, and return why."""
+        """Submit what must be refused, and return why; asked beforehand, the platform says the very same."""
         answer = assert_flat_error(api.post(self.route, json=self.body(**changes)), status, code)
+        told = assert_flat_error(api.post(f"{self.route}/check", json=self.body(**changes)), status, code)
+        assert told.pop("dry_run") is True and told == answer
         assert api.get(self.route).json()["total_count"] == 0, "a refused submit makes no run"
         return answer
 

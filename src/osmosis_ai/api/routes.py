@@ -91,8 +91,13 @@ def model_download(name: str) -> str:
     return f"{model(name)}/download"
 
 
+def run_check(runs: str) -> str:
+    """The question what a submit would be told; ours, the hosted service has no such route."""
+    return f"{runs}/check"
+
+
 def run(runs: str, name_or_id: str) -> str:
-    """One run; ``runs`` is EVAL_RUNS or TRAINING_RUNS, here and below."""
+    """One run; ``runs`` is EVAL_RUNS or TRAINING_RUNS, as everywhere here."""
     return f"{runs}/{segment(name_or_id)}"
 
 

@@ -108,17 +108,27 @@ def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str
 
 def _check(output: OutputContext, context: PlatformContext, submission: Submission) -> OperationResult:
     from osmosis_ai.services.datasets import dataset_item
-    from osmosis_ai.services.run_submit import check_dataset
+    from osmosis_ai.services.run_submit import check_dataset, require_import
+    from osmosis_ai.services.submit_findings import in_words
 
+    require_import(submission)
     with output.status("Checking the dataset"):
         dataset = check_dataset(context, submission)
     _warn(output, submission)
     shown, kind = _shown(submission, context), submission.kind
+    findings, name = submission.findings.with_checked("dataset"), submission.config.path.name
+    resource = {**submission.resource(), "checked": findings.checked, "unchecked": findings.unchecked}
     return OperationResult(
         operation=f"{kind}.check",
-        message=f"{submission.config.path.name} can be submitted.",
-        resource={**submission.resource(), "dataset": dataset_item(dataset), **context.resource()},
-        next_steps=[f"Submit it: osmosis {kind} submit {shown}"],
+        message=f"Nothing is wrong with {name} as far as was checked."
+        if findings.unchecked
+        else f"{name} can be submitted.",
+        resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
+        next_steps=[
+            f"Checked: {in_words(findings.checked)}",
+            *([f"Not checked: {in_words(findings.unchecked)}"] if findings.unchecked else []),
+            f"Submit it: osmosis {kind} submit {shown}",
+        ],
         next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
     )
 
@@ -193,7 +203,7 @@ def _tables(submission: Submission) -> list[Block]:
         secrets = [(secret.name, _SOURCES[secret.source]) for secret in submission.secrets]
         blocks.append(Table(("Name", "Scope"), secrets, title=f"Secrets ({len(secrets)})"))
     lines = [*submission.notes, *(f"⚠ {warning}" for warning in submission.warnings)]
-    unpushed = any("not pushed" in warning or "not committed" in warning for warning in submission.warnings)
+    unpushed = any("does not see" in warning for warning in submission.warnings)
     title = "Push before submitting" if unpushed else "Before you submit"
     return [*blocks, Text("\n".join(lines), title=title, tone="warn" if unpushed else None)]
 

@@ -12,13 +12,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.supervision import ChildProcess
 
 TIMEOUT_S = 60.0
+HINT = (
+    'importing the entrypoint must not fail, nor serve: start the server under `if __name__ == "__main__":`'
+)
 _PLACEHOLDER = "placeholder-of-the-preflight"
 _OURS = ("OSMOSIS_TOKEN",)
 _TAIL_BYTES = 2000
@@ -29,30 +33,61 @@ _PROBE = (
 )
 
 
-def check_backend(
+@dataclass(frozen=True)
+class ImportOutcome:
+    """How the import of an entrypoint went.
+
+    Attributes:
+        kind: ``unknown`` where packages are missing that the platform installs, ``late`` when it was still going on
+            at the time limit.
+        entrypoint: the script, relative to the workspace directory.
+        problem: what went wrong, in a sentence; empty for an import that succeeded.
+        file: the rollout's own file that failed, relative to the workspace directory, where that is known.
+        line: the line in it.
+    """
+
+    kind: Literal["imported", "unknown", "late", "failed"]
+    entrypoint: str
+    problem: str = ""
+    file: str | None = None
+    line: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def require(self, command: str) -> ImportOutcome:
+        """Return the outcome unless it is that the code cannot be imported.
+
+        Args:
+            command: what the user ran (``eval submit``).
+
+        Raises:
+            OsmosisError: it cannot; the details say where.
+        """
+        if self.kind != "failed":
+            return self
+        where = f"{self.file}, line {self.line}" if self.file is not None else self.entrypoint
+        raise OsmosisError(
+            f"`osmosis {command}` preflight failed for `{self.entrypoint}`.\n  {where}: {self.problem}",
+            details={"entrypoint": self.entrypoint, **self.details},
+            hint=HINT,
+        )
+
+
+def import_entrypoint(
     rollout_dir: Path,
     entrypoint: str,
     *,
-    command: str,
     env: Mapping[str, str],
     secret_names: tuple[str, ...] = (),
     timeout_s: float = TIMEOUT_S,
-) -> str | None:
+) -> ImportOutcome:
     """Import a rollout's entrypoint in a process of its own.
 
     Args:
         rollout_dir: the rollout's directory.
         entrypoint: its script, relative to that.
-        command: what the user ran (``eval submit``).
         env: variables that the run will have.
         secret_names: variables that it will have too; where the shell has none, a placeholder stands in.
-        timeout_s: seconds after which it is left to the platform.
-
-    Returns:
-        Why nothing could be found out, for the user to know; None when the import succeeded.
-
-    Raises:
-        OsmosisError: the code cannot be imported; the details say where.
+        timeout_s: seconds after which it is given up.
     """
     from osmosis_ai.controller.requirements import read_project, unmet_requirements
 
@@ -60,7 +95,8 @@ def check_backend(
     project = read_project(rollout_dir)
     unmet = unmet_requirements(project) if project is not None else []
     if unmet:
-        return f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
+        problem = f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
+        return ImportOutcome("unknown", shown, problem)
     variables = {key: value for key, value in os.environ.items() if key not in _OURS}
     variables = {**dict.fromkeys(secret_names, _PLACEHOLDER), **variables, **env}
     with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
@@ -70,19 +106,18 @@ def check_backend(
                 _probe(rollout_dir, entrypoint, report, env=variables, output=output, timeout_s=timeout_s)
             )
             if status is None:
-                return f"`{shown}` was still importing after {timeout_s:g} s; whether it can is left to the platform."
+                return ImportOutcome("late", shown, f"`{shown}` was still importing after {timeout_s:g} s.")
             found = _read(report) or {"error": _tail(output) or f"it ended with status {status}"}
     if found.get("outcome") == "imported":
-        return None
+        return ImportOutcome("imported", shown)
     if found.get("outcome") == "module_not_found":
-        return f"`{shown}` was not imported here: {found.get('error')}."
-    where = f"rollouts/{rollout_dir.name}/{found['file']}, line {found['line']}" if "file" in found else shown
-    raise OsmosisError(
-        f"`osmosis {command}` preflight failed for `{shown}`.\n  {where}: {found.get('error')}",
-        details={"entrypoint": shown, **found},
-        hint="importing the entrypoint must not fail, nor serve: start the server under "
-        '`if __name__ == "__main__":`',
+        return ImportOutcome("unknown", shown, f"`{shown}` was not imported here: {found.get('error')}.")
+    place = (
+        {"file": f"rollouts/{rollout_dir.name}/{found['file']}", "line": found["line"]}
+        if "file" in found
+        else {}
     )
+    return ImportOutcome("failed", shown, str(found.get("error")), **place, details=found)
 
 
 async def _probe(

@@ -11,21 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.errors import OsmosisError
+
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
-    from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmittedRun, TrainingRunSubmit
-    from osmosis_ai.services.context import Checkout, PlatformContext
+    from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
+    from osmosis_ai.services.backend_preflight import ImportOutcome
+    from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.platform_runs import RunKind
     from osmosis_ai.services.run_secrets import RunSecret
+    from osmosis_ai.services.submit_findings import Findings
     from osmosis_ai.workspace.config import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.config_issues import Issue
-    from osmosis_ai.workspace.git import GitState
     from osmosis_ai.workspace.layout import Workspace
 
     Config = EvalConfig | TrainingConfig
     Body = EvalRunSubmit | TrainingRunSubmit
 
 Tell = Callable[[str], None]
+
+# A question needs the names of secrets only; values travel with the submit and with nothing else.
+_STAND_IN = "given with the submit"
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Submission:
         body: what is sent; may hold values of secrets.
         notes: what the user is agreeing to.
         warnings: what may not be as the user thinks.
+        findings: what was checked, and what was not.
+        imported: how the import of the entrypoint went; not that it failed.
     """
 
     kind: RunKind
@@ -44,6 +52,8 @@ class Submission:
     secrets: tuple[RunSecret, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    findings: Findings
+    imported: ImportOutcome
 
     def resource(self) -> dict[str, Any]:
         """Return what would be sent, without any value of a secret."""
@@ -60,6 +70,8 @@ class Submission:
             "secrets": {secret.name: secret.source for secret in self.secrets},
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "checked": list(self.findings.checked),
+            "unchecked": list(self.findings.unchecked),
         }
 
     def described(self) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def prepare_submission(
     secret_values: Mapping[str, str] | None = None,
     tell: Tell = lambda _stage: None,
 ) -> Submission:
-    """Read and check everything a submit needs; the platform is only asked which secrets it has.
+    """Read and check everything a submit needs; a platform that can tell beforehand what it would say is asked.
 
     Args:
         context: workspace directory, login and platform.
@@ -96,32 +108,42 @@ def prepare_submission(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.services.run_secrets import plan_run_secrets
+    from osmosis_ai.services.submit_findings import Findings, code_notes, code_warnings
     from osmosis_ai.workspace.git import read_git_state
 
     loaded = _load(kind, config, context.workspace)
-    doubts = _check_code(context, kind, loaded, tell)
-    supplied = {
-        name: value for name, value in (secret_values or {}).items() if name in loaded.secrets and value
-    }
+    imported = _import_code(context, kind, loaded, tell)
+    supplied = _supplied(loaded, secret_values or {})
     context.client.hide(supplied.values())
     if loaded.secrets:
         tell("Checking secrets")
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
-    state = read_git_state(context.workspace.root)
-    unused = sorted(set(secret_values or {}) - set(loaded.secrets))
-    if unused:
-        doubts.append(
-            f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
-        )
+    tell("Asking the platform")
+    verdict = _ask(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
+    state, git = read_git_state(context.workspace.root), context.checkout.git
+    doubts = [imported.problem, _unused(loaded, secret_values or {})]
+    doubtful = ["import"] if imported.kind != "imported" else []
+    if verdict is None:
+        doubts += [secrets.doubt, _look_for_commit(context, loaded, tell)]
+        doubtful += ["secrets"] if secrets.doubt else []
+    doubts += _settings_doubts(loaded, verdict)
     return Submission(
         kind=kind,
         config=loaded,
         body=_body(kind, loaded, supplied),
         secrets=secrets.secrets,
-        notes=tuple(_notes(loaded, context.checkout, state)),
-        warnings=tuple(
-            filter(None, [*doubts, secrets.doubt, *_settings_doubts(loaded), *_git_warnings(loaded, state)])
+        notes=(
+            *code_notes(loaded.experiment, git, state, verdict),
+            f"The config is read from this machine: {loaded.path.name}.",
         ),
+        warnings=tuple(
+            filter(
+                None,
+                [*doubts, *code_warnings(context.workspace.root, loaded.experiment, git, state, verdict)],
+            )
+        ),
+        findings=Findings.of(verdict, doubtful=doubtful),
+        imported=imported,
     )
 
 
@@ -142,6 +164,20 @@ def submit(context: PlatformContext, submission: Submission) -> SubmittedRun:
             unsure = f"the run may exist all the same: {look}"
             error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
         raise explain_refusal(error) from None
+
+
+def require_import(submission: Submission) -> None:
+    """Check that the entrypoint imported in time; submitting leaves a slow one to the platform.
+
+    Raises:
+        OsmosisError: it did not.
+    """
+    if submission.imported.kind == "late":
+        raise OsmosisError(
+            submission.imported.problem,
+            details={"entrypoint": submission.imported.entrypoint},
+            hint="import it by hand to see what it waits for; move slow work out of the module into functions",
+        )
 
 
 def check_dataset(context: PlatformContext, submission: Submission) -> Dataset:
@@ -166,17 +202,22 @@ def _load(kind: RunKind, config: Path, workspace: Workspace) -> Config:
     return load_training_config(config, workspace, further_check=trainer_issues)
 
 
-def _settings_doubts(config: Config) -> list[str]:
+def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
     """Return what the trainer of this release has against the settings; the platform's has the last word."""
+    from osmosis_ai.inference.catalog import base_model_of
+    from osmosis_ai.training.config_check import read_settings, unknown_built_in
     from osmosis_ai.workspace.config import EvalConfig
 
     if isinstance(config, EvalConfig):
+        unknown = unknown_built_in(config.experiment.model_path)
+        doubts = [unknown] if unknown is not None else []
+    else:
+        doubts = list(config.doubts)
+    if doubts:
+        likely = [f"{_said(issue)}; the platform is likely to refuse it." for issue in doubts]
+        return likely if verdict is None else []
+    if isinstance(config, EvalConfig):
         return []
-    from osmosis_ai.inference.catalog import base_model_of
-    from osmosis_ai.training.config_check import read_settings
-
-    if config.doubts:
-        return [f"{_said(issue)}; the platform is likely to refuse it." for issue in config.doubts]
     return read_settings(config.written).warnings(base_model_of(config.experiment.model_path))
 
 
@@ -185,32 +226,76 @@ def _said(issue: Issue) -> str:
     return f"{issue.key}: {issue.message}{meant}"
 
 
-def _check_code(context: PlatformContext, kind: RunKind, config: Config, tell: Tell) -> list[str | None]:
-    """Look at the code as it is here; return what may be otherwise where it runs.
+def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: Tell) -> ImportOutcome:
+    """Look at the code as it is here.
 
     Raises:
-        OsmosisError: it cannot run anywhere, or the pinned commit does not exist.
+        OsmosisError: it cannot run anywhere.
     """
-    from osmosis_ai.services.backend_preflight import check_backend
-    from osmosis_ai.services.pinned_commit import check_pinned_commit
+    from osmosis_ai.services.backend_preflight import import_entrypoint
     from osmosis_ai.workspace.config import entrypoint_path, rollout_directory
 
     workspace, experiment = context.workspace, config.experiment
     entrypoint_path(workspace, experiment)
     tell("Importing the entrypoint")
-    doubts = [
-        check_backend(
-            rollout_directory(workspace, experiment.rollout),
-            experiment.entrypoint,
-            command=f"{kind} submit",
-            env=config.env,
-            secret_names=config.secrets,
-        )
-    ]
-    if experiment.commit_sha is not None:
-        tell("Looking for the pinned commit")
-        doubts.append(check_pinned_commit(workspace.root, experiment.commit_sha, context.checkout.git))
-    return doubts
+    return import_entrypoint(
+        rollout_directory(workspace, experiment.rollout),
+        experiment.entrypoint,
+        env=config.env,
+        secret_names=config.secrets,
+    ).require(f"{kind} submit")
+
+
+def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> str | None:
+    """Return what is doubtful about the pinned commit, as far as can be told without the platform."""
+    from osmosis_ai.services.pinned_commit import check_pinned_commit
+
+    commit_sha = config.experiment.commit_sha
+    if commit_sha is None:
+        return None
+    tell("Looking for the pinned commit")
+    return check_pinned_commit(context.workspace.root, commit_sha, context.checkout.git)
+
+
+def _supplied(config: Config, secret_values: Mapping[str, str]) -> dict[str, str]:
+    """Return the values for this run that the config asks for.
+
+    Raises:
+        OsmosisError: one cannot be a secret's; it is not repeated.
+    """
+    from osmosis_ai.workspace.secrets_file import value_problem
+
+    supplied = {name: value for name, value in secret_values.items() if name in config.secrets and value}
+    for name, value in supplied.items():
+        problem = value_problem(value)
+        if problem is not None:
+            raise OsmosisError(f"The value of {name} in the secrets file {problem}.")
+    return supplied
+
+
+def _unused(config: Config, secret_values: Mapping[str, str]) -> str | None:
+    unused = sorted(set(secret_values) - set(config.secrets))
+    if not unused:
+        return None
+    return f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
+
+
+def _ask(context: PlatformContext, body: Body) -> SubmitCheck | None:
+    """Ask the platform what it would say to ``body``; None where it cannot be asked.
+
+    Raises:
+        OsmosisError: it would refuse.
+    """
+    from osmosis_ai.api.rejections import PlatformError
+    from osmosis_ai.api.wire.runs import EvalRunSubmit
+    from osmosis_ai.services.run_secrets import explain_refusal
+
+    try:
+        if isinstance(body, EvalRunSubmit):
+            return context.client.eval_runs.check(body)
+        return context.client.training_runs.check(body)
+    except PlatformError as error:
+        raise explain_refusal(error) from None
 
 
 def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
@@ -229,38 +314,3 @@ def _post(context: PlatformContext, body: Body) -> SubmittedRun:
     if isinstance(body, EvalRunSubmit):
         return context.client.eval_runs.submit(body)
     return context.client.training_runs.submit(body)
-
-
-def _notes(config: Config, checkout: Checkout, git: GitState) -> list[str]:
-    experiment = config.experiment
-    source = (
-        f"commit {experiment.commit_sha}"
-        if experiment.commit_sha
-        else f"the latest commit of branch {experiment.branch}"
-        if experiment.branch
-        else "the latest commit it has synced of its default branch"
-    )
-    here = f"{git.branch or 'no branch'} @ {git.head[:8]}" if git.head else "no commit yet"
-    return [
-        f"The platform runs the code of the repository it knows as {checkout.git.identity}: {source}.",
-        f"Checked out here: {here}.",
-        f"The config is read from this machine: {config.path.name}.",
-    ]
-
-
-def _git_warnings(config: Config, git: GitState) -> list[str]:
-    warnings = []
-    if git.dirty:
-        warnings.append("there are changes that are not committed; the platform does not see them.")
-    if git.branch is not None and not git.has_upstream:
-        warnings.append(f"branch {git.branch} has no upstream; it may not be pushed.")
-    if git.ahead:
-        commits = "1 commit is" if git.ahead == 1 else f"{git.ahead} commits are"
-        warnings.append(
-            f"{commits} not pushed; the platform does not see {'it' if git.ahead == 1 else 'them'}."
-        )
-    if config.experiment.commit_sha is None and config.experiment.branch is None:
-        warnings.append(
-            "neither `commit_sha` nor `branch` is set: what runs may not be what is checked out here."
-        )
-    return warnings

@@ -10,6 +10,18 @@ from osmosis_ai.errors import OsmosisError
 
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _QUOTES = ("'", '"')
+MAX_SECRET_BYTES = 64 * 1024
+
+
+def value_problem(value: object) -> str | None:
+    """Return what keeps ``value`` from being the value of a run's secret, if anything does; it is not repeated."""
+    if not isinstance(value, str) or not value:
+        return "must be a non-empty string"
+    if "\0" in value:
+        return "must not contain a NUL character"
+    if len(value.encode("utf-8", "replace")) > MAX_SECRET_BYTES:
+        return f"must not be longer than {MAX_SECRET_BYTES // 1024} KiB"
+    return None
 
 
 def read_secrets_file(source: str) -> dict[str, str]:

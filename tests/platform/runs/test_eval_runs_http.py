@@ -64,6 +64,26 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert by_name["dataset"]["name"] == by_name["rollout"]["name"] == "multiply"
 
 
+def test_who_asks_beforehand_learns_what_would_run_and_no_run_comes_of_it(
+    api: TestClient, code: Code, services: PlatformServices, member: Member
+) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "STORED", "value-of-it", "workspace")
+    secrets = {"required": ["STORED", "GIVEN"], "provided": {"GIVEN": "sk-only-for-this"}}
+    asked = api.post(f"{RUNS}/check", json=submit_body(secrets=secrets))
+    assert asked.status_code == 200, asked.text
+    told = asked.json()
+    assert told.pop("dataset")["name"] == "multiply"
+    assert told == {
+        "dry_run": True,
+        "commit_sha": code.head,
+        "repository": {"identity": "fern/agents", "local": True},
+        "sampled_rows": 3,
+        "total_dataset_rows": 200,
+        "resolved_secret_scopes": {"STORED": "workspace", "GIVEN": "run"},
+    }
+    assert api.get(RUNS).json()["total_count"] == 0
+
+
 def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient) -> None:
     body = refused(
         api,

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from osmosis_ai.api.wire.base import Timestamp, WireModel
+from osmosis_ai.api.wire.base import Named, Timestamp, WireModel
 
 
 class ExperimentConfig(WireModel):
@@ -64,6 +64,28 @@ class SubmittedRun(WireModel):
     status: str
     created_at: Timestamp
     platform_url: str | None = None
+
+
+class CheckedRepository(WireModel):
+    """``local``: the platform reads it from a path on its own machine, so that nothing needs to be pushed."""
+
+    identity: str = ""
+    local: bool = False
+
+
+class SubmitCheck(WireModel):
+    """What would come of a submit.
+
+    ``dry_run`` is in refusals too: a reply without it was given by something that does not know the question.
+    """
+
+    dry_run: bool = False
+    commit_sha: str = ""
+    repository: CheckedRepository = CheckedRepository()
+    dataset: Named | None = None
+    sampled_rows: int | None = None
+    total_dataset_rows: int | None = None
+    resolved_secret_scopes: dict[str, str] = {}
 
 
 class StopReply(WireModel):

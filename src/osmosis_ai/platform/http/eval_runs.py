@@ -9,7 +9,7 @@ from fastapi import Body, Query
 
 from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
+from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.http import runs
@@ -35,6 +35,14 @@ async def submit_eval_run(
 ) -> SubmittedRun:
     """Submit a run; everything that is wrong with it is in `issues`."""
     return await runs.submit(services, scope, "eval", body)
+
+
+@router.post("/check", openapi_extra=runs.submit_body(EVAL))
+async def check_eval_run(
+    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
+) -> SubmitCheck:
+    """Tell what a submit of this body would be told, and make no run; refusals have `dry_run` in them."""
+    return await runs.check(services, scope, "eval", body)
 
 
 @router.get("")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from osmosis_ai.api.wire.base import Named
-from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
+from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
 from osmosis_ai.platform.http.scope import Scope
@@ -52,18 +54,8 @@ async def submit(
     Raises:
         ApiError: with everything that is wrong with it in `issues`.
     """
-    submission = Submission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
-    try:
-        run = await asyncio.wrap_future(services.submits.start(submission))
-    except SubmitRejectedError as error:
-        raise ApiError(
-            error.status, error.reason, error.message, field=error.field, issues=error.wire_issues()
-        ) from None
-    except MissingSecretsError as error:
-        # Clients read the names out of this very sentence.
-        page = page_url(services, scope.workspace, "secrets")
-        names = list(error.names)
-        raise ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page) from None
+    with _refusals(services, scope):
+        run = await asyncio.wrap_future(services.submits.start(_submission(scope, kind, body)))
     return SubmittedRun(
         id=run.id,
         name=run.name,
@@ -71,6 +63,51 @@ async def submit(
         created_at=run.created_at,
         platform_url=run_url(services, scope.workspace, run),
     )
+
+
+async def check(
+    services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
+) -> SubmitCheck:
+    """Tell what would come of a submit, by the very steps of one, and make no run.
+
+    Raises:
+        ApiError: that of the submit, with `dry_run` in it.
+    """
+    with _refusals(services, scope, dry_run=True):
+        checked = await asyncio.wrap_future(services.submits.start_check(_submission(scope, kind, body)))
+    repository = scope.repository
+    source = parse_clone_url(repository.clone_url, allow_local=True)
+    return SubmitCheck(
+        dry_run=True,
+        commit_sha=checked.commit_sha,
+        repository=CheckedRepository(identity=repository.identity, local=source.is_local),
+        dataset=named(checked.dataset.id, checked.dataset.name),
+        sampled_rows=len(checked.rows.rows()),
+        total_dataset_rows=checked.rows.total_rows,
+        resolved_secret_scopes=dict(checked.scopes),
+    )
+
+
+def _submission(scope: Scope, kind: RunKind, body: Mapping[str, Any]) -> Submission:
+    return Submission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
+
+
+@contextmanager
+def _refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator[None]:
+    """Turn the reasons why a run is not taken on into replies; ``extra`` are more keys of them."""
+    try:
+        yield
+    except SubmitRejectedError as error:
+        raise ApiError(
+            error.status, error.reason, error.message, field=error.field, issues=error.wire_issues(), **extra
+        ) from None
+    except MissingSecretsError as error:
+        # Clients read the names out of this very sentence.
+        page = page_url(services, scope.workspace, "secrets")
+        names = list(error.names)
+        raise ApiError(
+            404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra
+        ) from None
 
 
 def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:

@@ -8,7 +8,7 @@ from fastapi import Body
 
 from osmosis_ai.api.wire import training_runs as wire
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.runs import StopReply, SubmittedRun
+from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run
@@ -30,6 +30,14 @@ async def submit_training_run(
 ) -> SubmittedRun:
     """Submit a run; everything that is wrong with it is in `issues`."""
     return await runs.submit(services, scope, "training", body)
+
+
+@router.post("/check", openapi_extra=runs.submit_body(TRAINING))
+async def check_training_run(
+    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
+) -> SubmitCheck:
+    """Tell what a submit of this body would be told, and make no run; refusals have `dry_run` in them."""
+    return await runs.check(services, scope, "training", body)
 
 
 @router.get("")

@@ -17,11 +17,11 @@ from osmosis_ai.platform.runs.selection import RowChoice
 from osmosis_ai.workspace.config_checks import EVAL, TRAINING, ConfigKind, document_issues
 from osmosis_ai.workspace.config_issues import Issue
 from osmosis_ai.workspace.config_sections import Experiment
+from osmosis_ai.workspace.secrets_file import value_problem
 from osmosis_ai.workspace.spelling import closest
 
 RunKind = Literal["eval", "training"]
 
-MAX_SECRET_BYTES = 64 * 1024
 _LONGEST_NAME = 255
 _RUNS_OF = {"eval": "evaluation runs", "training": "training runs"}
 
@@ -164,13 +164,9 @@ def _provided_issues(body: Mapping[str, Any]) -> Iterator[Issue]:
             # Not repeated: it may be a value in the wrong place.
             yield Issue("secrets.provided", f"entry {position} is not listed in `required`")
             continue
-        key = f"secrets.provided.{name}"
-        if not isinstance(value, str) or not value:
-            yield Issue(key, "must be a non-empty string")
-        elif "\0" in value:
-            yield Issue(key, "must not contain a NUL character")
-        elif len(value.encode("utf-8", "replace")) > MAX_SECRET_BYTES:
-            yield Issue(key, f"must not be longer than {MAX_SECRET_BYTES // 1024} KiB")
+        problem = value_problem(value)
+        if problem is not None:
+            yield Issue(f"secrets.provided.{name}", problem)
 
 
 def _length_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

@@ -72,6 +72,27 @@ class _Code:
     rollout_id: str | None
 
 
+@dataclass(frozen=True)
+class CheckedSubmit:
+    """A submit that nothing is wrong with, and all that was found out about it.
+
+    Attributes:
+        scopes: where the value of each secret comes from; ``run`` for those given with the request.
+    """
+
+    submission: Submission
+    request: RunRequest
+    dataset: Dataset
+    rows: RowChoice
+    code: _Code
+    scopes: Mapping[str, str]
+
+    @property
+    def commit_sha(self) -> str:
+        """The commit that the run executes."""
+        return self.code.sha
+
+
 class Submits:
     """Takes on runs.
 
@@ -105,8 +126,20 @@ class Submits:
         """As :meth:`submit`, without blocking."""
         return self._threads.submit(self.submit, submission)
 
+    def start_check(self, submission: Submission) -> Future[CheckedSubmit]:
+        """As :meth:`check`, without blocking."""
+        return self._threads.submit(self.check, submission)
+
     def submit(self, submission: Submission) -> Run:
         """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most.
+
+        Raises:
+            OsmosisError: as :meth:`check`.
+        """
+        return self._create(self.check(submission))
+
+    def check(self, submission: Submission) -> CheckedSubmit:
+        """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does.
 
         Raises:
             SubmitRejectedError: with everything that is wrong.
@@ -117,7 +150,7 @@ class Submits:
         rows = _choose_rows(request, dataset)
         code = self._code(submission.repository, request)
         scopes = self._secret_scopes(submission, request)
-        return self._create(submission, request, dataset, rows, code, scopes)
+        return CheckedSubmit(submission, request, dataset, rows, code, scopes)
 
     def close(self) -> None:
         """End; nothing can be submitted afterwards."""
@@ -186,15 +219,8 @@ class Submits:
         found = resolve_scopes(self._db, submission.workspace_id, submission.user.id, stored)
         return {name: found.get(name, "run") for name in request.secrets}
 
-    def _create(
-        self,
-        submission: Submission,
-        request: RunRequest,
-        dataset: Dataset,
-        rows: RowChoice,
-        code: _Code,
-        scopes: dict[str, str],
-    ) -> Run:
+    def _create(self, checked: CheckedSubmit) -> Run:
+        submission, request, rows = checked.submission, checked.request, checked.rows
         run_id = new_id("run")
         sealed = None
         if request.provided:
@@ -209,16 +235,16 @@ class Submits:
             "creator_id": submission.user.id,
             "created_at": self._clock.now(),
             "request": dict(request.written),
-            "commit_sha": code.sha,
+            "commit_sha": checked.commit_sha,
             "branch": request.experiment.branch,
-            "rollout_id": code.rollout_id,
+            "rollout_id": checked.code.rollout_id,
             "rollout_name": request.experiment.rollout,
-            "dataset_id": dataset.id,
-            "dataset_name": dataset.name,
+            "dataset_id": checked.dataset.id,
+            "dataset_name": checked.dataset.name,
             "model_path": request.experiment.model_path,
             "seed": request.seed,
             "selection": rows.record(),
-            "secret_scopes": scopes,
+            "secret_scopes": dict(checked.scopes),
             "sealed_secrets": sealed,
             "results": request.first_results(rows),
         }

@@ -75,6 +75,13 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = Tru
     write_atomic(path, text + "\n", mode=mode, durable=durable)
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Tell whether a write failed because there is no room: the disk, the quota, or the largest size of a file."""
+    import errno
+
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def cache_dir() -> Path:
     """Return the directory for what can be rebuilt (``OSMOSIS_CACHE_DIR``, else the user's cache)."""
     override = os.environ.get("OSMOSIS_CACHE_DIR")

@@ -311,3 +311,13 @@ def test_the_last_administrator_stays(cli: Cli, running: PlatformServices) -> No
         refused = cli("platform", "user", verb, "admin@localhost", "--yes", "--plain")
         assert refused.status == 1
         assert "last administrator" in refused.err and "--admin" in refused.err
+
+
+def test_the_secret_key_is_rotated(cli: Cli, running: PlatformServices) -> None:
+    moss = running.workspaces.create("moss")
+    admin = running.accounts.find_user("admin@localhost")
+    running.secrets.put(moss.id, admin.id, "API_KEY", "sk-canary", "workspace")
+    done = envelope(cli, "secret-key", "rotate")
+    assert done["resource"] == {"resealed": 1, "forgotten_keys": 0, "damaged": []}
+    plain = cli("platform", "secret-key", "rotate", "--plain")
+    assert plain.status == 0 and "1 secrets sealed anew" in plain.out

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +254,10 @@ def test_a_value_sealed_with_a_replaced_key_is_sealed_anew_when_it_is_used(
     api: TestClient, services: PlatformServices, member: Member
 ) -> None:
     _set(api, "KEY")
-    services.vault.rotate()
+    services.vault.rotate(services.clock.now())
     assert _values(services, member, "KEY") == {"KEY": (CANARY, "user")}
 
-    services.vault.forget_replaced_keys()
+    assert services.vault.forget_replaced_keys(before=services.clock.now() + timedelta(seconds=1)) == 1
     assert _values(services, member, "KEY") == {"KEY": (CANARY, "user")}
 
 
@@ -274,3 +276,19 @@ def test_a_sealed_value_moved_to_another_row_does_not_open(
 
 def test_the_vault_lies_outside_of_the_database(services: PlatformServices, tmp_path: Path) -> None:
     assert services.vault.key_file == services.config.home / "keys" / "vault.json"
+
+
+def test_the_first_secret_on_a_full_disk_is_refused_as_such_and_can_be_set_later(
+    api: TestClient, services: PlatformServices
+) -> None:
+    assert not services.vault.key_file.exists()
+    body = {"name": "KEY", "value": CANARY, "scope": "user"}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        reply = api.post("/api/cli/environment-secrets", json=body)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert_flat_error(reply, 507, "STORAGE_FULL")
+    assert not services.vault.key_file.exists()
+    assert api.post("/api/cli/environment-secrets", json=body).status_code == 200

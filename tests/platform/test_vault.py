@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import stat
 import threading
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from osmosis_ai.platform.vault import Vault, VaultError
+from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
 
 CANARY = b"canary-6f1d"
+NOW = datetime(2026, 11, 2, 9, 30, tzinfo=timezone.utc)
+DAY = timedelta(days=1)
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_after_a_rotation_old_values_open_and_are_known_as_stale(key_file: Path)
     vault, other_process = Vault(key_file), Vault(key_file)
     old = vault.seal(CANARY, context="c")
     other_process.seal(b"", context="c")
-    vault.rotate()
+    vault.rotate(NOW)
     new = vault.seal(CANARY, context="c")
 
     assert vault.is_stale(old)
@@ -78,11 +81,48 @@ def test_after_a_rotation_old_values_open_and_are_known_as_stale(key_file: Path)
     assert other_process.open(new, context="c") == CANARY
 
 
+def test_what_is_sealed_after_a_rotation_of_another_process_has_the_new_key(key_file: Path) -> None:
+    vault, other_process = Vault(key_file), Vault(key_file)
+    vault.seal(CANARY, context="c")
+    other_process.rotate(NOW)
+
+    assert not other_process.is_stale(vault.seal(CANARY, context="c"))
+
+
+def test_only_keys_that_were_replaced_long_ago_and_seal_nothing_are_forgotten(key_file: Path) -> None:
+    vault = Vault(key_file)
+    first = vault.seal(CANARY, context="c")
+    vault.rotate(NOW)
+    second = vault.seal(CANARY, context="c")
+    vault.rotate(NOW + DAY)
+
+    assert vault.forget_replaced_keys(before=NOW) == 0
+    assert vault.forget_replaced_keys(before=NOW + DAY, in_use={key_id_of(first)}) == 0
+    assert vault.forget_replaced_keys(before=NOW + DAY) == 1
+    assert Vault(key_file).open(second, context="c") == CANARY
+    with pytest.raises(VaultError):
+        Vault(key_file).open(first, context="c")
+
+
+def test_a_key_file_of_an_earlier_release_is_rotated_like_any(key_file: Path) -> None:
+    vault = Vault(key_file)
+    sealed = vault.seal(CANARY, context="c")
+    document = json.loads(key_file.read_text())
+    del document["replaced"]
+    key_file.write_text(json.dumps(document))
+    vault = Vault(key_file)
+    vault.rotate(NOW)
+
+    assert vault.open(sealed, context="c") == CANARY
+    assert vault.forget_replaced_keys(before=NOW) == 0
+    assert vault.forget_replaced_keys(before=NOW + DAY) == 1
+
+
 def test_a_forgotten_key_opens_nothing_and_the_error_says_what_to_do(key_file: Path) -> None:
     vault = Vault(key_file)
     sealed = vault.seal(CANARY, context="secrets:sec_1")
-    vault.rotate()
-    vault.forget_replaced_keys()
+    vault.rotate(NOW)
+    assert vault.forget_replaced_keys(before=NOW + DAY) == 1
 
     with pytest.raises(
         VaultError, match=r"`secrets:sec_1` was sealed with the key .* not in .*vault\.json"

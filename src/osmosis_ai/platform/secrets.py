@@ -268,8 +268,13 @@ def _owner(user_id: str, scope: SecretScope) -> str:
     return user_id if scope == "user" else ""
 
 
+def secret_context(secret_id: str) -> str:
+    """Return what the value of a secret is sealed for."""
+    return f"secrets:{secret_id}"
+
+
 def _context(secret: Secret) -> str:
-    return f"secrets:{secret.id}"
+    return secret_context(secret.id)
 
 
 def _name_of(user: User | None) -> str | None:

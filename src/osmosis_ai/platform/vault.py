@@ -2,7 +2,8 @@
 
 A sealed value is bound to the row it was made for (its *context*): moved to another row, it does not open.
 It names its key, so keys can be rotated: new values take the active key, and old values open with the key
-they were sealed with until they are sealed anew. Neither half alone, a copy of the database or the key
+they were sealed with until they are sealed anew. A replaced key is kept for a day after that: a backup or a
+request that began before may still hold what it sealed. Neither half alone, a copy of the database or the key
 file, gives a secret away.
 
 Layout of a sealed value: version (1 byte), key id (8), nonce (12), AES-256-GCM ciphertext and tag.
@@ -13,13 +14,15 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import write_json
+from osmosis_ai.files import is_disk_full, write_json
+from osmosis_ai.platform.db.engine import StorageFullError
 
 _VERSION = b"\x01"
 _KEY_ID_BYTES = 8
@@ -37,18 +40,24 @@ class VaultError(OsmosisError):
 
 @dataclass(frozen=True)
 class _KeyRing:
-    """The keys by id, and which of them seals."""
+    """The keys by id, which of them seals, and since when the others do not."""
 
     active: bytes
     keys: Mapping[bytes, bytes] = field(repr=False)
+    replaced: Mapping[bytes, datetime] = field(default_factory=dict)
 
     @classmethod
     def new(cls) -> _KeyRing:
         return cls(b"", {}).with_new_key()
 
-    def with_new_key(self) -> _KeyRing:
+    def with_new_key(self, now: datetime | None = None) -> _KeyRing:
         key_id = secrets.token_bytes(_KEY_ID_BYTES)
-        return _KeyRing(key_id, {**self.keys, key_id: secrets.token_bytes(_KEY_BYTES)})
+        replaced = {} if now is None else {id: self.replaced.get(id, now) for id in self.keys}
+        return _KeyRing(key_id, {**self.keys, key_id: secrets.token_bytes(_KEY_BYTES)}, replaced)
+
+    def without(self, key_ids: Collection[bytes]) -> _KeyRing:
+        kept = {id: key for id, key in self.keys.items() if id not in key_ids}
+        return _KeyRing(self.active, kept, {id: at for id, at in self.replaced.items() if id in kept})
 
 
 class Vault:
@@ -61,6 +70,8 @@ class Vault:
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
         self._ring: _KeyRing | None = None
+        # Which file the ring was read from: another process may rotate at any time.
+        self._read_from: tuple[int, int, int] | None = None
 
     def __repr__(self) -> str:
         return f"Vault({str(self.key_file)!r})"
@@ -76,7 +87,7 @@ class Vault:
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        ring = self._keys()
+        ring = self._newest_keys()
         header, nonce = _VERSION + ring.active, secrets.token_bytes(_NONCE_BYTES)
         sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, _bound_to(header, context))
         return header + nonce + sealed
@@ -106,32 +117,57 @@ class Vault:
 
     def is_stale(self, sealed: bytes) -> bool:
         """Tell whether a value was sealed with a key that has been replaced since."""
-        return sealed[1:_HEADER_BYTES] != self._keys().active
+        return key_id_of(sealed) != self._newest_keys().active
 
-    def rotate(self) -> None:
-        """Make a new key the active one; values sealed before stay readable.
+    def rotate(self, now: datetime) -> None:
+        """Make a new key the active one, also for processes that run; values sealed before stay readable.
 
-        Raises:
-            VaultError: when the key file cannot be read or written.
-        """
-        self._ring = self._update(lambda ring: ring.with_new_key() if ring else _KeyRing.new())
-
-    def forget_replaced_keys(self) -> None:
-        """Keep the active key alone. Whatever is still sealed with another one can never be opened again.
+        Args:
+            now: since when the former one is replaced.
 
         Raises:
             VaultError: when the key file cannot be read or written.
+            StorageFullError: the disk is full; the keys are as they were.
         """
-        self._ring = self._update(
-            lambda ring: (
-                _KeyRing(ring.active, {ring.active: ring.keys[ring.active]}) if ring else _KeyRing.new()
-            )
-        )
+        self._ring = self._update(lambda ring: ring.with_new_key(now) if ring else _KeyRing.new())
+
+    def forget_replaced_keys(self, *, before: datetime, in_use: Collection[bytes] = ()) -> int:
+        """Forget keys for good: what one of them has sealed can never be opened again.
+
+        Args:
+            before: only those that were replaced before.
+            in_use: ids of keys that are kept, whenever they were replaced.
+
+        Returns:
+            How many were forgotten.
+
+        Raises:
+            VaultError, StorageFullError: as :meth:`rotate`.
+        """
+        replaced = self._newest_keys().replaced
+        unneeded = {id for id, at in replaced.items() if at < before and id not in in_use}
+        if unneeded:
+            self._ring = self._update(lambda ring: ring.without(unneeded) if ring else _KeyRing.new())
+        return len(unneeded)
 
     def _keys(self) -> _KeyRing:
         if self._ring is None:
             self._ring = self._read() or self._update(lambda ring: ring or _KeyRing.new())
         return self._ring
+
+    def _newest_keys(self) -> _KeyRing:
+        """Return the keys as the file has them now: what is sealed must never take one that was replaced."""
+        if self._ring is not None and self._identity() != self._read_from:
+            self._ring = self._read() or self._ring
+        return self._keys()
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        """Return what tells one version of the key file from the next; it is only ever replaced as a whole."""
+        try:
+            found = self.key_file.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _key(self, key_id: bytes, context: str) -> bytes:
         if key_id not in self._keys().keys:
@@ -157,6 +193,11 @@ class Vault:
         except Timeout:
             raise VaultError(f"another process holds {self.key_file}.lock.") from None
         except OSError as error:
+            if is_disk_full(error):
+                raise StorageFullError(
+                    "the platform's disk is full: nothing was saved.",
+                    hint=f"make room for {self.key_file}, then try again",
+                ) from error
             raise VaultError(f"the key file {self.key_file} cannot be written: {error.strerror}.") from error
 
     def _read(self) -> _KeyRing | None:
@@ -166,6 +207,8 @@ class Vault:
                     f"every user of this machine can reach the keys in {self.key_file}.",
                     hint=f"chmod 600 {self.key_file}",
                 )
+            # Noted before it is read: what is replaced in between is read once more next time.
+            self._read_from = self._identity()
             return _from_json(json.loads(self.key_file.read_bytes()))
         except FileNotFoundError:
             return None
@@ -178,13 +221,19 @@ class Vault:
             ) from None
 
 
+def key_id_of(sealed: bytes) -> bytes:
+    """Return the id of the key that a value was sealed with."""
+    return sealed[len(_VERSION) : _HEADER_BYTES]
+
+
 def _bound_to(header: bytes, context: str) -> bytes:
     return header + context.encode("utf-8")
 
 
 def _to_json(ring: _KeyRing) -> dict[str, object]:
     keys = {key_id.hex(): base64.b64encode(key).decode("ascii") for key_id, key in ring.keys.items()}
-    return {"version": 1, "active": ring.active.hex(), "keys": keys}
+    replaced = {key_id.hex(): at.isoformat() for key_id, at in ring.replaced.items()}
+    return {"version": 1, "active": ring.active.hex(), "keys": keys, "replaced": replaced}
 
 
 def _from_json(document: dict[str, Any]) -> _KeyRing:
@@ -193,7 +242,11 @@ def _from_json(document: dict[str, Any]) -> _KeyRing:
         bytes.fromhex(key_id): base64.b64decode(key, validate=True)
         for key_id, key in document["keys"].items()
     }
-    ring = _KeyRing(bytes.fromhex(document["active"]), keys)
+    replaced = {
+        bytes.fromhex(key_id): datetime.fromisoformat(at)
+        for key_id, at in document.get("replaced", {}).items()
+    }
+    ring = _KeyRing(bytes.fromhex(document["active"]), keys, replaced)
     lengths_fit = all(len(key_id) == _KEY_ID_BYTES and len(key) == _KEY_BYTES for key_id, key in keys.items())
     if document["version"] != 1 or ring.active not in keys or not lengths_fit:
         raise ValueError("not a key ring")

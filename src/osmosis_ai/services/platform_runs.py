@@ -52,12 +52,20 @@ def follow_run_log(
 
 
 def stop_run(client: PlatformClient, kind: RunKind, name: str) -> str | None:
-    """Ask for a run to stop, and return the status it had before when it had ended by itself.
+    """Ask for a run to stop, and return the status it had before when it had ended.
 
     Raises:
         PlatformError: no such run, or as every call.
     """
-    status = _runs(client, kind).stop(name).status
+    from osmosis_ai.api.rejections import PlatformError
+
+    try:
+        status = _runs(client, kind).stop(name).status
+    except PlatformError as error:
+        ended = error.body.get("status")
+        if error.status != 409 or ended not in TERMINAL[kind]:
+            raise
+        return str(ended)
     return status if status in TERMINAL[kind] - {"stopped"} else None
 
 

@@ -390,8 +390,9 @@ def test_runs_are_listed_newest_first_page_by_page(
 def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
     run = submitted(api)
     assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopped"
-    again = api.post(f"{RUNS}/{run['name']}/stop", json={})
-    assert (again.status_code, again.json()) == (200, {"id": run["id"], "status": "stopped"})
+    again = assert_flat_error(api.post(f"{RUNS}/{run['name']}/stop", json={}), 409, "RUN_ENDED")
+    assert (again["id"], again["status"]) == (run["id"], "stopped")
+    assert again["error"] == f"the run {run['name']} has ended already: stopped."
     assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["completed_at"]
 
 

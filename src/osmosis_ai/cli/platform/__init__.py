@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from osmosis_ai.cli.platform import member, token, user, workspace
+from osmosis_ai.cli.platform import member, secret_key, token, user, workspace
 from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
 from osmosis_ai.cli.platform.restore import restore
@@ -39,6 +39,10 @@ workspaces = typer.Typer(help="Add and list workspaces.")
 workspaces.command("add")(workspace.add)
 workspaces.command("list")(workspace.list_)
 app.add_typer(workspaces, name="workspace")
+
+secret_keys = typer.Typer(help="Rotate the key that seals the platform's secrets.")
+secret_keys.command("rotate")(secret_key.rotate)
+app.add_typer(secret_keys, name="secret-key")
 
 members = typer.Typer(help="Let users into workspaces and out of them.")
 members.command("add")(member.add)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.accounts import Accounts
     from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.db.models import User, Workspace
     from osmosis_ai.platform.departures import Departures
+    from osmosis_ai.platform.key_rotation import Rotation
     from osmosis_ai.platform.workspaces import Workspaces
 
 
@@ -27,6 +29,7 @@ class OpenedPlatform:
 
     config: PlatformConfig
     clock: Clock
+    db: Database
     accounts: Accounts
     workspaces: Workspaces
     departures: Departures
@@ -38,6 +41,17 @@ class OpenedPlatform:
 
         running = running_platform(self.config.home)
         return running.url if running is not None and running.url else self.config.base_url
+
+    def rotate_secret_key(self) -> Rotation:
+        """Seal everything with a new key.
+
+        Raises:
+            OsmosisError: as :func:`~osmosis_ai.platform.key_rotation.rotate_secret_key`.
+        """
+        from osmosis_ai.platform.key_rotation import rotate_secret_key
+        from osmosis_ai.platform.runs.parts import open_vault
+
+        return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 
     def user(self, email: str | None) -> User:
         """Return the user with this address, or the only one there is.
@@ -108,7 +122,7 @@ def opened_platform() -> Iterator[OpenedPlatform]:
         db.migrate()
         accounts = Accounts(db, clock)
         departures = Departures(db, clock, accounts)
-        yield OpenedPlatform(config, clock, accounts, Workspaces(db, clock), departures)
+        yield OpenedPlatform(config, clock, db, accounts, Workspaces(db, clock), departures)
     finally:
         db.dispose()
 

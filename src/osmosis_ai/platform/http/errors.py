@@ -6,7 +6,6 @@ platform's log alone, without the secrets of the request that caused it.
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import secrets
@@ -24,11 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osmosis_ai.api.redaction import Redactor
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import is_disk_full
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 
 logger = logging.getLogger("osmosis_ai.platform.http")
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STATUS_OF_CODE = {
     "VALIDATION": 400,
     "NOT_FOUND": 404,
@@ -146,7 +145,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
     if isinstance(error, StorageFullError):
         logger.error("%s %s", error.message, error.hint)
         return _storage_full()
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+    if isinstance(error, OSError) and is_disk_full(error):
         logger.error("%s", error)
         return _storage_full()
     if isinstance(error, OsmosisError) and error.code in _STATUS_OF_CODE:

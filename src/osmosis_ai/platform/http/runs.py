@@ -15,9 +15,10 @@ from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
 from osmosis_ai.platform.http.scope import Scope
-from osmosis_ai.platform.runs.reading import FoundRun, Runs, RunSummary
+from osmosis_ai.platform.runs.reading import FoundRun, RunEndedError, Runs, RunSummary
 from osmosis_ai.platform.runs.rejection import SubmitRejectedError
 from osmosis_ai.platform.runs.request_body import RunKind
+from osmosis_ai.platform.runs.status import OPEN
 from osmosis_ai.platform.runs.submit import Submission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
@@ -111,9 +112,18 @@ def _refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterato
 
 
 def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:
-    """Ask for a run to stop; one that has ended stays as it is."""
-    run, still_to_end = runs.stop(scope.workspace_id, name_or_id, by=scope.user.email)
-    return StopReply(id=run.id, status="stopping" if still_to_end else run.status)
+    """Ask for a run to stop; one that waited still has stopped with that.
+
+    Raises:
+        ApiError: 409 with its `status` when it had ended before.
+    """
+    try:
+        run = runs.stop(scope.workspace_id, name_or_id, by=scope.user.email)
+    except RunEndedError as error:
+        refusal = ApiError(409, "RUN_ENDED", error.message, id=error.run.id)
+        refusal.extra["status"] = error.run.status
+        raise refusal from None
+    return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
 
 
 def summary_fields(run: RunSummary, runs_url: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Run, User
@@ -28,6 +28,14 @@ from osmosis_ai.platform.runs.status import OPEN
 
 _CALLED: dict[RunKind, str] = {"eval": "evaluation", "training": "training"}
 _LIST_COMMAND: dict[RunKind, str] = {"eval": "osmosis eval list", "training": "osmosis train list"}
+
+
+class RunEndedError(ConflictError):
+    """A run that was to stop had ended before."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"the run {run.name} has ended already: {run.status}.")
+        self.run = run
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,8 @@ class Runs:
         run = self.get(workspace_id, name_or_id).run
         return self._logs.page(run.id, limit=limit, direction=direction, cursor=cursor)
 
-    def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> tuple[Run, bool]:
-        """Ask for a run to stop; return it, and whether it is still to end. One that has ended stays as it is.
+    def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> Run:
+        """Ask for a run to stop, and return it; asking again while it does so changes nothing.
 
         Args:
             workspace_id: the workspace.
@@ -141,18 +149,21 @@ class Runs:
 
         Raises:
             NotFoundError: as :meth:`get`.
+            RunEndedError: it had ended before; it stays as it is.
         """
         found = self.get(workspace_id, name_or_id).run
         with self._db.transaction() as session:
             run = session.get_one(Run, found.id, with_for_update=True)
-            if run.status not in OPEN or run.stop_requested_at is not None:
-                return run, run.status in OPEN
+            if run.status not in OPEN:
+                raise RunEndedError(run)
+            if run.stop_requested_at is not None:
+                return run
             self._logs.add(session, run.id, [Line(f"{by} asked for the run to stop", step="run")])
             if run.status == "pending":
                 self._leases.end(run, "stopped")
-                return run, False
-            run.stop_requested_at = self._clock.now()
-            return run, True
+            else:
+                run.stop_requested_at = self._clock.now()
+            return run
 
     def _summaries(self, session: Session, ids: Sequence[str]) -> list[RunSummary]:
         ended = self._ended

@@ -1,0 +1,133 @@
+"""Rotating the key that seals secrets, while the platform runs and whatever interrupts it.
+
+First there is a new key, then every sealed value gets it, in small transactions that each leave values that open;
+so a rotation that was killed has lost nothing, and the next one does what it left. A key goes only when it was
+replaced a day ago and seals nothing any more: until then a backup that is being made, or a request that sealed a
+value just before, may still need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.models import Run, Secret
+from osmosis_ai.platform.runs.submit import secrets_context
+from osmosis_ai.platform.secrets import secret_context
+from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
+
+KEPT_FOR = timedelta(hours=24)
+"""How long a replaced key is kept, and longer while it seals something."""
+
+_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What a rotation has done.
+
+    Args:
+        resealed: values that have the new key now.
+        forgotten: replaced keys that are gone.
+        damaged: what could not be opened, and is as it was: ``<table>:<id>``.
+    """
+
+    resealed: int
+    forgotten: int
+    damaged: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where sealed values lie: a table, its column, and what a value of one row is bound to."""
+
+    id: InstrumentedAttribute[str]
+    sealed: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None]
+    context: Callable[[str], str]
+
+
+_PLACES = (
+    _Place(Secret.id, Secret.sealed, secret_context),
+    _Place(Run.id, Run.sealed_secrets, secrets_context),
+)
+
+
+def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
+    """Seal everything with a new key.
+
+    Raises:
+        ConflictError: another rotation is under way.
+        VaultError: the key file cannot be read or written.
+        StorageFullError: the disk is full; everything opens as before, and a repetition goes on.
+    """
+    with _alone(vault.key_file):
+        vault.rotate(clock.now())
+        resealed, damaged = 0, []
+        for place in _PLACES:
+            for ids in _batches(db, place):
+                done, failed = _reseal(db, vault, place, ids)
+                resealed += done
+                damaged += failed
+        in_use = {key for place in _PLACES for key in _keys_in_use(db, place)}
+        forgotten = vault.forget_replaced_keys(before=clock.now() - KEPT_FOR, in_use=in_use)
+        return Rotation(resealed, forgotten, damaged)
+
+
+@contextmanager
+def _alone(key_file: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{key_file}.rotation.lock", timeout=0, mode=0o600):
+            yield
+    except Timeout:
+        raise ConflictError(
+            "another rotation of the secret key is under way; wait until it has ended."
+        ) from None
+
+
+def _batches(db: Database, place: _Place) -> Iterator[Sequence[str]]:
+    after = ""
+    while True:
+        with db.session() as session:
+            query = select(place.id).where(place.sealed.is_not(None), place.id > after)
+            ids = session.scalars(query.order_by(place.id).limit(_BATCH)).all()
+        if not ids:
+            return
+        yield ids
+        after = ids[-1]
+
+
+def _reseal(db: Database, vault: Vault, place: _Place, ids: Sequence[str]) -> tuple[int, list[str]]:
+    done, damaged = 0, []
+    table = place.id.class_
+    with db.transaction() as session:
+        for row in session.scalars(select(table).where(place.id.in_(ids)).with_for_update()):
+            sealed, context = getattr(row, place.sealed.key), place.context(row.id)
+            # A run may have ended meanwhile, and its values are gone.
+            if sealed is None or not vault.is_stale(sealed):
+                continue
+            try:
+                plaintext = vault.open(sealed, context=context)
+            except VaultError:
+                damaged.append(context)
+                continue
+            setattr(row, place.sealed.key, vault.seal(plaintext, context=context))
+            done += 1
+    return done, damaged
+
+
+def _keys_in_use(db: Database, place: _Place) -> set[bytes]:
+    with db.session() as session:
+        rows = session.scalars(select(place.sealed).where(place.sealed.is_not(None)))
+        return {key_id_of(sealed) for sealed in rows.yield_per(_BATCH) if sealed is not None}

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.redaction import Redactor, exposure_warnings, why_not_hidden
 
 
 def test_a_value_inside_a_longer_one_leaves_no_rest() -> None:
@@ -42,7 +43,7 @@ def test_a_key_of_several_lines_is_blanked_in_a_log_of_single_lines() -> None:
 
 
 def test_short_values_are_left_alone() -> None:
-    assert Redactor(["1", "no", ""]).text("no 1") == "no 1"
+    assert Redactor(["1", "no", "false", ""]).text("no 1 false") == "no 1 false"
 
 
 def test_json_is_blanked_in_values_keys_and_depth() -> None:
@@ -55,7 +56,34 @@ def test_json_is_blanked_in_values_keys_and_depth() -> None:
     }
 
 
-@given(st.lists(st.text(min_size=4, max_size=12), min_size=1, max_size=4), st.text(max_size=20))
+def test_what_json_writes_without_quotes_stays_what_it_is() -> None:
+    redact = Redactor(["123456", "true", "null", "-1.5e10"])
+
+    assert redact.tree({"n": 123456, "yes": True, "none": None, "pin": "PIN 123456"}) == {
+        "n": 123456,
+        "yes": True,
+        "none": None,
+        "pin": "PIN [REDACTED]",
+    }
+
+
+def test_what_json_has_no_type_for_is_blanked_as_text() -> None:
+    assert Redactor(["s3cret"]).tree({"path": PurePosixPath("/a/s3cret")}) == {"path": "/a/[REDACTED]"}
+
+
+@pytest.mark.parametrize("value", ["true", "null", "1", "12345", "123456", "-1.50e10", "NaN", "+.5", "abcde"])
+def test_a_value_that_can_not_be_hidden_is_told_by_name_and_never_repeated(value: str) -> None:
+    (warning,) = exposure_warnings({"API_KEY": value, "OTHER": "sk-1234567"})
+    assert warning.startswith("the value of API_KEY can not be hidden in logs and results: it ")
+    assert value not in warning.replace("(true, false, null)", "")
+
+
+@pytest.mark.parametrize("value", ["sk-123", "1.2.3.4", "truely", "correct horse", "1e5 and more"])
+def test_a_value_that_is_hidden_warns_of_nothing(value: str) -> None:
+    assert why_not_hidden(value) is None
+
+
+@given(st.lists(st.text(min_size=6, max_size=12), min_size=1, max_size=4), st.text(max_size=20))
 def test_no_value_survives_in_any_text_made_of_them(values: list[str], glue: str) -> None:
     redacted = Redactor(values).text(glue.join(values))
 

@@ -1,5 +1,9 @@
 """No secret value leaves a sink: logs, stored errors and replies pass through here.
 
+Only text is blanked: a structure is walked and its texts are blanked one by one, since a blank in serialized
+JSON could end the document (a secret of `true`, or of digits). So what JSON writes without quotes can not be
+hidden, and what is too short is not: :func:`why_not_hidden` says so where a value is set.
+
 All places where a value occurs are found first and then blanked together, so that values which contain or
 overlap one another leave no rest behind, and text put in for one value is never taken for another.
 """
@@ -7,14 +11,17 @@ overlap one another leave no rest behind, and text put in for one value is never
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 REDACTED = "[REDACTED]"
-SHORTEST_CHARACTERS = 4
+SHORTEST_CHARACTERS = 6
 # A value of several lines is also hidden line by line, since logs are; short lines ("}", "EOF") are no secrets.
 _SHORTEST_LINE = 8
+_JSON_WORDS = frozenset({"true", "false", "null"})
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(NaN|Infinity)")
 
 
 class Redactor:
@@ -49,14 +56,19 @@ class Redactor:
         return "".join([*pieces, text[end:]]) if pieces else text
 
     def tree(self, value: Any) -> Any:
-        """Return a JSON value with every secret blanked in its texts and keys."""
+        """Return a JSON value with every secret blanked in its texts and keys.
+
+        What JSON has no type for becomes text; numbers, true, false and null stay what they are.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             return {self.text(str(key)): self.tree(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.tree(item) for item in value]
-        return value
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        return self.text(str(value))
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, int]]:
         for spelling in self._spellings:
@@ -64,6 +76,26 @@ class Redactor:
             while start >= 0:
                 yield start, start + len(spelling)
                 start = text.find(spelling, start + 1)
+
+
+def why_not_hidden(value: str) -> str | None:
+    """Return why a secret of this value would show in logs and results, or None when it is hidden everywhere."""
+    if value in _JSON_WORDS:
+        return "it is a word of JSON (true, false, null)"
+    if len(value) < SHORTEST_CHARACTERS:
+        return f"it has fewer than {SHORTEST_CHARACTERS} characters"
+    if _NUMBER.fullmatch(value):
+        return "it is a number"
+    return None
+
+
+def exposure_warnings(values: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each secret, by name, whose value can not be hidden; none repeats a value."""
+    return [
+        f"the value of {name} can not be hidden in logs and results: {reason}."
+        for name, value in values.items()
+        if (reason := why_not_hidden(value)) is not None
+    ]
 
 
 def _spellings(value: str, shortest: int) -> Iterator[str]:

@@ -37,6 +37,15 @@ def test_details_that_json_cannot_say_are_dropped(cli: Cli) -> None:
     assert json.loads(outcome.err)["error"]["details"] == {"details_omitted": "NotFoundError"}
 
 
+def test_no_value_of_a_secret_makes_an_error_for_scripts_unreadable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, value in enumerate(['"code":"NOT_FOUND"', '"schema_version":1,"c', "list them"]):
+        monkeypatch.setenv(f"CANARY_{number}_TOKEN", value)
+    error = json.loads(cli("fleet", "missing", "--json").err)["error"]
+    assert (error["code"], error["hint"]) == ("NOT_FOUND", "[REDACTED] with `osmosis fleet list`")
+
+
 def test_a_bug_is_one_sentence(cli: Cli) -> None:
     assert cli("fleet", "crash") == (
         1,

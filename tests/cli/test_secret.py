@@ -358,3 +358,21 @@ def test_what_is_typed_is_read_whole_and_never_shown(typed: bytes, got: str | No
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data[:1024]) :]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("null", "JSON"), ("12345", "6 characters"), ("123456", "number")]
+)
+def test_a_value_that_can_not_be_hidden_is_stored_and_warned_about(
+    cli: Cli, scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch, value: str, why: str
+) -> None:
+    monkeypatch.setenv("FROM_HERE", value)
+    outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--plain")
+    assert outcome.status == 0
+    (warning,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith("warning: the value of API_KEY can not be hidden in logs and results: ")
+    assert why in warning
+
+
+def test_a_value_that_can_be_hidden_is_stored_without_a_word(cli: Cli, scope: dict[str, Any]) -> None:
+    assert "warning" not in cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--plain").err

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.redaction import Redactor
 
@@ -21,15 +23,32 @@ def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
 
 def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) -> None:
     seen: list[str] = []
-    redact = Redactor(["token", "token-and-more"])
-    log = RunLog(tmp_path / "logs.txt", redact, echo=seen.append)
-    log.write("run", "token-and-more and token", key="x-token-and-more")
+    redact = Redactor(["tokens", "tokens-and-more"])
+    log = RunLog(tmp_path / "logs.txt", redact, echo=lambda event, hide: seen.append(event.to_line(hide)))
+    log.write("run", "tokens-and-more and tokens", key="x-tokens-and-more")
     redact.add(["learned later"])
     log.write("run", "learned later")
     text = (tmp_path / "logs.txt").read_text()
     assert "[REDACTED] and [REDACTED]" in text
+    assert seen == text.splitlines()
     for secret in ("token", "more", "learned"):
         assert secret not in text + "".join(seen)
+
+
+@pytest.mark.parametrize("value", ["true", "null", "1", "123456", '"kind"', "session ends", '{"complete"'])
+def test_no_value_of_a_secret_makes_a_line_unreadable(value: str, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor([value]))
+    log.write("run", "session ends", complete=True, kind=None, dispatched=123456, costs=[1, None])
+    log.close()
+    facts = json.loads("{" + (tmp_path / "logs.txt").read_text().partition("{")[2])
+    assert facts == {"complete": True, "dispatched": 123456, "costs": [1, None]}
+
+
+def test_a_secret_of_several_lines_is_hidden_before_they_become_one(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor(["begin\nmiddle\nend"]))
+    log.write("run", "key=begin\nmiddle\nend, said the agent", where=tmp_path / "begin\nmiddle\nend")
+    log.close()
+    assert "middle" not in (tmp_path / "logs.txt").read_text()
 
 
 def test_the_parts_of_a_secret_of_several_lines_are_hidden_too() -> None:

@@ -43,7 +43,7 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
         return INTERRUPTED_STATUS
     failure = classify(error)
     if output.mode == "json":
-        from osmosis_ai.cli.output.envelopes import dumps, error_envelope
+        from osmosis_ai.cli.output.envelopes import error_envelope
 
         envelope = error_envelope(
             command=command_path(words),
@@ -54,7 +54,7 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
             # What mends the error is for programs too; where the help is, is not.
             hint=failure.hint if isinstance(error, OsmosisError) else None,
         )
-        output.say(dumps(envelope))
+        output.say_json(envelope)
     else:
         output.error(failure.shown, hint=failure.hint)
     if failure.code == "INTERNAL" and os.environ.get("OSMOSIS_DEBUG"):

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.redaction import Redactor
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,13 @@ class RunHooks:
     def stage(self, message: str) -> None:
         """Tell what the run is busy with now (``starting the rollout's server``)."""
 
-    def log_line(self, line: str) -> None:
-        """Take a line of the run's log, secrets removed; only with ``verbose``."""
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        """Take an event of the run's log; only with ``verbose``.
+
+        Args:
+            event: as it happened: its texts may hold secrets.
+            redact: takes them out; ``event.redacted(redact)`` may be shown and kept.
+        """
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Show how far the run is; called a few times a second."""

@@ -1,21 +1,58 @@
-"""``logs.txt``: one line per event of a run, readable by people and by programs, without secrets.
+"""What happens in a run, event by event, and ``logs.txt``, where people and programs read it without secrets.
 
 ``<ISO time Z> <LEVEL> [<step>] <message> <canonical JSON of the details>``
+
+An event is handed on as it is. Whoever shows or keeps one takes the secrets out of its texts first
+(:meth:`LogEvent.redacted`) and writes it down after that, never the other way round.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
-from osmosis_ai.evaluation.manifest import utc_now
 from osmosis_ai.redaction import Redactor
 
 Level = Literal["INFO", "WARNING", "ERROR"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """Something that happened.
+
+    Attributes:
+        time: when, in UTC.
+        step: the part of the work it belongs to (``server``, ``dispatch``, ``result`` …).
+        message: in words; may hold secrets and several lines.
+        details: facts; what JSON has no type for is written as text. May hold secrets.
+    """
+
+    time: datetime
+    level: Level
+    step: str
+    message: str
+    details: Mapping[str, Any]
+
+    def redacted(self, redact: Redactor) -> LogEvent:
+        """Return the event as it may be shown: one line, and no secret in its texts."""
+        message = " ".join(redact.text(self.message).split())
+        return replace(self, message=message, details=redact.tree(self.details))
+
+    def to_line(self, redact: Redactor) -> str:
+        """Return the event as a line of ``logs.txt``, without its newline."""
+        shown = self.redacted(redact)
+        moment = shown.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        facts = orjson.dumps(shown.details, default=str, option=orjson.OPT_SORT_KEYS).decode()
+        return f"{moment} {shown.level} [{shown.step}] {shown.message} {facts}"
+
+
+EventSink = Callable[[LogEvent, Redactor], None]
 
 
 class RunLog:
@@ -23,11 +60,11 @@ class RunLog:
 
     Args:
         path: the log file, created with mode 0600.
-        redact: applied to every line.
-        echo: also receives every line (``--verbose``).
+        redact: knows the run's secrets, also those learned later.
+        echo: also receives every event, as it is, and what takes the secrets out of it (``--verbose``).
     """
 
-    def __init__(self, path: Path, redact: Redactor, *, echo: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path, redact: Redactor, *, echo: EventSink | None = None) -> None:
         self._redact = redact
         self._echo = echo
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -35,13 +72,11 @@ class RunLog:
     def write(self, step: str, message: str, *, level: Level = "INFO", **details: Any) -> None:
         """Append one line. A full disk costs the line, not the run: the log is no result."""
         known = {key: value for key, value in details.items() if value is not None}
-        facts = orjson.dumps(known, default=str, option=orjson.OPT_SORT_KEYS).decode()
-        one_line = " ".join(message.split())
-        line = self._redact.text(f"{utc_now()} {level} [{step}] {one_line} {facts}")
+        event = LogEvent(datetime.now(timezone.utc), level, step, message, known)
         if self._echo is not None:
-            self._echo(line)
+            self._echo(event, self._redact)
         try:
-            os.write(self._descriptor, line.encode("utf-8", "replace") + b"\n")
+            os.write(self._descriptor, event.to_line(self._redact).encode("utf-8", "replace") + b"\n")
         except OSError:
             return
 

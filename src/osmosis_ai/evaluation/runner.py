@@ -34,7 +34,7 @@ from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
 from osmosis_ai.files import cache_dir as default_cache_dir
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.redaction import Redactor, exposure_warnings
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
@@ -113,6 +113,8 @@ class LocalEvalRunner:
             ):
                 return None
             secret_values = self._hooks.resolve_secrets(self._spec.secret_names) if pending else {}
+            for warning in exposure_warnings(secret_values):
+                self._hooks.note(warning)
             session = _Session(
                 self._job(opened.directory), self._hooks, self._open_model, secret_values, held
             )
@@ -208,7 +210,7 @@ class _Session:
         """Replay, execute, finalize."""
         job, options = self._job, self._job.options
         self._manifest = manifest
-        echo = self._hooks.log_line if options.verbose else None
+        echo = self._hooks.log_event if options.verbose else None
         log = RunLog(job.directory.log, self._redact, echo=echo)
         self._held.callback(log.close)
         journal = Journal.open(job.directory.events)
@@ -266,7 +268,7 @@ class _Session:
         except (
             Exception
         ) as error:  # whatever it is, what is finished is written down before it goes on its way
-            log.write("run", self._redact.text(str(error)), level="ERROR", error=type(error).__name__)
+            log.write("run", str(error), level="ERROR", error=type(error).__name__)
             await self._finalize(Stop("fault", str(error), error), execution)
             raise
         finally:

@@ -107,6 +107,7 @@ def prepare_submission(
     Raises:
         OsmosisError: naming what is wrong and how to mend it.
     """
+    from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services.run_secrets import plan_run_secrets
     from osmosis_ai.services.submit_findings import Findings, code_notes, code_warnings
     from osmosis_ai.workspace.git import read_git_state
@@ -121,7 +122,7 @@ def prepare_submission(
     tell("Asking the platform")
     verdict = _ask(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
     state, git = read_git_state(context.workspace.root), context.checkout.git
-    doubts = [imported.problem, _unused(loaded, secret_values or {})]
+    doubts = [imported.problem, _unused(loaded, secret_values or {}), *exposure_warnings(supplied)]
     doubtful = ["import"] if imported.kind != "imported" else []
     if verdict is None:
         doubts += [secrets.doubt, _look_for_commit(context, loaded, tell)]

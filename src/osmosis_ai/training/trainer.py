@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.files import cache_dir
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training.data_order import DataOrder
 from osmosis_ai.training.extra import require_train_extra
 from osmosis_ai.training.followers import Followers
@@ -140,6 +140,8 @@ class LocalTrainer:
         hooks.started(lambda: _call_if_alive(running, self.stop))
         processes = int(os.environ.get("WORLD_SIZE", spec.settings.learner_processes))
         for warning in spec.settings.warnings(spec.model_path, processes=processes):
+            hooks.note(warning)
+        for warning in exposure_warnings(spec.secret_values):
             hooks.note(warning)
         rows, inputs = await asyncio.gather(
             asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),

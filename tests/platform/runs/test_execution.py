@@ -357,6 +357,10 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     services.secrets.put(
         member.workspace.id, member.user.id, "OTHER_KEY", "canary-not-asked-for", "workspace"
     )
+    # Harmless ones, which JSON itself is full of: they garble nothing, and the run says that they can not be hidden.
+    harmless = {"FLAG": "true", "NOTHING": "null", "COUNT": "1", "LIMIT": "100000"}
+    for name, value in harmless.items():
+        services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
     monkeypatch.setenv("OSMOSIS_TOKEN", "canary-of-the-shell")
     monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-operator")
     # Beside the platform's files, which are gone as soon as the run has ended, however fast that is.
@@ -371,7 +375,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     )
     code.write("rollouts/multiply/main.py", spying)
     code.commit("look around")
-    run = submit(api, secrets={"required": ["AGENT_KEY"]}, env_config={"LOG_LEVEL": "DEBUG"})
+    run = submit(api, secrets={"required": ["AGENT_KEY", *harmless]}, env_config={"LOG_LEVEL": "DEBUG"})
     executor_later.start()
     detail = ended(api, run["name"])
     assert detail["eval_run"]["status"] == "finished", detail
@@ -385,8 +389,12 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
         "OSMOSIS_DATABASE_URL",
     ):
         assert canary not in seen
-    assert detail["resolved_secret_scopes"] == {"AGENT_KEY": "workspace"}
+    assert detail["resolved_secret_scopes"] == dict.fromkeys(["AGENT_KEY", *harmless], "workspace")
     cleaned_up(services, run["id"])
+    log = log_of(services, run["id"])
+    for name in harmless:
+        assert sum(f"the value of {name} can not be hidden" in line for line in log) == 1, log
+    assert any(line.startswith("[run] session ends") for line in log), log
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"canary-of-the-workspace" not in path.read_bytes(), path

@@ -11,8 +11,10 @@ from osmosis_ai.cli.eval.live_numbers import spent
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.progress import Progress
@@ -60,9 +62,9 @@ class LiveRun(GracefulStop, RunHooks):
         if not self._prepared.request.verbose:
             self._output.note(f"{message} …")
 
-    def log_line(self, line: str) -> None:
-        """Show a line of the run's log."""
-        self._output.note(line)
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        """Show an event as a line of the run's log."""
+        self._output.note(event.to_line(redact))
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Move the bar."""

@@ -89,9 +89,9 @@ class OutputContext:
     def warn(self, message: str, code: str | None = None) -> None:
         """Warn on stderr, in every mode."""
         if self.mode == "json":
-            from osmosis_ai.cli.output.envelopes import dumps, warning_envelope
+            from osmosis_ai.cli.output.envelopes import warning_envelope
 
-            self.say(dumps(warning_envelope(message, code)))
+            self.say_json(warning_envelope(message, code))
         elif self.mode == "plain":
             self.say(f"warning: {formats.literal(message)}")
         else:
@@ -215,7 +215,16 @@ class OutputContext:
         """
         from osmosis_ai.cli.output.redaction import redact
 
-        text = redact(text)
+        self._write_error(redact(text), style)
+
+    def say_json(self, envelope: dict[str, Any]) -> None:
+        """Write a line of JSON to stderr, secret values taken out of its texts."""
+        from osmosis_ai.cli.output.envelopes import dumps
+        from osmosis_ai.cli.output.redaction import redact_tree
+
+        self._write_error(dumps(redact_tree(envelope)))
+
+    def _write_error(self, text: str, style: str | None = None) -> None:
         if style and self.mode == "rich" and has_colour(self.stderr):
             text = f"\x1b[{style}m{text}\x1b[0m"
         if self._console is not None:

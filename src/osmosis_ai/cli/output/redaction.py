@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from osmosis_ai.redaction import Redactor
 
@@ -17,6 +18,15 @@ _SHORTEST = 8
 
 def redact(text: str, env: Mapping[str, str] | None = None) -> str:
     """Return ``text`` with every secret value of ``env`` (this process's) replaced."""
+    return _redactor(env).text(text)
+
+
+def redact_tree(value: Any, env: Mapping[str, str] | None = None) -> Any:
+    """Return a JSON value with every secret value of ``env`` (this process's) replaced in its texts."""
+    return _redactor(env).tree(value)
+
+
+def _redactor(env: Mapping[str, str] | None) -> Redactor:
     variables = os.environ if env is None else env
     secrets = (value for name, value in variables.items() if _SECRET_NAME.search(name))
-    return Redactor(secrets, shortest=_SHORTEST).text(text)
+    return Redactor(secrets, shortest=_SHORTEST)

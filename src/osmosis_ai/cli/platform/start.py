@@ -148,12 +148,8 @@ class _ToStderr(logging.Handler):
     """What the platform logs, through the one way to stderr, which blanks what is secret."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        output = current()
-        text = self.format(record)
+        output, level, text = current(), record.levelname.lower(), self.format(record)
         if output.mode == "json":
-            from osmosis_ai.cli.output.envelopes import dumps
-
-            text = dumps({"log": {"level": record.levelname.lower(), "logger": record.name, "message": text}})
+            output.say_json({"log": {"level": level, "logger": record.name, "message": text}})
         else:
-            text = f"{record.levelname.lower()}: {text}"
-        output.say(text)
+            output.say(f"{level}: {text}")

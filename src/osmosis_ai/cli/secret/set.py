@@ -40,6 +40,7 @@ def set_(
     There is no way to write a value on the command line, where the process list and the shell's
     history would keep it.
     """
+    from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services import secrets
 
     output = current()
@@ -59,6 +60,8 @@ def set_(
             value = _asked(output, name)
         if value is None:
             return OperationResult(operation="secret.set", status="cancelled", message="Cancelled.")
+        for warning in exposure_warnings({name: value}):
+            output.warn(warning)
         with output.status(f"Saving {name}"):
             saved = secrets.set_secret(context.client, name, value, chosen)
     page = saved.platform_url

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import select
 
@@ -18,6 +15,8 @@ from osmosis_ai._version import __version__
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
+from osmosis_ai.evaluation.run_log import Level as EngineLevel
+from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import LocalEvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
@@ -35,7 +34,7 @@ from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.work import Interrupt, Verdict, Work
 from osmosis_ai.redaction import Redactor
 
-_ENGINE_LINE = re.compile(r"(\S+) (INFO|WARNING|ERROR) \[([^\]]*)\] (.*) (\{.*\})", re.DOTALL)
+_LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERROR": "error"}
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,11 @@ class _Hooks(RunHooks):
     def stage(self, message: str) -> None:
         self._publisher.log(Line(message, step="run"))
 
-    def log_line(self, line: str) -> None:
-        parsed = _parsed(line)
-        self._logged = parsed.message
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        self._logged = event.message
         # What went well is in the samples; a hundred thousand lines of it would bury the rest.
-        if parsed.step != "result" or parsed.level != "info":
-            self._publisher.log(parsed)
+        if event.step != "result" or event.level != "INFO":
+            self._publisher.log(_line(event.redacted(redact)))
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         self._publisher.progress(snapshot)
@@ -172,18 +170,9 @@ def _verdict(summary: RunSummary | None) -> Verdict:
     return Verdict("failed", one_sentence(OsmosisError(reason)))
 
 
-def _parsed(line: str) -> Line:
-    match = _ENGINE_LINE.fullmatch(line)
-    if match is None:
-        return Line(line, step="run")
-    moment, level, step, message, details = match.groups()
-    return Line(
-        message,
-        level=cast(Level, level.lower()),
-        step=step,
-        details=json.loads(details) or None,
-        timestamp=datetime.fromisoformat(moment.replace("Z", "+00:00")),
-    )
+def _line(event: LogEvent) -> Line:
+    details = dict(event.details) or None
+    return Line(event.message, _LEVELS[event.level], event.step, details, timestamp=event.time)
 
 
 def _provenance(run: Run, prepared: PreparedEvaluation) -> dict[str, Any]:

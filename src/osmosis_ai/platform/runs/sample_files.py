@@ -7,6 +7,7 @@ download layout has no place for (a name that is no text, a path too long) is le
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -146,12 +147,41 @@ def _clean(raw: BinaryIO, kind: str, redactor: Redactor) -> BinaryIO:
     )
     if kind == "trajectories":
         clean.write(_clean_json(raw.read(), redactor))
-    else:
+    elif not _copy_clean_json(raw, clean, redactor):
         for line in raw:
-            text = line.decode("utf-8", "surrogateescape")
-            clean.write(redactor.text(text).encode("utf-8", "surrogateescape"))
+            clean.write(_clean_line(line, redactor))
     clean.seek(0)
     return cast(BinaryIO, clean)
+
+
+def _copy_clean_json(raw: BinaryIO, clean: IO[bytes], redactor: Redactor) -> bool:
+    """Copy an artifact that is one JSON value; return False, having copied nothing, when it is none."""
+    if os.fstat(raw.fileno()).st_size > _IN_MEMORY_BYTES:
+        return False
+    document = _clean_document(raw.read(), redactor)
+    if document is None:
+        raw.seek(0)
+        return False
+    clean.write(document)
+    return True
+
+
+def _clean_line(line: bytes, redactor: Redactor) -> bytes:
+    """Return a line of an artifact: of JSON, which it stays (``.jsonl``), or of text."""
+    if line[:1] in b"{[" and (document := _clean_document(line, redactor)) is not None:
+        return document if document.endswith(b"\n") or not line.endswith(b"\n") else document + b"\n"
+    return redactor.text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _clean_document(content: bytes, redactor: Redactor) -> bytes | None:
+    """Return a JSON value without secrets, byte for byte as it was where it has none; None when it is no JSON."""
+    try:
+        document = json.loads(content)
+        clean = redactor.tree(document)
+    except (ValueError, RecursionError):
+        return None
+    # Compared as written: NaN equals nothing, and 1 equals true.
+    return content if repr(clean) == repr(document) else json.dumps(clean).encode()
 
 
 def _clean_json(content: bytes, redactor: Redactor) -> bytes:

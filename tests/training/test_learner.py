@@ -115,6 +115,19 @@ def test_metrics_describe_the_step():
     assert metrics.as_dict()["warnings"] == []
 
 
+def test_under_an_importance_cap_the_distance_to_the_policy_that_sampled_is_still_told():
+    told = []
+    for cap in (None, 2.0):
+        learner = tiny_learner(importance_cap=cap, logprob_gap_limit=10.0, lr=1e-2)
+        sequences, advantages = batch_for(learner)
+        learner.step(sequences, advantages)
+        told.append(learner.step(sequences, advantages, policy_version=1))
+    assert told[0].approx_kl > 1e-4
+    assert told[1].approx_kl == pytest.approx(told[0].approx_kl, rel=0.2)
+    assert told[0].clip_fraction > 0 and told[1].clip_fraction > 0
+    assert told[1].importance_capped is not None
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_step_raises_good_sequences_and_lowers_bad_ones(sign):
     learner = tiny_learner()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ pytest.importorskip("torch")
 
 from osmosis_ai.evaluation.classify import Verdict
 from osmosis_ai.training.advantages import group_advantages
+from osmosis_ai.training.cut_off import settled
 from osmosis_ai.training.data_order import DataOrder
 from osmosis_ai.training.learner_metrics import StepMetrics
 from osmosis_ai.training.metrics import (
@@ -23,8 +26,10 @@ from osmosis_ai.training.metrics import (
 )
 from osmosis_ai.training.recording import RecordedRollout
 from osmosis_ai.training.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
+from osmosis_ai.training.sampler import Sample
 from osmosis_ai.training.sequences import TokenSequence
-from tests.training.samples import dataset_row, failed, sample, scored
+from osmosis_ai.training.settings import TrainingSettings
+from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
 
 def record(step: int, **metrics: float) -> StepRecord:
@@ -178,6 +183,48 @@ def test_a_sample_without_a_reward_says_why():
 
 def test_a_reward_beside_a_failure_does_not_count():
     assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
+
+
+def late(grader_reward: float | None = None, boundary: Any = "agent") -> Sample:
+    verdict = Verdict("failed", error_type="timeout", boundary=boundary, error="did not finish")
+    return replace(sample(verdict), grader_reward=grader_reward)
+
+
+def cut_short(reward: float | None) -> Sample:
+    verdict = Verdict("success", reward=reward) if reward is not None else Verdict("failed", error_type="x")
+    return sample(verdict, replace(recorded(), truncated=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reward", "why"),
+    [("grade", 0.5, None), ("zero", 0.0, None), ("exclude", None, "truncated")],
+)
+def test_a_truncated_rollout_counts_as_the_run_says(rule, reward, why):
+    found = settled(cut_short(0.5), TrainingSettings(on_truncation=rule))
+    assert (found.reward, found.unscored_because) == (reward, why)
+    assert found.recorded.truncated
+
+
+@pytest.mark.parametrize(
+    ("rule", "graded", "reward"),
+    [("exclude", 1.0, None), ("zero", None, 0.0), ("grade", None, None), ("grade", 0.7, 0.7)],
+)
+def test_a_rollout_whose_agent_ran_out_of_time_counts_as_the_run_says(rule, graded, reward):
+    found = settled(late(graded), TrainingSettings(on_timeout=rule))
+    assert (found.reward, found.unscored_because) == (reward, "timeout" if reward is None else None)
+
+
+def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_left_as_it_is():
+    strict = TrainingSettings(on_truncation="zero", on_timeout="zero")
+    removed = sample(Verdict("skipped"), replace(recorded(), truncated=True))
+    for kept in (scored(1.0), failed("agent_error"), removed, late(boundary="grader")):
+        assert settled(kept, strict) is kept
+
+
+def test_the_share_of_rollouts_that_ran_out_of_time_is_a_metric():
+    batch = RolloutBatch(1, [[scored(1.0), scored(0.0), late(), late()]], sampling_s=1.0, timed_out=2)
+    metrics = rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0)
+    assert metrics["rollout/timed_out_ratio"] == 0.5
 
 
 def test_a_step_that_taught_nothing_has_no_learning_numbers():

@@ -23,7 +23,9 @@ def issues_of(**sections):
 def test_the_defaults_are_the_documented_ones():
     settings = from_config()
     documented = {
-        "lr": 1e-6,
+        "lr": 1e-5,
+        "on_truncation": "grade",
+        "on_timeout": "exclude",
         "total_epochs": 1,
         "n_samples_per_prompt": 8,
         "rollout_batch_size": 32,
@@ -115,14 +117,42 @@ def test_gspo_has_its_own_clip_range_unless_one_is_written():
 def test_the_built_in_model_has_a_learning_rate_of_its_own():
     assert from_config(model_path="osmosis/tiny").lr == 1e-3
     assert from_config(training={"lr": 1e-5}, model_path="osmosis/tiny").lr == 1e-5
-    assert from_config(model_path="org/model").lr == 1e-6
+    assert from_config(model_path="org/model").lr == 1e-5
 
 
 def test_a_rate_that_does_not_fit_the_model_and_a_truncated_distribution_are_warned_of():
-    assert "1e-06" in TrainingSettings().warnings("osmosis/tiny")[0]
+    assert "1e-05" in TrainingSettings().warnings("osmosis/tiny")[0]
+    assert "a LoRA hardly moves below 3e-06" in TrainingSettings(lr=1e-6).warnings("org/model")[0]
     assert "collapse" in TrainingSettings(lr=0.01).warnings("org/model")[0]
     assert "biased" in TrainingSettings(rollout_top_p=0.9).warnings("org/model")[0]
     assert TrainingSettings().warnings("org/model") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "warning"),
+    [
+        ({"clip_low": 0.1}, "`clip_low` has no effect: every batch is learned from once"),
+        ({"clip_low": 0.1, "max_staleness": 1}, None),
+        (
+            {"clip_high": 0.3, "max_staleness": 1, "importance_cap": 2.0},
+            "`clip_high` has no effect: with imp",
+        ),
+        ({"loss_type": "gspo"}, "its ratio is 1 but for rounding"),
+        ({"loss_type": "gspo", "max_staleness": 1}, None),
+        ({"loss_type": "gspo", "max_staleness": 1, "importance_cap": 2.0}, 'learns as "grpo" does'),
+        ({"importance_cap": 2.0}, None),
+    ],
+)
+def test_a_clip_or_a_ratio_without_effect_is_warned_of(said, warning):
+    found = TrainingSettings(**said).warnings("org/model")
+    assert len(found) == (warning is not None)
+    assert all(warning in sentence for sentence in found)
+
+
+def test_what_becomes_of_a_rollout_that_was_cut_off_is_one_of_three():
+    assert from_config(advanced={"on_truncation": "zero", "on_timeout": "zero"}).on_timeout == "zero"
+    message = issues_of(advanced={"on_timeout": "ignore"})["advanced.on_timeout"].message
+    assert "must be one of exclude, zero, grade" in message
 
 
 def test_a_model_that_is_split_for_nothing_is_warned_of():

@@ -23,7 +23,8 @@ class StepMetrics:
         learning_rate: of this update.
         grad_norm: before clipping.
         entropy: of the policy's distributions.
-        clip_fraction: tokens whose gradient the clip held back.
+        clip_fraction: tokens whose gradient the clip held back; with an importance cap, under which nothing is
+            clipped, those that lie beyond its bounds.
         importance_capped: tokens whose importance weight was cut off at the cap; None without a cap.
         approx_kl: k3 estimate of KL(policy that sampled, policy).
         kl_base: k3 estimate of KL(policy, base model); None where it was not measured.

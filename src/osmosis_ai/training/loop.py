@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from osmosis_ai.training.cut_off import settled, timed_out
 from osmosis_ai.training.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.learner_metrics import StepMetrics
 from osmosis_ai.training.loop_state import REFUSED_STEPS_END, Ending, LoopState
@@ -219,9 +220,11 @@ class TrainingLoop:
         attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
         progress = self._progress(step, "training", len(attempts))
         samples = await self._parts.sampler.sample(attempts, finished=progress)
+        late = sum(map(timed_out, samples))
+        samples = [settled(sample, settings) for sample in samples]
         size = settings.n_samples_per_prompt
         samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return RolloutBatch(step, samples_PG, time.monotonic() - started)
+        return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
 
     def _progress(self, step: int, kind: str, total: int) -> Callable[[Sample], None]:
         rewards: list[float] = []

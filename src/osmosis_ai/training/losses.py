@@ -112,6 +112,28 @@ def policy_loss(
     return LossOutput(-(weight_BT * objective_BT).sum(), ratio_BT.detach(), clipped_BT, approx_kl_BT.detach())
 
 
+def drift(
+    loss_type: LossType,
+    logprobs_BT: Tensor,
+    sampled_logprobs_BT: Tensor,
+    advantages_B: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """Return how far the policy is from the one that sampled: what lies beyond the clip, and k3 of the divergence.
+
+    The same two as in :class:`LossOutput`, for a loss whose own ratio says nothing of it: with importance weights it
+    compares the policy with itself.
+    """
+    mask_BT = mask_BT.to(logprobs_BT.dtype)
+    log_ratio_BT = _where_sampled(logprobs_BT.detach() - sampled_logprobs_BT, mask_BT)
+    ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
+    beyond_BT = _gradient_is_clipped(ratio_BT, advantages_B[:, None], clip_low, clip_high)
+    return mask_BT.bool() & beyond_BT, log_ratio_BT.exp() - 1 - log_ratio_BT
+
+
 def token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:  # noqa: ARG001 - one shape for all ratios
     """r_i,t = pi(o_i,t | o_i,<t) / pi_old(o_i,t | o_i,<t).    PPO; GRPO, arXiv:2402.03300, eq. 3"""
     return log_ratio_BT.exp()

@@ -24,7 +24,7 @@ from osmosis_ai.training.batches import (
 )
 from osmosis_ai.training.learner_metrics import StepSums
 from osmosis_ai.training.logprobs import sampled_logprobs, surprise_moments
-from osmosis_ai.training.losses import BatchTotals, k3_divergence, policy_loss, truncated_importance
+from osmosis_ai.training.losses import BatchTotals, drift, k3_divergence, policy_loss, truncated_importance
 from osmosis_ai.training.settings import TrainingSettings
 
 
@@ -154,6 +154,17 @@ class Passes:
             kl_coef=self._settings.kl_coef,
         )
         output.loss.backward()
+        clipped_BK, approx_kl_BK = output.clipped_BT, output.approx_kl_BT
+        if cap is not None:  # the loss's own ratio is 1
+            clipped_BK, approx_kl_BK = drift(
+                self._settings.loss_type,
+                logprobs_BK,
+                logged_BK,
+                batch.advantages_B,
+                mask_BK,
+                clip_low=self._settings.clip_low,
+                clip_high=self._settings.clip_high,
+            )
         with torch.no_grad():
             fresh_BK = mask_BK.clone()
             if step.policy_version is not None:
@@ -162,8 +173,8 @@ class Passes:
             sums.add(
                 loss=output.loss,
                 tokens=mask_BK,
-                clipped=output.clipped_BT,
-                approx_kl=output.approx_kl_BT,
+                clipped=clipped_BK,
+                approx_kl=approx_kl_BK,
                 entropy=entropies_BK * mask_BK,
                 gap=gap_BK,
                 gap_tokens=fresh_BK,

@@ -29,11 +29,13 @@ class RolloutBatch:
         step: its number.
         samples_PG: in the order of the batch's rows, then of the attempts.
         sampling_s: how long they took.
+        timed_out: how many of their agents ran out of time.
     """
 
     step: int
     samples_PG: list[list[Sample]]
     sampling_s: float
+    timed_out: int = 0
 
     @property
     def samples(self) -> list[Sample]:
@@ -121,6 +123,7 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/response_lengths": _mean([recorded.sampled_tokens for recorded in called]),
             "rollout/total_lengths": _mean(total_lengths),
             "rollout/truncated_ratio": _mean([recorded.truncated for recorded in called]),
+            "rollout/timed_out_ratio": batch.timed_out / len(batch.samples) if batch.samples else None,
             "rollout/forks": sum(recorded.forks for recorded in called),
             "rollout/realigned": sum(recorded.realigned for recorded in called),
             "rollout/staleness": _mean(staleness),

@@ -8,6 +8,7 @@ were asked for, so that nothing downstream depends on who finished first.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 import uuid
@@ -84,6 +85,7 @@ class Sample:
         recorded: the sampled tokens.
         usage: what its model calls came to.
         duration_ms: from dispatch to the result.
+        grader_reward: what its grader gave, whatever became of its workflow.
     """
 
     attempt: Attempt
@@ -91,6 +93,7 @@ class Sample:
     recorded: RecordedRollout
     usage: RolloutUsage
     duration_ms: float
+    grader_reward: float | None = None
 
     @property
     def reward(self) -> float | None:
@@ -213,7 +216,9 @@ class RolloutSampler:
             del self._flights[rollout_id]
             usage = self._bridge.close(rollout_id)
             recorded = self._bridge.take(rollout_id)
+        grader_reward: float | None = None
         if flight.terminal is not None:
+            grader_reward = _grader_reward(flight.terminal)
             self._host.attempt_finished()
             verdict = classify(flight.terminal, usage.last_error)
         elif refused is not None:
@@ -223,7 +228,8 @@ class RolloutSampler:
             if flight.losses <= MAX_LOSSES:
                 return None
             verdict = Verdict("failed", error_type=LOST, boundary="rollout_server", error=_last_words(lost))
-        return Sample(attempt, verdict, recorded, usage, (time.monotonic() - flight.started) * 1000)
+        duration_ms = (time.monotonic() - flight.started) * 1000
+        return Sample(attempt, verdict, recorded, usage, duration_ms, grader_reward)
 
     async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, object]:
         """Take a terminal result. Nothing is durable here: a batch counts when its step does."""
@@ -254,6 +260,14 @@ class RolloutSampler:
             controller_api_key=self._callback_token,
             callback_timeout_sec=self._agent_timeout_s + self._grader_timeout_s + CALLBACK_GRACE_S,
         )
+
+
+def _grader_reward(terminal: TerminalCallbackResult) -> float | None:
+    grader = terminal.grader
+    if grader is None or grader.status.value != "success" or grader.sample is None:
+        return None
+    reward = grader.sample.reward
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def _last_words(lost: AttemptLostError | None) -> str:

@@ -21,8 +21,13 @@ from osmosis_ai.workspace.spelling import closest
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
+WhenCutOff = Literal["exclude", "zero", "grade"]
 
 TINY_MODEL = "osmosis/tiny"
+# LoRA learns at about ten times the rate of full fine-tuning (Thinking Machines, "LoRA Without Regret"): 1e-5 to 3e-4
+# is usual. At 1e-6, a hundred steps that all agree move weights of 2e-2 by 7e-6.
+DEFAULT_LR = 1e-5
+LOWEST_USEFUL_LR = 3e-6
 # Measured: 1e-3 is good, 2e-3 rough, from 3e-3 the policy collapses; below 1e-4 nothing visible happens.
 TINY_MODEL_LR = 1e-3
 TINY_MODEL_LOWEST_USEFUL_LR = 1e-4
@@ -45,7 +50,7 @@ class TrainingSettings(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
     # [training]
-    lr: Positive = Field(default=1e-6, description="learning rate of AdamW")
+    lr: Positive = Field(default=DEFAULT_LR, description="learning rate of AdamW")
     total_epochs: Count = Field(default=1, description="passes over the dataset")
     n_samples_per_prompt: Annotated[int, Field(ge=2, le=_LARGEST_COUNT)] = Field(
         default=8, description="attempts that are compared with each other"
@@ -79,6 +84,15 @@ class TrainingSettings(BaseModel):
         default=None,
         description="refuse a step when learner and server differ by more; default 1e-4 for the built-in model, "
         "1e-2 for others in float32, else never",
+    )
+    # [advanced]: rollouts that were cut off
+    on_truncation: WhenCutOff = Field(
+        default="grade",
+        description="a rollout that reached max_response_length: exclude it, count it as zero, or grade it as it is",
+    )
+    on_timeout: WhenCutOff = Field(
+        default="exclude",
+        description="one whose agent ran out of time: likewise; there is seldom anything to grade",
     )
     # [advanced]: the policy's engine
     policy_engine: EngineName = Field(
@@ -206,6 +220,11 @@ class TrainingSettings(BaseModel):
                 f"lr = {self.lr:g} is for models of billions of parameters; `{TINY_MODEL}` hardly moves below "
                 f"{TINY_MODEL_LOWEST_USEFUL_LR:g} (its default is {TINY_MODEL_LR:g})."
             )
+        elif self.lr < LOWEST_USEFUL_LR:
+            found.append(
+                f"lr = {self.lr:g} is a rate for full fine-tuning: a LoRA hardly moves below {LOWEST_USEFUL_LR:g}; "
+                f"{DEFAULT_LR:g} (the default) to 3e-4 is usual."
+            )
         if self.lr > HIGHEST_SAFE_LR:
             found.append(f"lr = {self.lr:g} is so high that the policy is likely to collapse.")
         if self.rollout_top_p < 1:
@@ -213,12 +232,40 @@ class TrainingSettings(BaseModel):
                 f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "
                 "uses the whole one: the importance ratios are biased. Train with 1.0."
             )
+        found += self._without_effect()
         if self.shard_model:
             found += self._sharding_warnings(self.learner_processes if processes is None else processes)
         if self.ignored:
             keys = ", ".join(f"`{key}`" for key in self.ignored)
             found.append(f"[advanced] {keys}: not a setting of this trainer, ignored.")
         return found
+
+    def _without_effect(self) -> list[str]:
+        """Return what the objective's settings say in vain."""
+        low, high = GSPO_CLIP if self.loss_type == "gspo" else (_default("clip_low"), _default("clip_high"))
+        named = [
+            f"`{key}`"
+            for key, usual in (("clip_low", low), ("clip_high", high))
+            if getattr(self, key) != usual
+        ]
+        clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
+        if self.importance_cap is not None:
+            found = [f"{clips}: with importance_cap the ratio that is clipped is 1."] if named else []
+            if self.loss_type == "gspo":
+                found.append(
+                    'loss_type = "gspo" learns as "grpo" does: with importance_cap the ratio of the sequence is 1.'
+                )
+            return found
+        if self.max_staleness > 0:
+            return []
+        if self.loss_type == "gspo":
+            return [
+                'loss_type = "gspo": every batch is learned from once, by the policy that sampled it (max_staleness = '
+                "0), so its ratio is 1 but for rounding, and in bfloat16 its narrow clip holds back what only rounds "
+                "differently."
+            ]
+        why = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so the ratio is 1"
+        return [f"{clips}: {why}."] if named else []
 
     def _sharding_warnings(self, processes: int) -> list[str]:
         if processes == 1:
@@ -251,6 +298,8 @@ SECTION_KEYS: Mapping[str, tuple[str, ...]] = {
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "loss_type": get_args(LossType),
     "policy_engine": get_args(EngineName),
+    "on_truncation": get_args(WhenCutOff),
+    "on_timeout": get_args(WhenCutOff),
     "tool_call_format": FORMAT_NAMES,
 }
 _ENGINE_KEYS = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
@@ -259,6 +308,10 @@ _SECTION_OF = {key: section for section, keys in SECTION_KEYS.items() for key in
 ADVANCED_KEYS = tuple(
     name for name in TrainingSettings.model_fields if name not in _SECTION_OF and name != "ignored"
 )
+
+
+def _default(key: str) -> Any:
+    return TrainingSettings.model_fields[key].default
 
 
 def _engine_problems(settings: TrainingSettings) -> dict[str, str]:

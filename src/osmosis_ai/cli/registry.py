@@ -39,6 +39,11 @@ COMMANDS: dict[str, Entry] = {
     "rollout": Entry(
         "group", "osmosis_ai.cli.rollout:app", "Write the agents that are evaluated and trained."
     ),
+    "check": Entry(
+        "command",
+        "osmosis_ai.cli.check:check",
+        "Check configs, code and datasets without a platform; for CI.",
+    ),
     "doctor": Entry(
         "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
     ),

@@ -60,6 +60,7 @@ class DatasetReport:
             are unknown.
         errors: why the platform would refuse the file, the first five.
         warnings: what it would take and may not be meant.
+        unusable: the one of the warnings that rows cannot be evaluated.
     """
 
     file: str
@@ -71,6 +72,10 @@ class DatasetReport:
     mode: Mode | None = None
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # For who decides what to do about it; scripts read it among the warnings.
+        self.unusable: str | None = None
 
 
 def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
@@ -193,9 +198,10 @@ class _Validation:
 
     def _add_warnings(self) -> None:
         if self.unusable:
-            self.report.warnings.append(
+            self.report.unusable = (
                 f"{_rows(self.unusable)} cannot be evaluated, the first at {self.first_unusable}"
             )
+            self.report.warnings.append(self.report.unusable)
         if self.report.extension != "parquet" and starts_with_byte_order_mark(self.path):
             self.report.warnings.append(
                 "the file starts with a UTF-8 byte-order mark, which other tools take for a part of "

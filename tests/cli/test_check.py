@@ -1,0 +1,178 @@
+"""`osmosis check` as a CI job runs it: no platform, no login, no origin, everything wrong in one report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.workspace.layout import Workspace
+from tests.cli.conftest import Cli
+from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, make_workspace, write_config
+
+ROWS = "".join(json.dumps({"user_prompt": f"{n} + 1?", "ground_truth": str(n + 1)}) + "\n" for n in range(5))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace without an origin, for somebody who is not logged in anywhere."""
+    made = make_workspace(tmp_path / "agents")
+    write_config(made, MINIMAL_EVAL)
+    write_config(made, MINIMAL_TRAINING, kind="training")
+    (made.data_dir / "multiply.jsonl").write_text(ROWS)
+    monkeypatch.chdir(made.root)
+    monkeypatch.setenv("OSMOSIS_CONFIG_DIR", str(tmp_path / "nobody"))
+    return made
+
+
+def entrypoint(workspace: Workspace, text: str) -> None:
+    (workspace.rollouts_dir / "multiply" / "main.py").write_text(text)
+
+
+def problems(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+    """Run a check that fails, and return what it found."""
+    done = cli("check", "--json", *arguments)
+    assert (done.status, done.out) == (1, "")
+    error = json.loads(done.err.splitlines()[-1])["error"]
+    assert error["code"] == "VALIDATION"
+    found: list[dict[str, Any]] = error["details"]["problems"]
+    return found
+
+
+def test_everything_that_is_right_is_named(cli: Cli, workspace: Workspace) -> None:
+    done = cli("check", "--json")
+    assert done.status == 0, done.err
+    envelope = json.loads(done.out)
+    assert envelope["operation"] == "check"
+    assert envelope["message"] == "Nothing is wrong with 2 configs, 1 entrypoint, 1 dataset."
+    resource = envelope["resource"]
+    assert resource["checked"] == {
+        "configs": ["configs/eval/a.toml", "configs/training/a.toml"],
+        "entrypoints": ["rollouts/multiply/main.py"],
+        "datasets": ["data/multiply.jsonl"],
+    }
+    assert (resource["errors"], resource["problems"], resource["unchecked"]) == (0, [], [])
+    for mode in ((), ("--plain",)):
+        assert "Nothing is wrong with 2 configs" in cli("check", *mode).out
+
+
+def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, workspace: Workspace) -> None:
+    write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nlimt = 3\nn = 'four'\n", name="b.toml")
+    write_config(workspace, MINIMAL_EVAL.replace("[secrets]", "[secrets"), name="c.toml")
+    write_config(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tinny"), name="d.toml")
+    training = MINIMAL_TRAINING.replace("openai/gpt-5-mini", "osmosis/tinny")
+    write_config(workspace, training, kind="training")
+    entrypoint(workspace, "x = 1\nraise RuntimeError('no GPU')\n")
+    (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": \n')
+    found = problems(cli)
+    assert {(each["file"], each.get("line"), each.get("key")) for each in found} == {
+        ("configs/eval/b.toml", 11, "evaluation.limt"),
+        ("configs/eval/b.toml", 12, "evaluation.n"),
+        ("configs/eval/c.toml", 7, None),
+        ("configs/eval/d.toml", 4, "experiment.model_path"),
+        ("configs/training/a.toml", 4, "experiment.model_path"),
+        ("rollouts/multiply/main.py", 2, None),
+        ("data/multiply.jsonl", None, None),
+    }
+    said = cli("check", "--plain").err
+    assert "configs/eval/b.toml:11: evaluation.limt: Unrecognized key (did you mean 'limit'?)" in said
+    assert "rollouts/multiply/main.py:2: RuntimeError: no GPU" in said
+    assert "data/multiply.jsonl: line 6: not valid JSON" in said
+
+
+def test_code_that_is_not_trusted_is_not_imported(cli: Cli, workspace: Workspace, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    entrypoint(workspace, f"open({str(touched)!r}, 'w')\nraise RuntimeError\n")
+    done = cli("check", "--no-import", "--json")
+    assert (done.status, touched.exists()) == (0, False)
+    assert json.loads(done.out)["resource"]["unchecked"] == [
+        "rollouts/multiply/main.py was not imported (--no-import)."
+    ]
+    assert (
+        "Not checked: rollouts/multiply/main.py was not imported"
+        in cli("check", "--no-import", "--plain").out
+    )
+
+
+def test_an_import_that_does_not_end_in_time_is_an_error(cli: Cli, workspace: Workspace) -> None:
+    entrypoint(workspace, "import threading\nthreading.Event().wait()\n")
+    (found,) = problems(cli, "--import-timeout", "1")
+    assert found["message"] == "`rollouts/multiply/main.py` was still importing after 1 s."
+
+
+def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(cli: Cli, workspace: Workspace) -> None:
+    entrypoint(workspace, "import no_such_package_at_all\n")
+    write_config(workspace, MINIMAL_EVAL.replace('dataset = "multiply"', 'dataset = "multiplly"'))
+    (workspace.root / "configs" / "training" / "a.toml").unlink()
+    pinned = MINIMAL_EVAL.replace("\n\n[secrets]", '\nbranch = "next"\n\n[secrets]')
+    write_config(workspace, pinned, name="pinned.toml")
+    done = cli("check", "--json")
+    assert done.status == 0, done.err
+    missing, dataset, branch = json.loads(done.out)["resource"]["unchecked"]
+    assert "no_such_package_at_all" in missing
+    assert "data/ has no dataset 'multiplly'" in dataset and "did you mean 'multiply'?" in dataset
+    assert "configs/eval/pinned.toml takes rollouts/multiply/main.py from next" in branch
+
+
+def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: Workspace) -> None:
+    (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": "?", "ground_truth": ""}\n')
+    done = cli("check", "--plain")
+    assert (done.status, "1 row cannot be evaluated" in done.err) == (0, True)
+    (found,) = problems(cli, "--strict")
+    assert (found["severity"], found["file"]) == ("error", "data/multiply.jsonl")
+
+
+def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: Workspace) -> None:
+    entrypoint(workspace, "raise RuntimeError('50 % of it\\n::error::forged, : too')\n")
+    write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nn = 'four'\n")
+    annotated = cli("check", "--annotations", "github", "--json").err.splitlines()
+    commands = [line for line in annotated if line.startswith("::")]
+    assert commands[0] == (
+        "::error file=configs/eval/a.toml,line=11,title=osmosis check%3A config"
+        '::evaluation.n: must be an integer, got "four"'
+    )
+    assert commands[1].startswith(
+        "::error file=rollouts/multiply/main.py,line=1,title=osmosis check%3A import::"
+    )
+    assert "50 %25 of it%0A::error::forged" in commands[1]
+    assert len(commands) == 2
+
+
+def test_only_what_is_named_is_checked(
+    cli: Cli, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(workspace, "nonsense = 1\n", name="b.toml")
+    assert cli("check", "configs/eval/a.toml").status == 0
+    assert cli("check", "data/multiply.jsonl", "configs/training").status == 0
+    assert cli("check", "configs").status == 1
+    monkeypatch.chdir(workspace.root.parent)
+    assert cli("check", str(workspace.root / "configs" / "eval" / "a.toml")).status == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("configs/eval/aa.toml", "did you mean configs/eval/a.toml?"),
+        ("README", "configs are .toml files in configs/eval/"),
+        ("rollouts", "there is no config in rollouts"),
+        ("rollouts/multiply/main.py", "is neither a config nor a dataset"),
+    ],
+)
+def test_what_cannot_be_checked_is_said_with_what_can(
+    cli: Cli, workspace: Workspace, path: str, said: str
+) -> None:
+    done = cli("check", path)
+    assert (done.status, said in done.err) == (1, True), done.err
+
+
+def test_without_a_workspace_or_a_config_there_is_nothing_to_check(
+    cli: Cli, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for config in workspace.root.glob("configs/*/*.toml"):
+        config.unlink()
+    assert "there is no config to check" in cli("check").err
+    monkeypatch.chdir(tmp_path)
+    done = cli("check", "--json")
+    assert json.loads(done.err)["error"]["code"] == "WORKSPACE_REQUIRED"

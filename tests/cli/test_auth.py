@@ -399,7 +399,7 @@ def test_whoami_in_all_three_modes(
         "Workspaces:",
         "fern-lab: –",
     ]
-    assert plain[7].startswith("Expires: 2100-02-01 ")
+    assert plain[7].startswith("Expires: 2100-02-01T")
     rich = cli(*command).out
     assert "fern-lab" in rich
     _hides_tokens(Outcome(0, outcome.out + rich, "".join(plain)), home=home)

@@ -88,7 +88,7 @@ def test_plain_is_one_line_a_dataset_and_people_see_a_table_and_how_to_see_the_r
     page = {"datasets": [FULL, MINIMAL], "total_count": 120, "has_more": True, "next_offset": 2}
     maze.get("/datasets").respond(json=page)
     plain = maze.osmosis("dataset", "list", "--plain")
-    assert plain.out == "maze-walks\t[uploaded]\t1.5 KB\t2026-10-02 7:00 AM UTC\tMara\n–\t[]\t0 B\t–\t–\n"
+    assert plain.out == "maze-walks\t[uploaded]\t1.5 KB\t2026-10-02T07:00:00Z\tMara\n–\t[]\t0 B\t–\t–\n"
     assert plain.err == "Fetching datasets\n"
     rich = maze.osmosis("dataset", "list").out
     assert all(heading in rich for heading in ("Name", "Status", "Size", "Uploaded", "Uploaded By"))
@@ -135,7 +135,7 @@ def test_one_dataset_in_full(maze: Maze) -> None:
         "File Format: PARQUET (uploaded as CSV)",
         "Total Rows: 1,200",
         "Size: 1.5 KB (uncompressed: 4.0 KB)",
-        "Uploaded: 2026-10-02 7:00:00 AM UTC",
+        "Uploaded: 2026-10-02T07:00:00Z",
         "Uploaded By: Mara",
         f"View: {FULL['platform_url']}",
     ]
@@ -231,7 +231,7 @@ def test_a_page_of_the_log(maze: Maze) -> None:
     }
     plain = maze.osmosis("dataset", "logs", "x", "--plain").out
     assert plain.splitlines()[:2] == [
-        "2026-10-02 7:00:00 AM UTC\tinfo\tupload\tbegun",
+        "2026-10-02T07:00:00Z\tinfo\tupload\tbegun",
         "–\terror\t–\trow 3: no prompt",
     ]
     people = maze.osmosis("dataset", "logs", "x").out

@@ -51,7 +51,7 @@ def test_a_followed_log_is_plain_lines_for_logs_and_coloured_ones_for_people(maz
     maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(json=run("finished"))
     maze.get("/eval-runs/er_8/logs").respond(json={"logs": [{**line(1), "message": "[bold]a\tb"}]})
     plain = maze.osmosis("eval", "logs", "amber", "--follow", "--plain").out
-    assert plain == "2026-10-02 7:00:01 AM UTC\tinfo\trun\t[bold]a b\n"
+    assert plain == "2026-10-02T07:00:01Z\tinfo\trun\t[bold]a b\n"
     assert (
         maze.osmosis("eval", "logs", "amber", "-f").out == "2026-10-02 7:00:01 AM UTC  info  run  [bold]a b\n"
     )

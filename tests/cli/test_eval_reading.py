@@ -81,8 +81,8 @@ def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
 def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
     maze.get("/eval-runs").respond(json={"eval_runs": [ROW, {**MINIMAL, "name": None}]})
     assert maze.osmosis("eval", "list", "--plain").out == (
-        "amber-otter-42\t[running]\tmaze\t0.500\t2026-10-02 7:00 AM UTC\tMara\n"
-        "(unnamed)\t[pending]\t–\t–\t2026-10-02 7:00 AM UTC\t–\n"
+        "amber-otter-42\t[running]\tmaze\t0.500\t2026-10-02T07:00:00Z\tMara\n"
+        "(unnamed)\t[pending]\t–\t–\t2026-10-02T07:00:00Z\t–\n"
     )
     rich = maze.osmosis("eval", "list").out
     assert all(
@@ -134,7 +134,7 @@ def test_rollouts_are_listed_of_a_branch(maze: Maze) -> None:
         },
     ]
     plain = maze.osmosis("rollout", "list", "--plain").out
-    assert plain == "maze\tno\t4be1c0ff\t2026-10-02 7:00 AM UTC\n–\tyes\t–\t–\n"
+    assert plain == "maze\tno\t4be1c0ff\t2026-10-02T07:00:00Z\n–\tyes\t–\t–\n"
     assert "branch" not in route.calls.last.request.url.params
 
 
@@ -195,9 +195,9 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
         "Duration: 1m 2s",
         "Pass Rate: 50.0 %",
         "Tokens Used: 12,345",
-        "Submitted: 2026-10-02 7:00:00 AM UTC",
+        "Submitted: 2026-10-02T07:00:00Z",
         "Submitted By: Mara",
-        "Started: 2026-10-02 7:00:10 AM UTC",
+        "Started: 2026-10-02T07:00:10Z",
         "Completed: –",
         "Dataset: maze-walks",
         "Model: osmosis/tiny",

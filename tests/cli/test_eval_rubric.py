@@ -55,10 +55,24 @@ def test_a_result_file_takes_the_place_of_the_records(cli: Cli, judge: JudgeServ
     assert (document["rubric"], document["records"][0]["scores"]) == ("Be good and clear.", [0.5])
 
 
-def test_plain_prints_one_line(cli: Cli, judge: JudgeServer) -> None:
-    texts("one")
+def test_plain_prints_the_scores_of_every_record_in_a_line(cli: Cli, judge: JudgeServer) -> None:
+    texts(*["[score 0.5]"] * 45, "[score 0.25]")
+    outcome = score(cli, "--plain", "-o", "out.json", "-n", "2")
+    lines = outcome.out.splitlines()
+    assert (outcome.status, lines[:2]) == (0, ["Rubric evaluation completed.", "Record\tAverage\tScores"])
+    assert lines[2:48] == [
+        *(f"r{n}\t0.5000\t0.5000\t0.5000" for n in range(1, 46)),
+        "r46\t0.2500\t0.2500\t0.2500",
+    ]
+    assert lines[48] == "Overall Statistics:" and lines[49].startswith("average\t0.49")
+    assert "Wrote results to out.json" in lines
+
+
+def test_plain_prints_what_there_is_of_a_session_with_errors(cli: Cli, judge: JudgeServer) -> None:
+    texts("[score 0.5]", "[garbage]")
     outcome = score(cli, "--plain")
-    assert (outcome.status, outcome.out) == (0, "Rubric evaluation completed.\n")
+    assert outcome.status == 1
+    assert outcome.out.splitlines()[2:4] == ["r1\t0.5000\t0.5000", "r2\t–"]
 
 
 def test_people_see_every_run_the_statistics_and_where_the_results_are(cli: Cli, judge: JudgeServer) -> None:

@@ -78,3 +78,10 @@ def test_numbers() -> None:
 def test_control_characters_are_spelled_out_and_letters_are_kept() -> None:
     assert formats.literal("a\x1b]0;t\x07\r\n\tß\u009b") == "a\\x1b]0;t\\x07\n\tß\\x9b"
     assert formats.one_line("a\r\nb\tc\n") == "a b c "
+
+
+def test_a_moment_in_plain_output_is_iso_in_utc_with_what_precision_it_has() -> None:
+    moment = datetime(2026, 5, 1, 15, 5, tzinfo=timezone(timedelta(hours=2)))
+    assert formats.iso(moment) == "2026-05-01T13:05:00Z"
+    assert formats.iso("2026-05-01T13:05:00.250000+00:00") == "2026-05-01T13:05:00.250Z"
+    assert (formats.iso("yesterday"), formats.iso(None)) == ("yesterday", formats.MISSING)

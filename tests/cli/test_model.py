@@ -86,7 +86,7 @@ def test_one_type_is_an_ordinary_list(maze: Maze) -> None:
 
 def test_people_see_what_is_deployed(maze: Maze) -> None:
     plain = maze.osmosis("model", "list", "--type", "lora", "--plain").out.splitlines()
-    assert plain[0] == "maze-lora\tfern/base-32b\tcopper-finch\t40\t0.750\t2026-10-02 7:00 AM UTC\t[active]"
+    assert plain[0] == "maze-lora\tfern/base-32b\tcopper-finch\t40\t0.750\t2026-10-02T07:00:00Z\t[active]"
     assert plain[1].endswith("[not deployed]")
     rich = maze.osmosis("model", "list").out
     for shown in ("Base Models", "LoRA Models", "maze-lora", "[active]", "Deployed: 1 of 3"):
@@ -187,14 +187,26 @@ def test_a_model_of_which_little_is_known_can_be_shown(maze: Maze) -> None:
 
 
 @pytest.mark.parametrize("verb, status", [("deploy", "active"), ("undeploy", "inactive")])
-def test_deploying_and_taking_back_need_no_confirmation(maze: Maze, verb: str, status: str) -> None:
+def test_a_script_that_deploys_or_takes_back_is_asked_nothing(maze: Maze, verb: str, status: str) -> None:
     maze.post(f"/models/maze-lora/{verb}").respond(
         json={"id": "lo_1", "model_name": "maze-lora", "status": status}
     )
+    agreed = ["--yes"] if verb == "undeploy" else []
+    assert maze.osmosis("model", verb, "maze-lora", *agreed).status == 0
     done = maze.osmosis("model", verb, "maze-lora", "--json").json
     assert (done["operation"], done["status"]) == (f"model.{verb}", "success")
     assert done["message"] == f"LoRA model {verb}ed: maze-lora"
     assert done["resource"] == {"id": "lo_1", "model_name": "maze-lora", "status": status, **maze.resource}
+
+
+def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = maze.post("/models/maze-lora/undeploy").respond(json={"id": "lo_1", "model_name": "maze-lora"})
+    monkeypatch.setattr("osmosis_ai.cli.output.context._is_terminal", lambda _: True)
+    monkeypatch.setattr("osmosis_ai.cli.output.prompts.ask_yes_no", lambda *_, **__: False)
+    assert maze.osmosis("model", "undeploy", "maze-lora").out == "Cancelled.\n"
+    assert not called.called
+    assert maze.osmosis("model", "undeploy", "maze-lora", "--yes").status == 0
+    assert called.called
 
 
 def test_why_a_model_is_not_deployed_is_said(maze: Maze) -> None:

@@ -67,6 +67,9 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
         (["zzz"], "No such command 'zzz'.", "osmosis"),
         (["fleet", "lst"], "No such command 'lst'. Did you mean 'list'?", "osmosis fleet"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),
+        (["serve"], "No such command 'serve': this release does not have it.", "osmosis"),
+        (["test"], "No such command 'test': this release does not have it.", "osmosis"),
+        (["validate"], "No such command 'validate': this release does not have it.", "osmosis"),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],
 )
@@ -77,6 +80,15 @@ def test_an_unknown_command_gets_a_suggestion_at_every_level(
     envelope = json.loads(cli(*arguments, "--json").err)
     assert envelope["error"] == {"code": "VALIDATION", "message": message, "details": {}}
     assert envelope["command"] == (" ".join(arguments[:-1]) or "<root>")
+
+
+@pytest.mark.parametrize(
+    "words", [("-m", "agent:Agent", "-d", "rows.jsonl"), ("-d", "rows.jsonl", "--module=agent:Agent")]
+)
+def test_the_classic_evaluation_of_a_module_is_said_to_be_missing(cli: Cli, words: tuple[str, ...]) -> None:
+    said = "'osmosis eval -m MODULE': this release does not have it."
+    assert cli("eval", *words) == (2, "", f"Error: {said}\nhint: see `osmosis eval --help`\n")
+    assert json.loads(cli("eval", *words, "--json").err)["error"]["message"] == said
 
 
 def test_a_hidden_command_is_never_suggested(cli: Cli) -> None:

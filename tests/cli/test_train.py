@@ -195,8 +195,8 @@ def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
 def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
     maze.get("/training-runs").respond(json={"training_runs": [ROW, MINIMAL]})
     assert maze.osmosis("train", "list", "--plain").out == (
-        "copper finch/9\t[running]\tfern/base-32b\tmaze\t0.310\t2026-10-02 7:00 AM UTC\tMara\n"
-        "(unnamed)\t[queued]\t–\t–\t–\t2026-10-02 7:00 AM UTC\t–\n"
+        "copper finch/9\t[running]\tfern/base-32b\tmaze\t0.310\t2026-10-02T07:00:00Z\tMara\n"
+        "(unnamed)\t[queued]\t–\t–\t–\t2026-10-02T07:00:00Z\t–\n"
     )
     rich = maze.osmosis("train", "list").out
     assert all(word in rich for word in ("Status", "Reward", "[running]", "copper finch/9"))
@@ -344,8 +344,8 @@ def test_checkpoints_are_listed_with_how_to_deploy_the_last(maze: Maze) -> None:
     assert [item["checkpoint_step"] for item in listed["items"]] == [20, 40]
     assert listed["training_run_name"] == "copper finch/9"
     assert maze.osmosis("train", "checkpoints", "copper", "--plain").out.splitlines()[:2] == [
-        "copper-step-20\t20\t[uploaded]\t2026-10-02 8:00 AM UTC",
-        "copper-step-40\t40\t[uploaded]\t2026-10-02 8:00 AM UTC",
+        "copper-step-20\t20\t[uploaded]\t2026-10-02T08:00:00Z",
+        "copper-step-40\t40\t[uploaded]\t2026-10-02T08:00:00Z",
     ]
     assert "osmosis model deploy copper-step-40" in maze.osmosis("train", "checkpoints", "copper").out
     maze.get("/training-runs/none/checkpoints").respond(json={})

@@ -72,4 +72,4 @@ def eval_rubric(
         ),
         ["eval-rubric"],
     )
-    return conclude("eval-rubric", outcome, resource(outcome, with_records=False), in_plain=True)
+    return conclude("eval-rubric", outcome, resource(outcome, with_records=False))

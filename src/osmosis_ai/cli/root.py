@@ -19,6 +19,9 @@ TRAIL = "osmosis.trail"
 _MEANINGS = dict(OPTIONS)
 # What other tools call what is here found under another name.
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
+# Other lines of the product have these. What is near to them in spelling does something else.
+_NOT_IN_THIS_RELEASE = ("serve", "test", "validate", "benchmark", "template", "quickstart", "upgrade", "dev")
+_CLASSIC_EVAL = ("-m", "--module")
 _CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -30,6 +33,8 @@ class CommandGroup(TyperGroup):
         if not args and not self.invoke_without_command and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(0)
+        if ctx.command_path == f"{PROGRAM} eval" and _is_classic_eval(args):
+            ctx.fail(f"'{PROGRAM} eval -m MODULE': this release does not have it.")
         self.no_args_is_help = False
         return super().parse_args(ctx, args)
 
@@ -141,9 +146,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _is_classic_eval(arguments: Sequence[str]) -> bool:
+    return (
+        arguments[:1] != []
+        and arguments[0].startswith("-")
+        and any(word.partition("=")[0] in _CLASSIC_EVAL for word in arguments)
+    )
+
+
 def _no_such_command(name: str, visible: Sequence[str]) -> str:
     if name == "help":
         return f"No such command 'help'. Use '{PROGRAM} --help' or '{PROGRAM} <command> --help'."
+    if name in _NOT_IN_THIS_RELEASE:
+        return f"No such command {name!r}: this release does not have it."
     from difflib import get_close_matches
 
     meant = _OTHER_WORDS.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import DetailResult, Row, Section
+from osmosis_ai.cli.output.results import DetailResult, Moment, Row, Section
 
 if TYPE_CHECKING:
     from osmosis_ai.services.auth import Account
@@ -34,8 +34,6 @@ def _workspaces(account: Account) -> list[Section]:
 
 
 def _rows(account: Account) -> list[Row]:
-    from osmosis_ai.cli.output import formats
-
     return [
         ("Email", account.user.email),
         ("Name", account.user.name),
@@ -44,5 +42,5 @@ def _rows(account: Account) -> list[Row]:
         ("Platform", account.credentials.platform_url),
         ("Auth Source", _SOURCES[account.credentials.source]),
         ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
-        ("Expires", formats.date(account.expires_at, seconds=True)),
+        ("Expires", Moment(account.expires_at, seconds=True)),
     ]

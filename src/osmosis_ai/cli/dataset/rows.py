@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Row, Status
+from osmosis_ai.cli.output.results import Moment, Row, Status
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
@@ -25,7 +25,7 @@ def detail_rows(dataset: Dataset) -> list[Row]:
         ("File Format", _file_format(dataset)),
         ("Total Rows", formats.count(dataset.row_count)),
         ("Size", _size(dataset)),
-        ("Uploaded", formats.date(dataset.created_at, seconds=True)),
+        ("Uploaded", Moment(dataset.created_at, seconds=True)),
         ("Uploaded By", dataset.creator_name),
     ]
     if dataset.upload_error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Column, Row, Section, Status, Styled, Table
+from osmosis_ai.cli.output.results import Block, Column, Moment, Row, Section, Status, Styled, Table
 from osmosis_ai.cli.run_details import configuration_rows, standing_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def columns() -> tuple[Column, ...]:
         Column("Status", value=lambda item: Status(item["status"])),
         Column("Rollout", "rollout"),
         Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
-        Column("Submitted", value=lambda item: formats.date(item["created_at"])),
+        Column("Submitted", value=lambda item: Moment(item["created_at"])),
         Column("Submitted By", "creator_name"),
     )
 
@@ -100,10 +100,10 @@ def _rows(described: DescribedRun) -> Iterator[Row]:
     yield "Duration", formats.duration(_duration_s(described))
     yield "Pass Rate", formats.percent(summary.get("pass_rate"))
     yield "Tokens Used", formats.count(summary.get("total_tokens"))
-    yield "Submitted", formats.date(run.created_at, seconds=True)
+    yield "Submitted", Moment(run.created_at, seconds=True)
     yield "Submitted By", run.creator_name
-    yield "Started", formats.date(run.started_at, seconds=True)
-    yield "Completed", formats.date(run.completed_at, seconds=True)
+    yield "Started", Moment(run.started_at, seconds=True)
+    yield "Completed", Moment(run.completed_at, seconds=True)
     yield "Dataset", detail.dataset.name if detail.dataset else None
     yield "Model", described.model
     yield "Rollout", detail.rollout.name if detail.rollout else None

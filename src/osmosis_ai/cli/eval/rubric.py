@@ -181,7 +181,9 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     prepared = _prepare(request)
     for note in prepared.notes:
         shown.warn(note)
-    keep = None if shown.mode == "json" and request.output is None and not request.classic else SHOWN_RECORDS
+    # A script that reads lines gets one for every record, as one that reads JSON does.
+    everything = shown.mode == "plain" or (shown.mode == "json" and request.output is None)
+    keep = None if everything and not request.classic else SHOWN_RECORDS
 
     from osmosis_ai.cli.eval.rubric_live import LiveSession
 
@@ -192,16 +194,13 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     return outcome
 
 
-def conclude(
-    operation: str, outcome: RubricOutcome, resource: dict[str, Any], *, in_plain: bool = False
-) -> OperationResult:
+def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -> OperationResult:
     """Return the result of a session; one with errors is shown and then raised.
 
     Args:
         operation: its dotted name.
         outcome: what came of the session.
         resource: what scripts see of it.
-        in_plain: show the blocks in plain mode too.
 
     Raises:
         OsmosisError: a call failed or a record has no score, although nothing kept the session from asking.
@@ -216,13 +215,15 @@ def conclude(
         status="success" if outcome.result.complete else "partial",
         message=rubric_tables.message(outcome) if halted else WITH_ERRORS if errors else COMPLETED,
         resource=resource,
-        blocks=rubric_tables.blocks(outcome, in_plain=in_plain),
-        next_steps=[] if current().mode == "plain" and not in_plain else rubric_tables.next_steps(outcome),
+        blocks=rubric_tables.scores(outcome)
+        if current().mode == "plain" and not outcome.prepared.request.classic
+        else rubric_tables.blocks(outcome),
+        next_steps=rubric_tables.next_steps(outcome),
         next_steps_structured=rubric_tables.next_steps_structured(outcome),
     )
     if outcome.result.complete or halted:
         return result
-    if current().mode == "rich" or (in_plain and current().mode == "plain"):
+    if current().mode != "json":
         current().emit(result)
     raise OsmosisError(
         f"{WITH_ERRORS} {rubric_tables.what_is_missing(outcome)}",

@@ -19,22 +19,38 @@ _LONGEST = 280
 _LISTED_CALLS, _LEAST_RECORDS = 40, 3
 
 
-def blocks(outcome: RubricOutcome, *, in_plain: bool) -> list[Block]:
+def blocks(outcome: RubricOutcome) -> list[Block]:
     """Return the records, the statistics, what is known of the judges, and the comparison."""
     result = outcome.result
     head = _classic_head(outcome) if outcome.prepared.request.classic else _head(outcome)
-    shown: list[Block] = [Text("\n".join(head), in_plain=in_plain)]
+    shown: list[Block] = [Text("\n".join(head), in_plain=True)]
     listed = outcome.records[: max(_LEAST_RECORDS, _LISTED_CALLS // result.spec.calls_per_record)]
-    shown += [Text("\n".join(_record_lines(entry)), in_plain=in_plain) for entry in listed]
+    shown += [Text("\n".join(_record_lines(entry)), in_plain=True) for entry in listed]
     more = len(result.index) - len(listed)
     if more > 0:
         rest = f"… {_number(more, 'more record')} in {shown_path(outcome.output_path)}"
-        shown.append(Text(rest, tone="dim", in_plain=in_plain))
-    shown.append(Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=in_plain))
-    shown += trust_blocks(outcome.trust, in_plain=in_plain, with_page=outcome.report_path is not None)
+        shown.append(Text(rest, tone="dim", in_plain=True))
+    return [*shown, *_conclusions(outcome)]
+
+
+def scores(outcome: RubricOutcome) -> list[Block]:
+    """Return a line for each record, its label, its average and its scores, and what follows from them."""
+    rows = [
+        (
+            entry["label"],
+            f"{entry['statistics']['average']:.4f}" if entry["scores"] else None,
+            *(f"{score:.4f}" for score in entry["scores"]),
+        )
+        for entry in outcome.records
+    ]
+    return [Table(("Record", "Average", "Scores"), rows, in_plain=True), *_conclusions(outcome)]
+
+
+def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
+    yield Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=True)
+    yield from trust_blocks(outcome.trust, in_plain=True, with_page=outcome.report_path is not None)
     if outcome.comparison is not None:
-        shown.append(baseline_table(outcome.comparison, in_plain=in_plain))
-    return shown
+        yield baseline_table(outcome.comparison, in_plain=True)
 
 
 def _head(outcome: RubricOutcome) -> Iterator[str]:

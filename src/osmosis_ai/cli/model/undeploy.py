@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.model.tables import LoraArgument
+from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 
 
-def undeploy(model: LoraArgument) -> OperationResult:
-    """Serve a LoRA model no longer; doing so twice changes nothing."""
+def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
+    """Serve a LoRA model no longer; doing so twice changes nothing. Asks on a terminal, never a script."""
     from osmosis_ai.services import models
 
+    output = current()
     with platform_context() as context:
-        with current().status("Undeploying model"):
+        # Scripts written for the hosted service name no --yes here.
+        if output.interactive:
+            output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
+        with output.status("Undeploying model"):
             changed = models.undeploy(context.client, model)
         name = changed.model_name or model
         return OperationResult(

@@ -93,6 +93,22 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
     return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
 
 
+def iso(moment: datetime | str | None) -> str:
+    """Return ``2026-05-01T13:05:00Z``, in UTC, with milliseconds where there are any.
+
+    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    """
+    if moment is None:
+        return MISSING
+    if isinstance(moment, str):
+        parsed = parse_date(moment)
+        if parsed is None:
+            return moment
+        moment = parsed
+    precision = "milliseconds" if moment.microsecond else "seconds"
+    return moment.astimezone(timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
 def parse_date(text: str) -> datetime | None:
     """Read an ISO 8601 date, with or without zone (UTC then); None when it is not one."""
     try:

@@ -15,6 +15,7 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     ListResult,
     MessageResult,
+    Moment,
     OperationResult,
     Result,
     Row,
@@ -93,6 +94,8 @@ def cell_text(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, Styled):
         return formats.one_line(cell.text)
+    if isinstance(cell, Moment):
+        return formats.one_line(formats.iso(cell.at))
     if isinstance(cell, Status):
         return f"[{formats.one_line(cell.word)}]"
     if isinstance(cell, float):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 Tone = Literal["good", "bad", "warn", "active", "pending", "accent", "strong", "dim"]
@@ -30,7 +31,20 @@ class Status:
     word: str
 
 
-Cell = str | int | float | bool | Styled | Status | None
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time: in the reader's own zone for people, ISO 8601 in UTC for lines that programs read.
+
+    Attributes:
+        at: a moment, or an ISO 8601 string as it came; a string that is no date is shown as it is.
+        seconds: whether people see the seconds, too.
+    """
+
+    at: datetime | str | None
+    seconds: bool = False
+
+
+Cell = str | int | float | bool | Styled | Status | Moment | None
 Row = tuple[str, Cell]
 
 

@@ -34,6 +34,7 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     ListResult,
     MessageResult,
+    Moment,
     OperationResult,
     Result,
     Row,
@@ -232,6 +233,8 @@ def _cell(cell: Cell) -> RichText:
     if isinstance(cell, Status):
         tone = _STATUS_TONES.get(cell.word.lower())
         return RichText(f"[{formats.one_line(cell.word)}]", style=_STYLES[tone] if tone else "")
+    if isinstance(cell, Moment):
+        return RichText(_cell_text(formats.date(cell.at, seconds=cell.seconds)))
     if isinstance(cell, str):
         return RichText(_cell_text(cell))
     return RichText(cell_text(cell))

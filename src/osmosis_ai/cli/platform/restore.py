@@ -32,7 +32,7 @@ def restore(
         )
     return OperationResult(
         operation="platform.restore",
-        message=f"Restored {config.home} from the backup of {formats.date(report.created_at)}: "
+        message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
         f"{formats.count(report.files)} files, all as they were written.",
         resource={
             "home": str(config.home),

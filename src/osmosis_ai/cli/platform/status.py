@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from osmosis_ai.cli.output.results import DetailResult, Status
+from osmosis_ai.cli.output.results import DetailResult, Moment, Status
 from osmosis_ai.errors import NotFoundError
 
 
 def status() -> DetailResult:
     """Show the platform that runs on this machine; exits with 1 when there is none."""
-    from osmosis_ai.cli.output import formats
     from osmosis_ai.platform.config import from_environment
     from osmosis_ai.platform.process_state import running_platform
 
@@ -34,7 +33,7 @@ def status() -> DetailResult:
             ("Status", Status(state)),
             ("URL", process.url),
             ("Process", process.pid),
-            ("Started", formats.date(process.started_at)),
+            ("Started", Moment(process.started_at)),
             ("Version", process.version),
             ("Data", str(home)),
         ],

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Section, Status, Table
+from osmosis_ai.cli.output.results import Block, Cell, Column, Moment, Row, Section, Status, Table
 from osmosis_ai.cli.output.sparkline import sparkline
 from osmosis_ai.cli.run_details import configuration_rows, standing_rows
 
@@ -30,7 +30,7 @@ def columns() -> tuple[Column, ...]:
         Column("Base Model", "model_name"),
         Column("Rollout", "rollout_name"),
         Column("Reward", value=lambda item: number(item["summary"].get("reward")), right=True),
-        Column("Submitted", value=lambda item: formats.date(item["created_at"])),
+        Column("Submitted", value=lambda item: Moment(item["created_at"])),
         Column("Submitted By", "creator_name"),
     )
 
@@ -41,7 +41,7 @@ def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
         Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
         Column("Step", "checkpoint_step", right=True),
         Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
-        Column("Saved", value=lambda item: formats.date(item["created_at"])),
+        Column("Saved", value=lambda item: Moment(item["created_at"])),
         *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
     )
 
@@ -160,13 +160,13 @@ def _rows(described: DescribedTraining) -> Iterator[Row]:
     duration_ms = described.duration_ms
     yield "Duration", formats.duration(duration_ms / 1000 if duration_ms is not None else None)
     yield "Examples Processed", formats.count(run.examples_processed_count)
-    yield "Submitted", formats.date(run.created_at, seconds=True)
+    yield "Submitted", Moment(run.created_at, seconds=True)
     yield "Submitted By", run.creator_name
     yield "Dataset", detail.dataset.name if detail.dataset else None
     yield "Base Model", detail.model.name if detail.model else None
     yield "Rollout", detail.rollout.name if detail.rollout else None
-    yield "Started", formats.date(run.started_at, seconds=True)
-    yield "Completed", formats.date(run.completed_at, seconds=True)
+    yield "Started", Moment(run.started_at, seconds=True)
+    yield "Completed", Moment(run.completed_at, seconds=True)
     if run.notes:
         yield "Notes", run.notes
     if described.metrics is None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.output.context import current as output_context
-from osmosis_ai.cli.output.results import DetailResult
+from osmosis_ai.cli.output.results import DetailResult, Moment
 
 
 def current() -> DetailResult:
     """Show the workspace that the repository you are in belongs to."""
-    from osmosis_ai.cli.output import formats
     from osmosis_ai.services.workspaces import current_workspace
 
     output = output_context()
@@ -21,7 +20,7 @@ def current() -> DetailResult:
             ("Workspace", found.membership.name),
             ("Role", found.membership.role),
             ("User", found.user.email),
-            ("Expires", formats.date(found.expires_at, seconds=True)),
+            ("Expires", Moment(found.expires_at, seconds=True)),
             ("Platform", found.platform_url),
             ("Repository", found.checkout.git.identity),
             ("Directory", str(found.checkout.workspace.root)),

@@ -1,11 +1,20 @@
-"""Throughput and memory of `osmosis eval run`, through the real processes.
+"""What an evaluation costs, through the real processes of `osmosis eval run`.
 
-A stand-in model answers after a set latency; the rollout makes one model call over HTTP; the
-journal is fsynced. Throughput is the slope between a short and a long run, so that start-up
-does not count, given as a ratio to the ideal (rows x latency / in flight). Memory is the peak of
-the process that runs the engine, with few and with many rows.
+A stand-in model answers after a set latency; the rollout calls it once with one of four clients; the
+journal is fsynced. For each number in flight and each client: rollouts per second, how long the rows
+took as a ratio to the first number in flight, and the CPU of engine and rollout server per rollout,
+start-up taken off. The runs alternate and the medians are shown, so that what else the machine does
+falls on all of them. Memory is the peak of the engine's process, with few and with many rows.
 
-    python benchmarks/engine.py [--latency-ms 200] [--in-flight 1 32 256] [--memory-rows 1000 50000]
+    python benchmarks/engine.py                                        # the whole table, some minutes
+    python benchmarks/engine.py --in-flight 4 --rows 8 --runs 1 --memory-rows 8     # seconds
+
+clients:
+    none      no model call at all: the rollout waits for as long as the model would take
+    http      get_rollout_context().http()
+    ours      get_rollout_context().openai()
+    httpx     a new httpx.AsyncClient in every rollout
+    openai    a new openai.AsyncOpenAI in every rollout
 """
 
 from __future__ import annotations
@@ -15,19 +24,23 @@ import contextlib
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
+CLIENTS = ("none", "http", "ours", "httpx", "openai")
 ROLLOUT = """
-import os
+import asyncio, json, os, time
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-import aiohttp
+import httpx
+import openai
 import uvicorn
 
 from osmosis_ai.rollout.agent_workflow import AgentWorkflow
@@ -37,44 +50,85 @@ from osmosis_ai.rollout.grader import Grader
 from osmosis_ai.rollout.server import create_rollout_server
 from osmosis_ai.rollout.types import AgentWorkflowConfig, ConcurrencyConfig
 
-sessions = []
+CLIENT, LATENCY_S = os.environ["BENCH_CLIENT"], float(os.environ["BENCH_LATENCY_S"])
+marks = []  # (wall clock, processor time) at the first rollout's start and at every grading
+
+
+async def ask(prompt):
+    context = get_rollout_context()
+    url, key = context.chat_completions_url, context.api_key
+    body = {"model": "policy", "messages": prompt}
+    if CLIENT == "none":
+        await asyncio.sleep(LATENCY_S)
+        return {"role": "assistant", "content": "nobody was asked"}
+    if CLIENT == "http":
+        return (await context.http().post("/chat/completions", json=body)).json()["choices"][0]["message"]
+    if CLIENT == "httpx":
+        async with httpx.AsyncClient(timeout=300) as client:
+            headers = {"Authorization": f"Bearer {key}"}
+            reply = await client.post(f"{url}/chat/completions", json=body, headers=headers)
+        return reply.json()["choices"][0]["message"]
+    client = context.openai() if CLIENT == "ours" else openai.AsyncOpenAI(base_url=url, api_key=key)
+    completion = await client.chat.completions.create(**body)
+    return completion.choices[0].message.model_dump(exclude_none=True)
+
+
+def mark():
+    marks.append((time.perf_counter(), time.process_time()))
 
 
 class OneCall(AgentWorkflow):
     async def run(self, ctx):
-        if not sessions:
-            sessions.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        model = get_rollout_context()
-        async with sessions[0].post(
-            f"{model.chat_completions_url}/chat/completions",
-            headers={"Authorization": f"Bearer {model.api_key}"},
-            json={"model": "policy", "messages": ctx.prompt},
-        ) as reply:
-            reply.raise_for_status()
-            body = await reply.json()
-        return [*ctx.prompt, body["choices"][0]["message"]]
+        marks or mark()
+        return [*ctx.prompt, await ask(ctx.prompt)]
 
 
 class AnyAnswer(Grader):
     async def grade(self, ctx):
         ctx.set_reward(1.0 if ctx.sample.messages[-1]["content"] else 0.0)
+        mark()
+
+
+@asynccontextmanager
+async def life(app):
+    yield
+    (began, cpu_before), (ended, cpu_after) = marks[0], marks[-1]
+    told = {"seconds": ended - began, "cpu_s": cpu_after - cpu_before, "total_cpu_s": time.process_time()}
+    Path(os.environ["BENCH_REPORT"]).write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
     config = AgentWorkflowConfig(name="bench", concurrency=ConcurrencyConfig(max_concurrent=None))
-    app = create_rollout_server(backend=LocalBackend(workflow=OneCall, workflow_config=config, grader=AnyAnswer))
+    backend = LocalBackend(workflow=OneCall, workflow_config=config, grader=AnyAnswer)
+    app = create_rollout_server(backend=backend, lifespan=life)
     uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
 PYPROJECT = '[project]\nname = "bench"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["osmosis-ai[server]"]\n'
 
 
 @dataclass(frozen=True)
-class Throughput:
+class Measured:
+    """One evaluation: seconds from the first rollout's start to the last grading, CPU seconds, MiB."""
+
+    seconds: float
+    server_cpu_s: float
+    engine_cpu_s: float
+    peak_mib: float
+    lost: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Medians over the runs of one client at one number in flight."""
+
     in_flight: int
-    latency_ms: float
+    client: str
     rollouts_per_s: float
     ideal_per_s: float
-    ratio_to_ideal: float
+    time_ratio: float
+    engine_cpu_ms: float
+    server_cpu_ms: float
+    lost: int
 
 
 @dataclass(frozen=True)
@@ -117,85 +171,117 @@ def stand_in_model(latency_ms: float) -> Iterator[str]:
         process.wait()
 
 
-def evaluate(workspace: Path, base_url: str, *, rows: int, in_flight: int) -> tuple[float, float]:
-    """Run one evaluation; return (wall seconds, peak MiB of the engine's process)."""
-    command = [
-        sys.executable,
-        "-m",
-        "osmosis_ai",
-        "eval",
-        "run",
-        "configs/eval/bench.toml",
-        "--yes",
-        "--json",
-    ]
-    command += ["--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight), "--fresh", "--name", "bench"]
-    environment = {**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "not-checked"}
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=workspace, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    out, err = process.stdout.read(), process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    elapsed = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(f"the run failed: {err.decode()[-2000:]}")
-    resource_ = json.loads(out)["resource"]
-    assert resource_["succeeded"] == rows, resource_
-    return elapsed, usage.ru_maxrss / 1024
+class Bench:
+    """Evaluations of one workspace against one model."""
+
+    def __init__(self, workspace: Path, base_url: str, latency_ms: float) -> None:
+        self._workspace = workspace
+        self._report = workspace / "report.json"
+        self._environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": "not-checked",
+            "BENCH_LATENCY_S": str(latency_ms / 1000),
+            "BENCH_REPORT": str(self._report),
+        }
+
+    def evaluate(self, *, rows: int, in_flight: int, client: str) -> Measured:
+        """Run one evaluation to its end."""
+        command = [sys.executable, "-m", "osmosis_ai", "eval", "run", "configs/eval/bench.toml", "--yes"]
+        command += ["--json", "--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight)]
+        command += ["--fresh", "--name", "bench"]
+        process = subprocess.Popen(
+            command,
+            cwd=self._workspace,
+            env={**self._environment, "BENCH_CLIENT": client},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        out = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"the run failed: see {self._workspace}/.osmosis/evals/bench")
+        told = json.loads(out)["resource"]
+        if told["succeeded"] != rows:
+            raise SystemExit(f"{told['succeeded']} of {rows} rows succeeded with `{client}`: {told}")
+        server = json.loads(self._report.read_text())
+        return Measured(
+            seconds=server["seconds"],
+            server_cpu_s=server["cpu_s"],
+            # What was waited for counts as well, and the server was.
+            engine_cpu_s=usage.ru_utime + usage.ru_stime - server["total_cpu_s"],
+            peak_mib=usage.ru_maxrss / 1024,
+            lost=told.get("lost_attempts", 0),
+        )
 
 
-def measure_throughput(workspace: Path, latency_ms: float, in_flight: int, seconds: float) -> Throughput:
-    ideal = in_flight / (latency_ms / 1000)
-    expected = min(ideal, 400.0)
-    short, long = max(1, int(expected * 1)), max(2, int(expected * (1 + seconds)))
-    with stand_in_model(latency_ms) as base_url:
-        evaluate(workspace, base_url, rows=short, in_flight=in_flight)  # warms caches and bytecode
-        first, _ = evaluate(workspace, base_url, rows=short, in_flight=in_flight)
-        second, _ = evaluate(workspace, base_url, rows=long, in_flight=in_flight)
-    rate = (long - short) / (second - first)
-    return Throughput(in_flight, latency_ms, round(rate, 1), round(ideal, 1), round(rate / ideal, 3))
-
-
-def measure_memory(workspace: Path, rows: int) -> Memory:
-    with stand_in_model(1.0) as base_url:
-        _, peak = evaluate(workspace, base_url, rows=rows, in_flight=64)
-    return Memory(rows, round(peak, 1))
+def measure_clients(bench: Bench, options: argparse.Namespace) -> list[Cell]:
+    """Run every client at every number in flight, in turns, ``options.runs`` times."""
+    # The first fills caches and bytecode; the second is what an evaluation costs before its rows.
+    bench.evaluate(rows=1, in_flight=1, client="openai")
+    start_up_s = bench.evaluate(rows=1, in_flight=1, client="none").engine_cpu_s
+    measured: dict[tuple[str, int], list[Measured]] = {}
+    for _ in range(options.runs):
+        for client in options.clients:
+            for in_flight in options.in_flight:
+                runs = measured.setdefault((client, in_flight), [])
+                runs.append(bench.evaluate(rows=options.rows, in_flight=in_flight, client=client))
+    cells = []
+    for (client, in_flight), runs in measured.items():
+        seconds = statistics.median(run.seconds for run in runs)
+        first = statistics.median(run.seconds for run in measured[client, options.in_flight[0]])
+        engine_s = statistics.median(run.engine_cpu_s for run in runs) - start_up_s
+        server_s = statistics.median(run.server_cpu_s for run in runs)
+        cells.append(
+            Cell(
+                in_flight=in_flight,
+                client=client,
+                rollouts_per_s=round(options.rows / seconds, 1),
+                ideal_per_s=round(min(in_flight, options.rows) / (options.latency_ms / 1000), 1),
+                time_ratio=round(seconds / first, 2),
+                engine_cpu_ms=round(max(engine_s, 0.0) * 1000 / options.rows, 2),
+                server_cpu_ms=round(server_s * 1000 / options.rows, 2),
+                lost=sum(run.lost for run in runs),
+            )
+        )
+    return cells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--latency-ms", type=float, default=200.0)
-    parser.add_argument("--in-flight", type=int, nargs="*", default=[1, 32, 256])
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="length of the long run beyond the short one"
-    )
+    parser.add_argument("--latency-ms", type=float, default=50.0, help="of the model")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--rows", type=int, default=1000, help="of each run")
+    parser.add_argument("--runs", type=int, default=5, help="of each client at each number in flight")
     parser.add_argument("--memory-rows", type=int, nargs="*", default=[1_000, 10_000])
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
         workspace = Path(directory)
-        make_workspace(workspace, max([*options.memory_rows, 20_000]))
-        throughput = [
-            measure_throughput(workspace, options.latency_ms, n, options.seconds) for n in options.in_flight
-        ]
-        memory = [measure_memory(workspace, rows) for rows in options.memory_rows]
-    for row in throughput:
+        make_workspace(workspace, max([*options.memory_rows, options.rows]))
+        with stand_in_model(options.latency_ms) as base_url:
+            cells = measure_clients(Bench(workspace, base_url, options.latency_ms), options)
+        with stand_in_model(1.0) as base_url:
+            bench = Bench(workspace, base_url, 1.0)
+            memory = [
+                Memory(rows, round(bench.evaluate(rows=rows, in_flight=64, client="http").peak_mib, 1))
+                for rows in options.memory_rows
+            ]
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, medians of {options.runs}")
+    for cell in cells:
         print(
-            f"{row.in_flight:>4} in flight: {row.rollouts_per_s:>7.1f} rollouts/s, ideal {row.ideal_per_s:>7.1f}, ratio {row.ratio_to_ideal:.2f}"
+            f"{cell.client:>6} {cell.in_flight:>4} in flight: {cell.rollouts_per_s:>7.1f} rollouts/s "
+            f"(ideal {cell.ideal_per_s:.0f}), time {cell.time_ratio:.2f}x, CPU a rollout: engine "
+            f"{cell.engine_cpu_ms:.2f} ms, server {cell.server_cpu_ms:.2f} ms, lost {cell.lost}"
         )
     for point in memory:
         print(f"{point.rows:>7} rows: peak {point.peak_mib:.1f} MiB")
-    print(
-        json.dumps(
-            {"throughput": [asdict(row) for row in throughput], "memory": [asdict(row) for row in memory]}
-        )
-    )
+    print(json.dumps({"clients": [*map(asdict, cells)], "memory": [*map(asdict, memory)]}))
 
 
 if __name__ == "__main__":

@@ -274,6 +274,26 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
             assert reply.headers["x-osmosis-rollout-instance-id"] == server._instance_id
 
 
+async def test_an_agents_own_clients_share_one_tls_context_and_do_not_fill_the_log(
+    make_spec: MakeSpec,
+) -> None:
+    source = """
+        import logging
+        import httpx
+
+        def context(**options):
+            return httpx.AsyncClient(**options)._transport._pool._ssl_context
+
+        assert context() is context(), "each costs 40 ms"
+        assert context(verify=False) is not context()
+        assert httpx.create_ssl_context() is not context(), "one to be changed is one's own"
+        logging.basicConfig(level=logging.INFO)
+        logging.getLogger("httpx").info("a line for every request")
+    """ + textwrap.indent(plain_server(), " " * 8)
+    async with RolloutServer(make_spec(source)) as server:
+        assert "a line for every request" not in "\n".join(server.log_tail())
+
+
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)

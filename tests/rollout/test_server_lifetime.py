@@ -20,6 +20,8 @@ from osmosis_ai.rollout import (
     AgentWorkflowContext,
     ConcurrencyConfig,
     LocalBackend,
+    get_rollout_context,
+    model_client,
 )
 from osmosis_ai.rollout.server import app, create_rollout_server, host
 
@@ -88,6 +90,26 @@ class TestHealth:
 
 
 class TestShutdown:
+    async def test_the_connections_of_the_rollouts_clients_are_closed_at_shutdown(
+        self, controller: Controller
+    ) -> None:
+        opened: list[Any] = []
+
+        class Calls(AgentWorkflow):
+            async def run(self, ctx: AgentWorkflowContext) -> list[dict[str, Any]]:
+                context = get_rollout_context()
+                assert context is not None
+                reply = await context.http().post("/chat/completions", json={"messages": ctx.prompt})
+                (transport,) = model_client._shared[asyncio.get_running_loop()].values()
+                opened.append(transport.client)
+                return [*ctx.prompt, reply.json()["choices"][0]["message"]]
+
+        async with serving(LocalBackend(workflow=Calls, grader=ExactMatch)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            await controller.wait_for("grader")
+            assert not opened[0].closed
+        assert opened[0].closed
+
     async def test_rollouts_in_flight_finish_before_the_callers_lifespan_ends(
         self, controller: Controller
     ) -> None:

@@ -8,6 +8,7 @@ entrypoint, in ``src/``, or in the project's directory.
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import sys
@@ -18,6 +19,7 @@ from osmosis_ai.supervision import watch_parent
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
+_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
 def main(entrypoint: str) -> None:
@@ -29,11 +31,43 @@ def main(entrypoint: str) -> None:
     # Python put this file's directory first, whose modules must not shadow the project's.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [*places, *(place for place in sys.path if place not in places and place != here)]
+    _make_clients_cheap()
     instance_id = os.environ.get(INSTANCE_ENV)
     if instance_id:
         _prove_ownership(instance_id)
     sys.argv = [str(path)]
     runpy.run_path(str(path), run_name="__main__")
+
+
+def _make_clients_cheap() -> None:
+    """Let the clients that agents open by themselves, often one a rollout, cost and write less.
+
+    Each client of httpx, and so each of OpenAI's, reads the certificates anew: 40 ms, during which
+    every other rollout waits. One TLS context can serve them all. And a line in the log for every
+    request says nothing that the run does not know.
+    """
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        from httpx._transports import default
+    except ImportError:
+        return
+    create = getattr(default, "create_ssl_context", None)
+    if create is None:
+        # Another release keeps it elsewhere; its clients cost what they cost.
+        return
+    contexts: dict[tuple[str | None, ...], Any] = {}
+
+    def create_once(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+        if verify is not True or cert is not None:
+            return create(verify=verify, cert=cert, trust_env=trust_env)
+        key = tuple(os.environ.get(name) for name in _CERTIFICATE_VARIABLES) if trust_env else ()
+        if key not in contexts:
+            contexts[key] = create(verify=verify, cert=cert, trust_env=trust_env)
+        return contexts[key]
+
+    # Its own transports' name alone: who asks httpx for a context, to change it, gets one of their own.
+    default.create_ssl_context = create_once  # type: ignore[attr-defined]
 
 
 def _prove_ownership(instance_id: str) -> None:

@@ -11,12 +11,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from typing_extensions import TypeVar
 
 from .types.config import AgentWorkflowConfig
 from .types.sample import Messages, RolloutSample
+
+if TYPE_CHECKING:
+    import httpx
+    from openai import AsyncOpenAI
 
 CHAT_COMPLETIONS_URL_ENV = "OSMOSIS_CHAT_COMPLETIONS_URL"
 API_KEY_ENV = "OSMOSIS_API_KEY"
@@ -101,6 +105,8 @@ class RolloutContext:
     rollout_id: str = ""
     sample_source: SampleSource | None = None
     _outer: list[RolloutContext | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    _http: httpx.AsyncClient | None = field(default=None, init=False, repr=False, compare=False)
+    _openai: AsyncOpenAI | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.chat_completions_url = self.chat_completions_url or os.environ.get(CHAT_COMPLETIONS_URL_ENV, "")
@@ -120,6 +126,43 @@ class RolloutContext:
     ) -> None:
         # Not ContextVar.reset: an async generator may leave the block in another task's context.
         rollout_contextvar.set(self._outer.pop())
+
+    def http(self) -> httpx.AsyncClient:
+        """Return a client for this rollout's model: ``await context.http().post("/chat/completions", json=...)``.
+
+        All rollouts of a process share its connections, so it costs next to nothing. The rollout's key
+        goes with requests to the model's address, and with no others.
+
+        Raises:
+            RuntimeError: when this rollout has no model.
+        """
+        if self._http is None or self._http.is_closed:
+            from .model_client import open_http
+
+            self._http = open_http(self._model_url(), self.api_key)
+        return self._http
+
+    def openai(self) -> AsyncOpenAI:
+        """Return an OpenAI client for this rollout's model, over the connections of :meth:`http`.
+
+        A call whose connection broke is sent again twice, and answered from the record of the first.
+
+        Raises:
+            RuntimeError: when this rollout has no model.
+        """
+        if self._openai is None or self._openai.is_closed():
+            from .model_client import open_openai
+
+            self._openai = open_openai(self._model_url(), self.api_key, self.http())
+        return self._openai
+
+    def _model_url(self) -> str:
+        if not self.chat_completions_url:
+            raise RuntimeError(
+                "this rollout has no model: its `chat_completions_url` is empty "
+                f"(outside of a rollout server, set {CHAT_COMPLETIONS_URL_ENV})"
+            )
+        return self.chat_completions_url
 
     def set_sample_source(self, source: SampleSource) -> None:
         """Register where the sample comes from.

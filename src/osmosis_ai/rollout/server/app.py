@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -59,12 +60,19 @@ def create_rollout_server(
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         async with AsyncExitStack() as stack:
             state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
+            stack.push_async_callback(_close_model_connections)
             stack.push_async_callback(host.close)
             yield state
 
     app = FastAPI(title="Osmosis rollout server", lifespan=life)
     _add_routes(app, backend, host, os.environ.get(INSTANCE_ID_ENV))
     return app
+
+
+async def _close_model_connections() -> None:
+    """Close what the rollouts' clients shared, if any of them was used."""
+    if model_client := sys.modules.get("osmosis_ai.rollout.model_client"):
+        await model_client.close_shared_connections()
 
 
 def _add_routes(app: FastAPI, backend: ExecutionBackend, host: RolloutHost, instance_id: str | None) -> None:

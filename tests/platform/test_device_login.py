@@ -212,17 +212,40 @@ def test_a_device_may_call_itself_anything(client: TestClient, mara: Member, nam
     assert page.status_code == 200 and "<b>bold" not in page.text
 
 
-def test_strangers_cannot_fill_the_database(
-    client: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+def waiting(services: PlatformServices) -> int:
+    with services.db.session() as session:
+        return session.scalar(select(func.count()).select_from(DeviceLogin)) or 0
+
+
+def test_strangers_can_neither_fill_the_database_nor_keep_others_from_logging_in(
+    client: TestClient,
+    mara: Member,
+    services: PlatformServices,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("osmosis_ai.platform.device_logins.MAX_OPEN", 3)
-    for _ in range(3):
-        start(client)
-    assert_flat_error(client.post("/api/cli/device/authorize", json={}), 429, "RATE_LIMITED")
+    for number in range(10):
+        services.device_logins.start("flood", source=f"203.0.113.{number}")
+        clock.advance(0.001)
+    assert waiting(services) == 3
+    started = start(client)
+    assert waiting(services) == 3
+    assert decide(client, started["user_code"]).status_code == 200
     clock.advance(900)
     start(client)
-    with services.db.session() as session:
-        assert session.scalar(select(func.count()).select_from(DeviceLogin)) == 1
+    assert waiting(services) == 1
+
+
+def test_one_source_gives_up_its_own_log_ins_and_nobody_elses(
+    services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.platform.device_logins.MAX_OF_SOURCE", 2)
+    first = services.device_logins.start("laptop", source="192.0.2.7")
+    flood = [services.device_logins.start("flood", source="203.0.113.1") for _ in range(5)]
+    assert services.device_logins.find(first.user_code) is not None
+    found = [services.device_logins.find(each.user_code) is not None for each in flood]
+    assert found == [False, False, False, True, True]
 
 
 def test_the_device_code_is_kept_as_a_hash_alone(client: TestClient, services: PlatformServices) -> None:

@@ -5,6 +5,7 @@ Everything a platform owns lies under one private directory, so that a backup is
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ class PlatformConfig:
         port: the port to listen on (``OSMOSIS_PLATFORM_PORT``); whoever binds port 0 replaces it.
         public_url: how clients reach the platform (``OSMOSIS_PUBLIC_URL``), when that is not
             ``http://host:port``; may have a path.
+        trusted_proxies: addresses and networks whose ``X-Forwarded-For`` is believed
+            (``OSMOSIS_TRUSTED_PROXIES``).
+        max_connections: connections that may be open at a time (``OSMOSIS_MAX_CONNECTIONS``).
         executor_slots: runs that may execute at a time (``OSMOSIS_EXECUTOR_SLOTS``).
         minimum_cli_version: older clients are refused (``OSMOSIS_MINIMUM_CLI_VERSION``).
         recommended_cli_version: older clients are told of an upgrade
@@ -39,6 +43,8 @@ class PlatformConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     public_url: str = ""
+    trusted_proxies: tuple[str, ...] = ()
+    max_connections: int = 4096
     executor_slots: int = 2
     minimum_cli_version: str = "0.2.14"
     recommended_cli_version: str = ""
@@ -130,12 +136,25 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
             problems.append(f"{name}: {error.message}")
             return ""
 
+    def addresses(name: str) -> tuple[str, ...]:
+        found = tuple(filter(None, (part.strip() for part in text(name).split(","))))
+        for address in found:
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                problems.append(
+                    f"{name} must name addresses or networks such as 127.0.0.1 or 10.0.0.0/24, and has '{address}'"
+                )
+        return found
+
     config = PlatformConfig(
         home=Path(text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
         database_url=text("OSMOSIS_DATABASE_URL"),
         host=text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
         port=number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
         public_url=url("OSMOSIS_PUBLIC_URL"),
+        trusted_proxies=addresses("OSMOSIS_TRUSTED_PROXIES"),
+        max_connections=number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
         executor_slots=number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
         minimum_cli_version=version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=version("OSMOSIS_RECOMMENDED_CLI_VERSION"),

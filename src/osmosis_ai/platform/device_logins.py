@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -27,7 +29,11 @@ PollCode = Literal["authorization_pending", "slow_down", "expired_token", "acces
 LIFETIME = timedelta(minutes=15)
 POLL_INTERVAL_S = 5.0
 MAX_OPEN = 1000
-"""Logins that may wait at a time: what strangers can make the platform remember is bounded."""
+"""Logins that may wait at a time: what strangers can make the platform remember is bounded. A further one takes the
+place of the oldest, and one source has no more than :data:`MAX_OF_SOURCE`, so that they lock nobody out either."""
+MAX_OF_SOURCE = 20
+
+_MAX_SOURCES = 10_000
 
 _SLOWER_BY_S = 5.0
 _SLOWEST_S = 30.0
@@ -43,12 +49,6 @@ class PollRefused(Exception):
     def __init__(self, code: PollCode) -> None:
         super().__init__(code)
         self.code: PollCode = code
-
-
-class TooManyLogins(OsmosisError):
-    """More devices wait for approval than the platform remembers."""
-
-    default_code = "RATE_LIMITED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +83,23 @@ class DeviceLogins:
         self._db = db
         self._clock = clock
         self._accounts = accounts
+        self._by_source: dict[str, deque[str]] = {}
+        self._lock = threading.Lock()
 
-    def start(self, device_name: str) -> Started:
+    def start(self, device_name: str, *, source: str = "") -> Started:
         """Begin a login.
 
         Args:
             device_name: what the person is shown.
-
-        Raises:
-            TooManyLogins: too many devices wait already.
+            source: where it comes from; the earliest of too many from one place is given up.
         """
         now = self._clock.now()
         device_code = secrets.token_urlsafe(32)
         with self._db.transaction() as session:
             session.execute(delete(DeviceLogin).where(DeviceLogin.expires_at <= now))
-            if (session.scalar(select(func.count()).select_from(DeviceLogin)) or 0) >= MAX_OPEN:
-                raise TooManyLogins("too many devices wait to be approved; try again in a few minutes.")
+            waiting = select(DeviceLogin.id).where(DeviceLogin.status == "pending")
+            oldest = waiting.order_by(DeviceLogin.created_at.desc(), DeviceLogin.id).offset(MAX_OPEN - 1)
+            _give_up(session, session.scalars(oldest).all())
             login = DeviceLogin(
                 id=new_id("dev"),
                 device_code_hash=_hash(device_code),
@@ -110,6 +111,7 @@ class DeviceLogins:
                 expires_at=now + LIFETIME,
             )
             session.add(login)
+            _give_up(session, self._surplus(source, login.id))
         return Started(device_code, login.user_code, LIFETIME.total_seconds(), POLL_INTERVAL_S)
 
     def poll(self, device_code: str) -> Granted:
@@ -156,6 +158,16 @@ class DeviceLogins:
             login.user_id = user_id
         return True
 
+    def _surplus(self, source: str, login_id: str) -> list[str]:
+        """Note a login of ``source``, and return which of its earlier ones are too many."""
+        with self._lock:
+            begun = self._by_source.pop(source, None) or deque()
+            begun.append(login_id)
+            self._by_source[source] = begun
+            while len(self._by_source) > _MAX_SOURCES:
+                self._by_source.pop(next(iter(self._by_source)))
+            return [begun.popleft() for _ in range(len(begun) - MAX_OF_SOURCE)]
+
     def _grant(self, session: Session, login: DeviceLogin) -> Granted:
         user = session.get(User, login.user_id)
         if user is None or user.disabled_at is not None:
@@ -171,6 +183,12 @@ class DeviceLogins:
             DeviceLogin.expires_at > self._clock.now(),
         )
         return session.scalar(query.with_for_update() if lock else query)
+
+
+def _give_up(session: Session, login_ids: Sequence[str]) -> None:
+    if login_ids:
+        still_waiting = (DeviceLogin.id.in_(login_ids), DeviceLogin.status == "pending")
+        session.execute(delete(DeviceLogin).where(*still_waiting))
 
 
 def normal_user_code(text: str) -> str:

@@ -27,6 +27,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.http.connections import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.runs.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -39,6 +40,10 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 # Requests under way when the platform stops; an upload that is cut off is resumed by its client.
 _DRAIN_S = 10
+HEADERS_WITHIN_S = 20.0
+"""How long a request's headers may take; an ordinary client sends them at once."""
+# Files, databases, workers and the models that are served need descriptors, too.
+_OTHER_DESCRIPTORS = 200
 _API_ENDED = "the API has ended"
 
 
@@ -97,7 +102,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)
-        stack.enter_context(_answering(create_app(services), listener, ends))
+        stack.enter_context(_answering(create_app(services), bound, listener, ends))
         stack.enter_context(_executing(services))
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
@@ -167,7 +172,9 @@ class _Api(uvicorn.Server):
 
 
 @contextmanager
-def _answering(app: FastAPI, listener: socket.socket, ends: queue.SimpleQueue[str]) -> Iterator[None]:
+def _answering(
+    app: FastAPI, config: PlatformConfig, listener: socket.socket, ends: queue.SimpleQueue[str]
+) -> Iterator[None]:
     """Serve HTTP in a thread, so that the main one is free for signals."""
     api = _Api(
         uvicorn.Config(
@@ -177,6 +184,10 @@ def _answering(app: FastAPI, listener: socket.socket, ends: queue.SimpleQueue[st
             lifespan="on",
             ws="none",
             server_header=False,
+            http=limited_protocol(ConnectionLimits(HEADERS_WITHIN_S, _most_connections(config))),
+            # What anybody may write into a header is believed of a named proxy alone.
+            proxy_headers=bool(config.trusted_proxies),
+            forwarded_allow_ips=list(config.trusted_proxies),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_DRAIN_S,
         )
@@ -210,6 +221,23 @@ def _executing(services: PlatformServices) -> Iterator[None]:
         yield
     finally:
         executor.close()
+
+
+def _most_connections(config: PlatformConfig) -> int:
+    """Return how many connections may be open: as many as are wanted, as far as the process may open files."""
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = config.max_connections
+    if allowed != resource.RLIM_INFINITY:
+        possible = min(possible, max(8, allowed - _OTHER_DESCRIPTORS))
+    if possible < config.max_connections:
+        logger.info(
+            "at most %d connections at a time: the process may open %d files (LimitNOFILE, ulimit -n)",
+            possible,
+            allowed,
+        )
+    return possible
 
 
 def _local_url(host: str, port: int) -> str:

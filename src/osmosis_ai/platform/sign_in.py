@@ -1,10 +1,14 @@
-"""Guessing is slow: after a few failures the same source, or the same target, has to wait.
+"""Guessing is slow, and slows nobody but the guesser: what has to wait is a source, never an account.
 
-Kept in memory, because a guess costs an attacker nothing either way and a restart is not theirs to cause.
+A source that failed a few times at one account is not heard about it for a while; one that failed at many is not heard
+about accounts that it never signed in to. Whoever has signed in from where they are therefore gets in, whatever
+strangers do from elsewhere or beside them. Kept in memory, bounded, what was quiet longest forgotten first: a guess
+costs an attacker nothing either way, and a restart is not theirs to cause.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 from collections import deque
 
@@ -14,8 +18,11 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import User
 
 _WINDOW_S = 15 * 60.0
-_PER_ADDRESS = 20
-_PER_EMAIL = 10
+_PER_ACCOUNT = 10
+_PER_SOURCE = 50
+_CODES_PER_SOURCE = 20
+# Passwords are typed once in a session's half day; a month of not coming makes a source new again.
+_KNOWN_S = 30 * 86_400.0
 _MAX_KEYS = 10_000
 
 
@@ -42,8 +49,10 @@ class SignIns:
 
     def __init__(self, accounts: Accounts, clock: Clock) -> None:
         self._accounts = accounts
-        self._by_source = AttemptLimit(clock, allowed=_PER_ADDRESS, window_s=_WINDOW_S)
-        self._by_email = AttemptLimit(clock, allowed=_PER_EMAIL, window_s=_WINDOW_S)
+        self._by_account = AttemptLimit(clock, allowed=_PER_ACCOUNT, window_s=_WINDOW_S)
+        self._by_source = AttemptLimit(clock, allowed=_PER_SOURCE, window_s=_WINDOW_S)
+        self._codes = AttemptLimit(clock, allowed=_CODES_PER_SOURCE, window_s=_WINDOW_S)
+        self._known = _RecentSignIns(clock, remembered_s=_KNOWN_S)
 
     def check(self, email: str, password: str, *, source: str) -> User | None:
         """Return the user whom address and password name, or None.
@@ -56,29 +65,45 @@ class SignIns:
         Raises:
             TooManyAttempts: right or wrong, it is not looked at now.
         """
-        target = email.strip().lower()
-        self.refuse_guessing(source)
-        self._refuse(self._by_email.wait_s(target))
+        network = network_of(source)
+        pair = f"{network} {email.strip().lower()}"
+        self._refuse(self._by_account.wait_s(pair))
+        if pair not in self._known:
+            self._refuse(self._by_source.wait_s(network))
         user = self._accounts.check_password(email, password)
         if user is None:
-            self.guessed_wrong(source)
-            self._by_email.failed(target)
+            self._by_account.failed(pair)
+            self._by_source.failed(network)
         else:
-            self._by_email.succeeded(target)
+            # Not of the source: whoever guesses may have an account of their own.
+            self._by_account.succeeded(pair)
+            self._known.add(pair)
         return user
 
     def refuse_guessing(self, source: str) -> None:
-        """Raise :class:`TooManyAttempts` when ``source`` has guessed wrong too often."""
-        self._refuse(self._by_source.wait_s(source))
+        """Raise :class:`TooManyAttempts` when ``source`` has named too many codes that nothing waits under."""
+        self._refuse(self._codes.wait_s(network_of(source)))
 
     def guessed_wrong(self, source: str) -> None:
-        """Count a wrong guess of ``source``."""
-        self._by_source.failed(source)
+        """Count a code of ``source`` that nothing waits under."""
+        self._codes.failed(network_of(source))
 
     @staticmethod
     def _refuse(wait_s: float) -> None:
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
+
+
+def network_of(source: str) -> str:
+    """Return what one guesser can be told from the next by: with IPv6, a household has 2^64 addresses."""
+    try:
+        address = ipaddress.ip_address(source.partition("%")[0])
+    except ValueError:
+        return source
+    if address.version == 4:
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 class AttemptLimit:
@@ -129,3 +154,25 @@ class AttemptLimit:
         while recent and recent[0] <= oldest:
             recent.popleft()
         return recent
+
+
+class _RecentSignIns:
+    """From where which accounts were signed in to lately."""
+
+    def __init__(self, clock: Clock, *, remembered_s: float) -> None:
+        self._clock = clock
+        self._remembered_s = remembered_s
+        self._at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, pair: str) -> bool:
+        with self._lock:
+            at = self._at.get(pair)
+            return at is not None and self._clock.monotonic() - at < self._remembered_s
+
+    def add(self, pair: str) -> None:
+        with self._lock:
+            self._at.pop(pair, None)
+            self._at[pair] = self._clock.monotonic()
+            while len(self._at) > _MAX_KEYS:
+                self._at.pop(next(iter(self._at)))

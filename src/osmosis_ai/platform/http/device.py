@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from fastapi import Request
+
 from osmosis_ai.api.wire import auth as wire
 from osmosis_ai.platform.device_logins import PollRefused
 from osmosis_ai.platform.http.auth import wire_user
 from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.page_shell import source_of
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.scope import Services
+from osmosis_ai.platform.sign_in import network_of
 
 router = api_router("/api/cli/device")
 
 
 @router.post("/authorize")
-def authorize(services: Services, body: wire.DeviceAuthorizeRequest) -> wire.DeviceAuthorization:
+def authorize(
+    request: Request, services: Services, body: wire.DeviceAuthorizeRequest
+) -> wire.DeviceAuthorization:
     """Begin a login: a secret for the device, a short code for the person."""
-    started = services.device_logins.start(body.deviceName)
+    started = services.device_logins.start(body.deviceName, source=network_of(source_of(request)))
     page = f"{services.config.base_url}/device"
     return wire.DeviceAuthorization(
         device_code=started.device_code,

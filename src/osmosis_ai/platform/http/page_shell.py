@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 import secrets
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,8 @@ from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+logger = logging.getLogger(__name__)
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _CSRF_COOKIE = "osmosis_csrf"
@@ -111,7 +114,19 @@ def root_path(services: PlatformServices) -> str:
 
 def source_of(request: Request) -> str:
     """Return where a request comes from, as far as guesses are counted by it."""
+    services: PlatformServices = request.app.state.services
+    if not services.config.trusted_proxies and "x-forwarded-for" in request.headers:
+        _warn_of_unnamed_proxy()
     return request.client.host if request.client else "unknown"
+
+
+@lru_cache
+def _warn_of_unnamed_proxy() -> None:
+    """Say it once: whoever set the header may be anybody, so it is not read."""
+    logger.warning(
+        "requests come with X-Forwarded-For, and no proxy is named in OSMOSIS_TRUSTED_PROXIES: everybody behind "
+        "it counts as one source of sign-ins"
+    )
 
 
 def _csrf_cookie(request: Request) -> str:

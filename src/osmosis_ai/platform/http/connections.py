@@ -1,0 +1,116 @@
+"""Connections that wait for nothing do not keep others out: headers have a deadline, and there is a most of connections.
+
+A connection is *serving* from the end of a request's headers to the end of its reply, however long that takes: streams
+of events, calls of models and uploads are never cut off here. While it is not, a request that has begun must have sent
+its headers in time, and when there are too many connections the one that has waited longest makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+_MAX_HEADER_BYTES = 64 * 1024
+# Who waits longest: the time of an event loop stands still while it takes a burst of connections.
+_turns = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What connections may take.
+
+    Args:
+        headers_within_s: from connecting, or from the first byte of a further request, to the end of its headers.
+        most: connections at a time.
+    """
+
+    headers_within_s: float = 20.0
+    most: int = 4096
+
+
+def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol, held to ``limits``."""
+    return type("LimitedHttp", (_LimitedHttp,), {"limits": limits})
+
+
+class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    limits: ConnectionLimits
+    _headers_due: asyncio.TimerHandle | None = None
+    _waiting_bytes = 0
+    _waits_since = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin_to_wait()
+        if len(self.connections) > self.limits.most and not self._make_room():
+            self._refuse(503, "TOO_MANY_CONNECTIONS", "the platform has too many connections; try again.")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_serving():
+            self._stop_waiting()
+            return
+        if self._headers_due is None:
+            self._begin_to_wait()
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > _MAX_HEADER_BYTES:
+            self._refuse(431, "HEADERS_TOO_LARGE", "the headers of the request are too large.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._waits_since = next(_turns)
+
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _begin_to_wait(self) -> None:
+        self._waits_since = next(_turns)
+        self._headers_due = self.loop.call_later(self.limits.headers_within_s, self._headers_are_late)
+
+    def _stop_waiting(self) -> None:
+        self._waiting_bytes = 0
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _headers_are_late(self) -> None:
+        if self._is_serving():
+            return
+        if self._waiting_bytes:
+            self._refuse(408, "HEADERS_TOO_SLOW", "the headers of the request had not arrived in time.")
+        else:
+            # A browser that connects before it has a question is told nothing.
+            self._stop_waiting()
+            self.transport.close()
+
+    def _make_room(self) -> bool:
+        """End the connection that has waited longest; false when all are serving."""
+        waiting = [
+            other
+            for other in self.connections
+            if other is not self and not other._is_serving() and not other.transport.is_closing()
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda other: other._waits_since).transport.close()
+        return True
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        body = orjson.dumps({"error": message, "code": code})
+        head = f"HTTP/1.1 {status} {code.replace('_', ' ').title()}\r\nContent-Type: application/json\r\n"
+        retry = "Retry-After: 5\r\n" if status == 503 else ""
+        length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        self.transport.write((head + retry + length).encode("ascii") + body)
+        self.transport.close()

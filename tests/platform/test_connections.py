@@ -1,0 +1,151 @@
+"""Slow clients and many of them, by real sockets: they keep nobody else out, and nothing that works is cut off."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from osmosis_ai.platform import server
+from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.http import limits
+from osmosis_ai.platform.server import RunningPlatform, run_platform
+
+WITHIN_S = 0.5
+POST = b"POST /api/cli/device/authorize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
+    monkeypatch.setattr(server, "HEADERS_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(limits, "BODY_WITHIN_S", WITHIN_S)
+    return PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)
+
+
+@contextmanager
+def connected(platform: RunningPlatform) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", platform.config.port), timeout=30) as connection:
+        yield connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Return what comes until the other side closes."""
+    received = b""
+    while block := connection.recv(65536):
+        received += block
+    return received
+
+
+def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(config: PlatformConfig) -> None:
+    with run_platform(config) as platform:
+        with connected(platform) as silent:
+            assert rest(silent) == b""
+        with connected(platform) as trickling:
+            stopped = threading.Event()
+            trickling.sendall(b"GET /health HTTP/1.1\r\n")
+
+            def trickle() -> None:
+                while not stopped.wait(WITHIN_S / 10):
+                    try:
+                        trickling.sendall(b"X-More: 1\r\n")
+                    except OSError:
+                        return
+
+            sender = threading.Thread(target=trickle)
+            sender.start()
+            reply = rest(trickling)
+            stopped.set()
+            sender.join()
+            assert reply.startswith(b"HTTP/1.1 408") and b"HEADERS_TOO_SLOW" in reply
+        # The second request of a connection has the same deadline as the first.
+        with connected(platform) as again:
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert again.recv(65536).startswith(b"HTTP/1.1 200")
+            again.sendall(b"GET /hea")
+            assert b" 408 " in rest(again)
+        with connected(platform) as half:
+            half.sendall(POST + b"Content-Length: 20\r\n\r\n{")
+            reply = rest(half)
+            assert reply.startswith(b"HTTP/1.1 408") and b"BODY_TOO_SLOW" in reply
+        with connected(platform) as endless:
+            endless.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 100_000)
+            assert rest(endless).startswith(b"HTTP/1.1 431")
+
+
+def test_a_reply_may_take_longer_than_any_deadline_of_requests(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.platform.db.engine import Database
+
+    read = Database.read
+
+    async def slowly(self: Database, query: object) -> object:
+        import asyncio
+
+        await asyncio.sleep(3 * WITHIN_S)
+        return await read(self, query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Database, "read", slowly)
+    with run_platform(config) as platform:
+        began = time.monotonic()
+        reply = httpx.get(
+            f"{platform.config.base_url}/api/cli/verify", headers={"Authorization": "Bearer x"}, timeout=30
+        )
+        assert reply.status_code == 401 and time.monotonic() - began > 2 * WITHIN_S
+
+
+def test_too_many_connections_push_out_those_that_only_wait(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADERS_WITHIN_S", 60.0)
+    with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
+        waiting = [held.enter_context(connected(platform)) for _ in range(30)]
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+        assert [rest(connection) for connection in waiting[:22]] == [b""] * 22
+
+
+def test_connections_that_are_served_are_never_pushed_out(config: PlatformConfig) -> None:
+    with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
+        half = [held.enter_context(connected(platform)) for _ in range(8)]
+        for connection in half:
+            connection.sendall(POST + b"Content-Length: 20\r\n\r\n{")
+        with connected(platform) as late:
+            reply = rest(late)
+        assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply
+        assert all(b" 408 " in rest(connection) for connection in half)
+
+
+@pytest.mark.parametrize(("trusted", "source"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9")])
+def test_where_a_request_comes_from_is_believed_of_named_proxies_alone(
+    config: PlatformConfig, trusted: tuple[str, ...], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    seen = []
+    with run_platform(replace(config, trusted_proxies=trusted)) as platform:
+        start = platform.services.device_logins.start
+        monkeypatch.setattr(
+            platform.services.device_logins,
+            "start",
+            lambda name, *, source: seen.append(source) or start(name, source=source),
+        )
+        httpx.post(
+            f"{platform.config.base_url}/api/cli/device/authorize",
+            json={"deviceName": "x"},
+            headers={"X-Forwarded-For": "198.51.100.1, 203.0.113.9"},
+        )
+    assert seen == [source]
+
+
+def test_proxies_are_named_by_address() -> None:
+    config = from_environment({"OSMOSIS_TRUSTED_PROXIES": "127.0.0.1, 10.0.0.0/24"})
+    assert config.trusted_proxies == ("127.0.0.1", "10.0.0.0/24")
+    for refused in ("*", "proxy.example", "127.0.0.1 10.0.0.1"):
+        with pytest.raises(Exception, match="OSMOSIS_TRUSTED_PROXIES must name addresses"):
+            from_environment({"OSMOSIS_TRUSTED_PROXIES": refused})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
 
 
@@ -80,6 +81,12 @@ def is_disk_full(error: OSError) -> bool:
     import errno
 
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def config_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Return the directory of this user's settings (``OSMOSIS_CONFIG_DIR``, else ``~/.config/osmosis``)."""
+    override = (os.environ if env is None else env).get(CONFIG_DIR_ENV)
+    return Path(override).expanduser() if override else Path.home() / ".config" / "osmosis"
 
 
 def cache_dir() -> Path:

@@ -14,11 +14,12 @@ import keyring.core
 import pytest
 from keyring.backend import KeyringBackend
 
-from osmosis_ai.api.credentials import Credentials, CredentialStore, config_dir, require_credentials
+from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
 from osmosis_ai.api.credentials.keychain import SERVICE
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.wire.auth import User
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import config_dir
 from tests.api.keyrings import DeafKeyring, LockableKeyring, MemoryKeyring
 
 FERN = "https://osmosis.fern.example"

@@ -47,6 +47,7 @@ COMMANDS: dict[str, Entry] = {
     "doctor": Entry(
         "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
     ),
+    "env": Entry("group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."),
     "login": Entry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
     "logout": Entry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
     "whoami": Entry(

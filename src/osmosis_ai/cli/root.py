@@ -105,10 +105,11 @@ def load(name: str, entry: Entry) -> Any:
 
 
 def build_root(start: Any) -> Any:
-    """Return the root group; ``start(env_file, platform)`` runs before any command does."""
+    """Return the root group; ``start(env_file, platform, command)`` runs before any command does."""
     app = typer.Typer(cls=RootGroup, context_settings=_CONTEXT_SETTINGS)
 
     def callback(
+        context: typer.Context,
         version: Annotated[  # noqa: ARG001 - its callback has printed it
             bool,
             typer.Option(
@@ -130,7 +131,7 @@ def build_root(start: Any) -> Any:
             str | None, typer.Option("--platform", metavar="URL", help=_MEANINGS["--platform URL"])
         ] = None,
     ) -> None:
-        start(env_file=env_file, platform=platform)
+        start(env_file=env_file, platform=platform, command=context.invoked_subcommand)
 
     app.callback()(callback)
     root = typer.main.get_group(app)

@@ -8,7 +8,7 @@ SUMMARY = "Evaluate and train LLM agents, on your machine or on the Osmosis plat
 OPTIONS = (
     ("--json", "Print one JSON document. Goes anywhere on the line."),
     ("--plain", "Print plain lines for scripts and logs. Goes anywhere."),
-    ("--env-file FILE", "Load variables from FILE (default: the nearest .env)."),
+    ("--env-file FILE", "Read variables from FILE (default: the workspace's .env)."),
     ("--platform URL", "Use the platform at URL."),
     ("-V, --version", "Print the version."),
     ("-h, --help", "Print this help; `osmosis COMMAND --help` tells more."),

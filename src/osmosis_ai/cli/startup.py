@@ -7,11 +7,14 @@ that disagree: a token must not travel to a platform that another file chose.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from osmosis_ai.api.platform_url import (
     PLATFORM_URL_ENV,
+    TOKEN_ENV,
+    TOKEN_PLATFORM_ENV,
     ensure_secure,
     is_secure,
     normalize_platform_url,
@@ -19,61 +22,107 @@ from osmosis_ai.api.platform_url import (
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.errors import ConflictError, OsmosisError
 
-TOKEN_PLATFORM_ENV = "OSMOSIS_TOKEN_PLATFORM_URL"
-PROFILE = ("OSMOSIS_TOKEN", PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV)
+if TYPE_CHECKING:
+    from osmosis_ai.services.env_files import JudgedEnvFile
+
+PROFILE = (TOKEN_ENV, PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV)
+ENV_COMMANDS = "env"
+_NAMES_SHOWN = 12
+_taken: JudgedEnvFile | None = None
 
 
-def prepare_environment(output: OutputContext, *, env_file: Path | None, platform: str | None) -> None:
-    """Load the environment file, apply ``--platform`` and refuse an insecure platform.
+def prepare_environment(
+    output: OutputContext, *, env_file: Path | None, platform: str | None, command: str | None = None
+) -> None:
+    """Take what counts of the environment file, apply ``--platform`` and refuse an insecure platform.
 
     Args:
         output: where a warning goes.
-        env_file: the file the user named; without one, the nearest ``.env`` upwards from here.
+        env_file: the file the user named, which allows it; without one, the workspace's ``.env``.
         platform: the URL of ``--platform``; it beats the environment and the file.
+        command: the first word of the command; those of ``env`` tell of the file themselves.
 
     Raises:
         ConflictError: environment and file disagree about the profile.
         OsmosisError: the file cannot be read, or the platform's URL is invalid or insecure.
     """
+    from osmosis_ai.llm.file_addresses import set_file_addresses
+
     chosen = normalize_platform_url(platform) if platform is not None else None
     for name in PROFILE:
         if os.environ.get(name) == "":
             del os.environ[name]
-    source = env_file if env_file is not None else nearest_env_file(Path.cwd())
-    if source is not None:
-        values = _read(source, output)
-        _refuse_mixed_profile(source, values, ignore=PLATFORM_URL_ENV if chosen else None)
-        for name, value in values.items():
-            os.environ.setdefault(name, value)
+    judged = None if command == ENV_COMMANDS else _env_file(output, env_file)
+    if judged is not None:
+        if judged.allowed:
+            ignored = PLATFORM_URL_ENV if chosen else None
+            _refuse_mixed_profile(judged.file.path, judged.file.values, ignore=ignored)
+        _tell_what_is_ignored(output, judged)
+        os.environ.update(judged.used)
+    set_file_addresses(judged.guarded_addresses if judged is not None else {})
+    global _taken
+    _taken = judged
     if chosen is not None:
         os.environ[PLATFORM_URL_ENV] = chosen
     _refuse_insecure_platform(output)
 
 
-def nearest_env_file(start: Path) -> Path | None:
-    """Return the ``.env`` in ``start`` or the closest directory above it that has one."""
-    for directory in (start, *start.parents):
-        candidate = directory / ".env"
-        if candidate.is_file():
-            return candidate
-    return None
+def taken_env_file() -> JudgedEnvFile | None:
+    """Return the environment file of the command that runs, or None when there is none or it is not read."""
+    return _taken
 
 
-def _read(path: Path, output: OutputContext) -> dict[str, str]:
-    # Importing the parser costs more than starting Python; most directories have no `.env`.
-    from dotenv import dotenv_values
-    from dotenv.parser import parse_stream
+def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None:
+    """Read and judge the file that counts here; None when there is none, or none that may be read."""
+    from osmosis_ai.workspace import env_file
+
+    path = named or env_file.env_file_path(Path.cwd())
+    if named is None and not os.path.lexists(path):
+        return None
+    from osmosis_ai.services.env_consents import EnvConsents
+    from osmosis_ai.services.env_files import judge
 
     try:
-        found = dotenv_values(path, encoding="utf-8")
-        with path.open(encoding="utf-8") as stream:
-            broken = [binding.original.line for binding in parse_stream(stream) if binding.error]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OsmosisError(f"cannot read the environment file {path}: {reason}") from error
-    for line in broken:
-        output.warn(f"{path}, line {line}: not `NAME=value`, ignored.")
-    return {name: value for name, value in found.items() if value is not None}
+        file = (
+            env_file.read_named_env_file(named)
+            if named is not None
+            else env_file.read_workspace_env_file(path)
+        )
+    except env_file.UntrustedEnvFile as error:
+        output.warn(f"{error.message}; to mend that: {error.hint}", code="ENV_FILE_IGNORED")
+        return None
+    if file is None:
+        return None
+    for line in file.bad_lines:
+        output.warn(f"{file.path}, line {line}: not `NAME=value`, ignored.")
+    allowed = named is not None or EnvConsents().allows(file.path, file.digest)
+    return judge(file, os.environ, allowed=allowed)
+
+
+def _tell_what_is_ignored(output: OutputContext, judged: JudgedEnvFile) -> None:
+    """Say in one line what a file may not do; names that are only for rollouts are told of once."""
+    from osmosis_ai.services.env_consents import EnvConsents
+
+    file = judged.file
+    never, waiting = judged.names("never"), judged.names("needs_permission")
+    kept = [] if EnvConsents().told(file.path, file.digest) else judged.names("rollouts")
+    told = [
+        f"{_listed(names)} ({why})"
+        for names, why in (
+            (never, "never taken from a file"),
+            (file.unresolved, "refers to a name that the file does not set"),
+            (kept, "only for a rollout whose config lists it as a secret"),
+            (waiting, f"until you have read the file and allow it: osmosis env allow {file.path}"),
+        )
+        if names
+    ]
+    if told:
+        output.warn(f"{file.path}: ignored {'; '.join(told)}", code="ENV_FILE_NAMES_IGNORED")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refuse_mixed_profile(path: Path, values: Mapping[str, str], *, ignore: str | None) -> None:
@@ -92,7 +141,7 @@ def _refuse_mixed_profile(path: Path, values: Mapping[str, str], *, ignore: str 
 
 
 def _same(name: str, one: str, other: str) -> bool:
-    if name == "OSMOSIS_TOKEN":
+    if name == TOKEN_ENV:
         return one == other
     try:
         return normalize_platform_url(one) == normalize_platform_url(other)

@@ -8,6 +8,7 @@ directory, its lock file included, is read and never written.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import secrets
 import shutil
@@ -26,6 +27,7 @@ from osmosis_ai.controller.requirements import RolloutProject, read_project, sdk
 from osmosis_ai.controller.sdk_wheel import DISTRIBUTION, read_sdk_content
 from osmosis_ai.controller.uv import INSTALL_TIMEOUT_S, QUERY_TIMEOUT_S, Uv, UvError
 from osmosis_ai.errors import OsmosisError, install_command
+from osmosis_ai.process_environment import program_environment
 
 Note = Callable[[str], None]
 
@@ -200,7 +202,9 @@ def _identity(python: Path) -> tuple[str, str]:
     if python == Path(sys.executable):
         return str(python.resolve()), sys.version
     found = subprocess.run(
-        [str(python), "-c", "import sys; print(sys.version)"],
+        [str(python), "-I", "-c", "import sys; print(sys.version)"],
+        env=program_environment(os.environ),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=QUERY_TIMEOUT_S,

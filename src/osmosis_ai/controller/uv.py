@@ -1,7 +1,7 @@
 """Running uv on behalf of a rollout: bounded in time, deaf to the caller's own Python, in uv's words.
 
 The user's ``UV_*`` settings (indexes, credentials, cache, offline) apply, except those that would
-choose an interpreter or a project for us. uv never downloads a Python. It runs in the foreground
+choose an interpreter or a project for us; of the rest of the environment it gets what builds need. uv never downloads a Python. It runs in the foreground
 process group, so a Ctrl-C reaches it.
 """
 
@@ -20,16 +20,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import build_environment
 
 QUERY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 1800.0
 
 _OURS_TO_DECIDE = frozenset(
     {
-        "CONDA_PREFIX",
-        "OSMOSIS_TOKEN",
-        "PYTHONHOME",
-        "PYTHONPATH",
         "UV_CONSTRAINT",
         "UV_FROZEN",
         "UV_LOCKED",
@@ -40,7 +37,6 @@ _OURS_TO_DECIDE = frozenset(
         "UV_SYSTEM_PYTHON",
         "UV_WORKING_DIR",
         "UV_WORKING_DIRECTORY",
-        "VIRTUAL_ENV",
     }
 )
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -142,11 +138,8 @@ class Uv:
 
 
 def _environment() -> dict[str, str]:
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _OURS_TO_DECIDE and not name.startswith("_OSMOSIS_")
-    }
+    given = build_environment(os.environ)
+    env = {name: value for name, value in given.items() if name not in _OURS_TO_DECIDE}
     return {**env, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import why_reserved
 
 if TYPE_CHECKING:
     from osmosis_ai.inference import InferenceServer
@@ -70,8 +71,13 @@ async def open_policy(
 
 @contextmanager
 def _exported(env: Mapping[str, str]) -> Iterator[None]:
-    """Let LiteLLM find what it looks up by itself (AWS profiles, regions …) while a run lasts."""
-    added = {name: value for name, value in env.items() if name not in os.environ}
+    """Let LiteLLM find what it looks up by itself (AWS keys, regions …) while a run lasts.
+
+    A config's names that would change what this process starts stay the rollout's.
+    """
+    added = {
+        name: value for name, value in env.items() if name not in os.environ and why_reserved(name) is None
+    }
     os.environ.update(added)
     try:
         yield

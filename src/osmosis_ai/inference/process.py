@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model, served_models
+from osmosis_ai.process_environment import chosen, python_environment
 from osmosis_ai.supervision import ChildProcess
 
 __all__ = ["InferenceServer", "served_models"]
@@ -33,6 +34,8 @@ SINGLE_THREAD_ENV = {
     "MKL_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
 }
+# Some models of the hub are only for those who are logged in to it.
+_HUB_LOGIN = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 LOG_TAIL_LINES = 20
 # torch alone takes seconds to import; billions of weights are read from the disk, or fetched first.
 START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
@@ -153,7 +156,8 @@ class InferenceServer:
         if self._adapter is not None:
             command += ["--adapter", str(self._adapter.resolve())]
         environment = {
-            **os.environ,
+            **python_environment(os.environ),
+            **chosen(os.environ, _HUB_LOGIN),
             **SINGLE_THREAD_ENV,
             API_KEY_ENV: self.api_key,
             "PYTHONUNBUFFERED": "1",

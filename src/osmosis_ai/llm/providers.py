@@ -19,6 +19,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.file_addresses import refuse_redirect
 
 Transport = Literal["openai", "litellm"]
 
@@ -144,6 +145,21 @@ _LITELLM_BASES = {
     "azure_ai": "AZURE_AI_API_BASE",
     "anthropic": "ANTHROPIC_API_BASE",
 }
+# What LiteLLM looks up by itself for clouds whose credentials are not one key: their parts, and, as addresses are,
+# what says where they go. No credential of a file's own belongs to a name with none.
+_CLOUD_CREDENTIALS = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
+        *("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET"),
+    }
+)
+_AWS = ("AWS_ACCESS_KEY_ID", "AWS_BEARER_TOKEN_BEDROCK")
+_AZURE = ("AZURE_API_KEY", "AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
+_CLOUD_ADDRESSES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"), _AWS),
+    **dict.fromkeys(("AZURE_API_BASE", "AZURE_API_VERSION", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"), _AZURE),
+    **dict.fromkeys(("VERTEXAI_PROJECT", "VERTEXAI_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"), ()),
+}
 _KEYLESS_BY_OTHER_MEANS = frozenset({"azure"})  # Entra ID tokens
 _LITELLM_MACHINERY = frozenset(
     {"__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through"}
@@ -208,16 +224,17 @@ def resolve_model(
 
     Raises:
         OsmosisError: the name makes no sense (with suggestions), or a key or an address is missing
-            (with the line that sets it).
+            (with the line that sets it); or a file chose the address and the key is not of that file.
     """
     path = model_path.strip()
     if served and path in served:
         base_url, api_key = served[path]
         return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", base_url, api_key)
     provider, model = split_model_path(path, served=served)
-    if provider in OPENAI_COMPATIBLE:
-        return _resolve_compatible(path, provider, model, env)
-    return _resolve_litellm(path, provider, model, env)
+    resolve = _resolve_compatible if provider in OPENAI_COMPATIBLE else _resolve_litellm
+    endpoint = resolve(path, provider, model, env)
+    refuse_redirect(address_variables_of(provider), env, endpoint.api_key)
+    return endpoint
 
 
 def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
@@ -249,6 +266,28 @@ def key_variables(provider: str) -> tuple[str, ...]:
     """The variables that may hold the provider's key, the usual one first; none when it needs no single key."""
     known = OPENAI_COMPATIBLE.get(provider)
     return known.keys if known else LITELLM_KEYS.get(provider, ())
+
+
+def credential_variables() -> frozenset[str]:
+    """Every variable that holds a provider's credential."""
+    compatible = (name for provider in OPENAI_COMPATIBLE.values() for name in provider.keys)
+    through_litellm = (name for names in LITELLM_KEYS.values() for name in names)
+    return frozenset({*compatible, *through_litellm, *_CLOUD_CREDENTIALS})
+
+
+def address_variables() -> dict[str, tuple[str, ...]]:
+    """Every variable that says where a provider is, with those that hold the credentials sent there."""
+    found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
+    found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
+    return found | _CLOUD_ADDRESSES
+
+
+def address_variables_of(provider: str) -> tuple[str, ...]:
+    """The variables that may say where one provider is."""
+    known = OPENAI_COMPATIBLE.get(provider)
+    if known is not None:
+        return known.bases
+    return (_LITELLM_BASES[provider],) if provider in _LITELLM_BASES else ()
 
 
 def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:

@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.file_addresses import refuse_redirect
 from osmosis_ai.llm.providers import (
     OPENAI_COMPATIBLE,
     ModelEndpoint,
+    address_variables_of,
     compatible_base_url,
     is_provider,
     key_variables,
@@ -125,6 +127,7 @@ def resolve_judge(
         MissingAPIKeyError: the provider needs a key and there is none.
         ProviderRequestError: nobody knows this provider.
         JudgeValueError: the timeout is no usable number of seconds.
+        ConflictError: a `.env` chose the address, and the key is not of that file.
         OsmosisError: a LiteLLM name that makes no sense (with suggestions), or an address that is none.
     """
     info = _with_name(model_info, api_base) if isinstance(model_info, str) else dict(model_info)
@@ -133,6 +136,8 @@ def resolve_judge(
     provider, model = provider_and_model(info)
     key = find_api_key(provider, info, env)
     base = _base_of(provider, model, info, env)
+    if _text(info, "api_base") is None:
+        refuse_redirect(address_variables_of(provider), env, key)
     known = OPENAI_COMPATIBLE.get(provider)
     if known and known.model_prefix and "/" not in model and base == known.base_url:
         model = known.model_prefix + model

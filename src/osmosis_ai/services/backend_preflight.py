@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import python_environment
 from osmosis_ai.supervision import ChildProcess
 
 TIMEOUT_S = 60.0
@@ -24,7 +25,6 @@ HINT = (
     'importing the entrypoint must not fail, nor serve: start the server under `if __name__ == "__main__":`'
 )
 _PLACEHOLDER = "placeholder-of-the-preflight"
-_OURS = ("OSMOSIS_TOKEN",)
 _TAIL_BYTES = 2000
 # Without the current directory in front: its modules must not shadow those that the probe itself needs.
 _PROBE = (
@@ -86,7 +86,7 @@ def import_entrypoint(
         rollout_dir: the rollout's directory.
         entrypoint: its script, relative to that.
         env: variables that the run will have.
-        secret_names: variables that it will have too; where the shell has none, a placeholder stands in.
+        secret_names: variables that it will have too; a placeholder stands in for each value.
         timeout_s: seconds after which it is given up.
     """
     from osmosis_ai.controller.requirements import read_project, unmet_requirements
@@ -97,8 +97,8 @@ def import_entrypoint(
     if unmet:
         problem = f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
         return ImportOutcome("unknown", shown, problem)
-    variables = {key: value for key, value in os.environ.items() if key not in _OURS}
-    variables = {**dict.fromkeys(secret_names, _PLACEHOLDER), **variables, **env}
+    # To import needs no key: code that nobody has read yet never sees a real one here.
+    variables = {**python_environment(os.environ), **dict.fromkeys(secret_names, _PLACEHOLDER), **env}
     with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
         report = Path(scratch) / "report.json"
         with (Path(scratch) / "output.txt").open("w+b") as output:

@@ -128,10 +128,10 @@ def inference_url(platform_url: str) -> str:
     """
     import os
 
-    from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+    from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, INFERENCE_URL_ENV
 
     hosted = HOSTED_INFERENCE_URL if platform_url == DEFAULT_PLATFORM_URL else platform_url
-    return f"{(os.environ.get('OSMOSIS_INFERENCE_URL') or hosted).rstrip('/')}{INFERENCE_PATH}"
+    return f"{(os.environ.get(INFERENCE_URL_ENV) or hosted).rstrip('/')}{INFERENCE_PATH}"
 
 
 def base_item(model: BaseModelRow) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote, urlsplit
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import github_environment
 from osmosis_ai.workspace.git import run_git
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _ask_github(identity: str, commit_sha: str) -> Answer:
     try:
         done = subprocess.run(
             [gh, "api", "--silent", path],
-            env={**os.environ, "GH_PROMPT_DISABLED": "1", "NO_COLOR": "1"},
+            env={**github_environment(os.environ), "GH_PROMPT_DISABLED": "1", "NO_COLOR": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

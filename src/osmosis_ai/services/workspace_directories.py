@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.api.credentials import config_dir
-from osmosis_ai.files import write_json
+from osmosis_ai.files import config_dir, write_json
 
 FILE_VERSION = 1
 

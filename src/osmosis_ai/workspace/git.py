@@ -1,7 +1,8 @@
 """What Git says about a work tree: read by the `git` binary, never prompting, never running a repository's code.
 
-A repository may name programs in its own configuration (file monitors, hooks); they stay off here. The
-variables with which Git hooks redirect their children are removed: the directory asked about is the one meant.
+A repository may name programs in its own configuration (file monitors, hooks); they stay off here, and nothing is
+fetched that a partial clone lacks. Git gets the variables it needs and no others: not the keys in the user's shell,
+nor those with which Git hooks redirect their children. The directory asked about is the one meant.
 """
 
 from __future__ import annotations
@@ -14,21 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
+from osmosis_ai.process_environment import git_environment
 
 GIT_TIMEOUT_S = 60.0
 
 _SAFE_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-_REDIRECTING_VARIABLES = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_WORK_TREE",
-)
 _QUIET_VARIABLES = {
+    "GIT_NO_LAZY_FETCH": "1",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
@@ -66,18 +59,17 @@ def run_git(
     Args:
         arguments: the subcommand and its arguments.
         cwd: the directory it is about.
-        env: variables that are added to this process's environment.
+        env: variables that are added to those that Git gets of this process's environment.
         timeout_s: seconds after which the command is killed.
 
     Raises:
         WorkspaceRequiredError: when Git is not installed.
         OsmosisError: when the command takes longer than ``timeout_s``.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _REDIRECTING_VARIABLES}
     try:
         return subprocess.run(
             ["git", *_SAFE_OPTIONS, "-C", str(cwd), *arguments],
-            env={**environment, **_QUIET_VARIABLES, **(env or {})},
+            env={**git_environment(os.environ), **_QUIET_VARIABLES, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -108,6 +100,24 @@ def worktree_root(directory: Path) -> Path | None:
             hint=f"if you trust it: git config --global --add safe.directory {directory}",
         )
     return None
+
+
+def is_tracked(root: Path, name: str) -> bool:
+    """Whether the repository holds a file ``name`` (in any case of letters) at the top of its work tree.
+
+    Raises:
+        OsmosisError: when Git cannot tell.
+    """
+    found = run_git(["ls-files", "--cached", "-z", "--", f":(icase){name}"], cwd=root)
+    if found.returncode != 0:
+        raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")
+    return bool(found.stdout)
+
+
+def tracked_env_files(root: Path) -> tuple[str, ...]:
+    """Return the files named `.env` that the repository holds, anywhere in it; none where Git cannot tell."""
+    found = run_git(["ls-files", "--cached", "-z", "--", ":(icase,glob)**/.env"], cwd=root)
+    return tuple(name for name in found.stdout.split("\0") if name)
 
 
 def read_git_state(root: Path) -> GitState:

@@ -2,13 +2,12 @@
 
 from osmosis_ai.api.credentials.login import Credentials, SavedLogin
 from osmosis_ai.api.credentials.resolution import (
-    TOKEN_ENV,
-    TOKEN_PLATFORM_ENV,
     active_platform_url,
     environment_credentials,
     require_credentials,
 )
-from osmosis_ai.api.credentials.store import CredentialStore, CredentialWarning, config_dir
+from osmosis_ai.api.credentials.store import CredentialStore, CredentialWarning
+from osmosis_ai.api.platform_url import TOKEN_ENV, TOKEN_PLATFORM_ENV
 
 __all__ = [
     "TOKEN_ENV",
@@ -18,7 +17,6 @@ __all__ = [
     "Credentials",
     "SavedLogin",
     "active_platform_url",
-    "config_dir",
     "environment_credentials",
     "require_credentials",
 ]

@@ -14,13 +14,12 @@ from osmosis_ai.api.credentials.store import CredentialStore
 from osmosis_ai.api.platform_url import (
     DEFAULT_PLATFORM_URL,
     PLATFORM_URL_ENV,
+    TOKEN_ENV,
+    TOKEN_PLATFORM_ENV,
     normalize_platform_url,
     platform_url,
 )
 from osmosis_ai.errors import OsmosisError
-
-TOKEN_ENV = "OSMOSIS_TOKEN"
-TOKEN_PLATFORM_ENV = "OSMOSIS_TOKEN_PLATFORM_URL"
 
 
 def active_platform_url(env: Mapping[str, str] | None = None) -> str:

@@ -20,9 +20,8 @@ from osmosis_ai.api.credentials.login import Credentials, SavedLogin, TokenStore
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.wire.auth import User
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import write_json
+from osmosis_ai.files import CONFIG_DIR_ENV, config_dir, write_json
 
-CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 TOKEN_STORE_ENV = "OSMOSIS_TOKEN_STORE"
 FILE_VERSION = 2
 DEFAULT_LIFETIME = timedelta(days=90)
@@ -34,12 +33,6 @@ class CredentialWarning(NamedTuple):
 
     code: Literal["CREDENTIALS_METADATA_BACKED_UP", "KEYRING_CLEANUP_FAILED", "KEYRING_UNAVAILABLE"]
     message: str
-
-
-def config_dir(env: Mapping[str, str] | None = None) -> Path:
-    """Return the directory of this user's settings (``OSMOSIS_CONFIG_DIR``, else ``~/.config/osmosis``)."""
-    override = (os.environ if env is None else env).get(CONFIG_DIR_ENV)
-    return Path(override).expanduser() if override else Path.home() / ".config" / "osmosis"
 
 
 class CredentialStore:

@@ -10,6 +10,7 @@ from osmosis_ai.cli.eval.graceful_stop import GracefulStop
 from osmosis_ai.cli.eval.live_numbers import spent
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.startup import taken_env_file
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -95,10 +96,16 @@ class LiveRun(GracefulStop, RunHooks):
         return True
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        """Take secrets from the file, the environment, or the user."""
+        """Take secrets from the secrets file, the environment, the `.env`, or the user."""
         ask = self._ask if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
-        return find_secret_values(names, given=given, environ=os.environ, ask=ask)
+        file = taken_env_file()
+        exported = {name: value for name in names if (value := os.environ.get(name))}
+        environ = {**(file.values_for_rollout(names) if file is not None else {}), **exported}
+        found = find_secret_values(names, given=given, environ=environ, ask=ask)
+        if file is not None:
+            file.refuse_redirected(found)
+        return found
 
     def _ask(self, name: str) -> str:
         import getpass

@@ -110,13 +110,16 @@ def _text(text: str, max_chars: int) -> str:
 
 
 def _check_apart(path: Path, stopping: threading.Event) -> Check:
+    from osmosis_ai.process_environment import python_environment
     from osmosis_ai.supervision import ChildProcess
 
     with tempfile.TemporaryDirectory(prefix="osmosis-check-") as directory:
         result = Path(directory) / "result.json"
         command = [sys.executable, "-m", "osmosis_ai.platform.datasets", str(path), str(result)]
         with (Path(directory) / "output").open("wb") as output:
-            child = ChildProcess(command, env=_environment(), cwd=Path(directory), stdout=output)
+            child = ChildProcess(
+                command, env=python_environment(os.environ), cwd=Path(directory), stdout=output
+            )
         try:
             status = _wait(child, stopping)
         finally:
@@ -141,12 +144,6 @@ def _wait(child: Any, stopping: threading.Event) -> int | None:
         if time.monotonic() > deadline:
             return None
     return int(status)
-
-
-def _environment() -> dict[str, str]:
-    """Return what a reader of files needs: none of the platform's settings, which may hold passwords."""
-    kept = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH")
-    return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import chosen
 
 LOCAL_TIMEOUT_S = 60.0
 """How long a command that only reads a mirror may take."""
@@ -173,7 +174,7 @@ class Git:
     def _environment(self) -> dict[str, str]:
         config = self.directory / "config"
         return {
-            **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+            **chosen(os.environ, _INHERITED),
             "LC_ALL": "C",
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": str(config) if config.is_file() else os.devnull,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
@@ -16,8 +17,8 @@ CONFIG = "configs/eval/multiply.toml"
 DATASET = "data/multiply.jsonl"
 TRAINING_CONFIG = "configs/training/multiply.toml"
 TRAINING_DATASET = "data/multiply_train.jsonl"
-# What a Git hook or an unusual shell exports would make Git look at another repository.
-_KEPT_GIT_VARIABLES = ("GIT_EXEC_PATH", "GIT_SSL_CAINFO")
+# How much is shown, and how.
+_SHOWN_AS = ("OSMOSIS_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,8 @@ class Scratch:
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the demo's commands: nothing of the user's Osmosis or Git shows through."""
         kept = {
-            name: value
-            for name, value in inherited.items()
-            if name == "OSMOSIS_DEBUG"
-            or name in _KEPT_GIT_VARIABLES
-            or not name.startswith(("OSMOSIS_", "_OSMOSIS_", "GIT_"))
+            **python_environment(inherited),
+            **chosen(inherited, _SHOWN_AS, PACKAGE_PREFIXES),
         }
         return {**kept, **self.own_variables()}
 

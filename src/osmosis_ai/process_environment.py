@@ -1,0 +1,165 @@
+"""What of this process's own environment each kind of child gets: every name is written here, nothing goes by default.
+
+Whoever starts a command has keys of their own in their shell, and no child of ours has a use for those that its
+work does not need. What a child needs beyond these tables (the key it serves with, a run's variables) its starter
+adds by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+_PROXIES = frozenset(
+    name for kind in ("HTTP", "HTTPS", "ALL", "NO") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
+)
+_CERTIFICATES = frozenset(
+    {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NIX_SSL_CERT_FILE"}
+)
+_PROGRAMS = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ"),
+        *("TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+        *("PYTHONUTF8", "PYTHONWARNINGS"),
+        *_PROXIES,
+        *_CERTIFICATES,
+    }
+)
+_PROGRAM_PREFIXES = ("LC_", "XDG_")
+# How a Python of ours finds the modules and models that this one found, and where a test measures what it runs.
+# Not HF_TOKEN, which is somebody's: a run that needs one has it as a secret.
+_PYTHON = frozenset(
+    {
+        *("PYTHONPATH", "COVERAGE_PROCESS_START", "OSMOSIS_CACHE_DIR"),
+        *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DOWNLOAD_TIMEOUT"),
+    }
+)
+_PYTHON_PREFIXES = ("CUDA_", "HIP_", "ROCR_", "NCCL_", "PYTORCH_", "OMP_", "MKL_", "OPENBLAS_")
+# How Git reaches and trusts repositories; what redirects it (GIT_DIR and its kin, which hooks export) is not here.
+_GIT = frozenset(
+    {
+        *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_EXEC_PATH"),
+        *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "DBUS_SESSION_BUS_ADDRESS"),
+    }
+)
+_GIT_PREFIXES = ("GIT_CONFIG_", "GIT_SSL_")
+# Where packages come from, who may fetch them, and what compiles those that come as sources.
+_BUILDS = frozenset(
+    {
+        *("NETRC", "CC", "CXX", "AR", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS", "MAX_JOBS"),
+        *(
+            "PKG_CONFIG_PATH",
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "CARGO_HOME",
+            "RUSTUP_HOME",
+            "MACOSX_DEPLOYMENT_TARGET",
+        ),
+        *("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "JAVA_HOME"),
+    }
+)
+PACKAGE_PREFIXES = ("UV_", "PIP_", "GIT_SSL_")
+"""Begin the names that decide where packages come from; needed where environments are built."""
+_GITHUB = frozenset(
+    {
+        *("GH_TOKEN", "GITHUB_TOKEN", "GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN"),
+        *("GH_HOST", "GH_CONFIG_DIR", "DBUS_SESSION_BUS_ADDRESS"),
+    }
+)
+
+
+def chosen(
+    environ: Mapping[str, str], names: Iterable[str], prefixes: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Return those variables that are in ``names`` or begin with one of ``prefixes``."""
+    wanted = frozenset(names)
+    return {
+        name: value for name, value in environ.items() if name in wanted or name.startswith(prefixes or "\0")
+    }
+
+
+def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what makes any program run: where things are, the language, the way to the network."""
+    return chosen(environ, _PROGRAMS, _PROGRAM_PREFIXES)
+
+
+def python_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a Python process of ours needs to be like this one."""
+    return chosen(environ, _PROGRAMS | _PYTHON, (*_PROGRAM_PREFIXES, *_PYTHON_PREFIXES))
+
+
+def git_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user's Git needs."""
+    return chosen(environ, _PROGRAMS | _GIT, (*_PROGRAM_PREFIXES, *_GIT_PREFIXES))
+
+
+def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what uv needs, with the Git and the compilers that it starts."""
+    return chosen(
+        environ, _PROGRAMS | _GIT | _BUILDS, (*_PROGRAM_PREFIXES, *_GIT_PREFIXES, *PACKAGE_PREFIXES)
+    )
+
+
+def github_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the GitHub CLI needs, its login included."""
+    return chosen(environ, _PROGRAMS | _GITHUB, _PROGRAM_PREFIXES)
+
+
+def _rule(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:{pattern})", re.IGNORECASE)
+
+
+_STARTERS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("belongs to Osmosis itself", _rule(r"_?OSMOSIS_.*")),
+    (
+        "tells the loader what to put into every program",
+        _rule(r"(LD|DYLD)_.*|GCONV_PATH|LOCPATH|GLIBC_.*|MALLOC_.*"),
+    ),
+    (
+        "tells an interpreter what to run",
+        _rule(
+            r"PYTHON.*|VIRTUAL_ENV|CONDA.*|PERL.*|RUBY.*|GEM_.*|BUNDLE_.*|NODE_.*|DENO_.*|BUN_.*|LUA_.*|PHP.*|R_.*"
+            r"|_?JAVA_.*|JDK_.*|_JAVA_OPTIONS|CLASSPATH|DOTNET_.*|COVERAGE_PROCESS_START"
+        ),
+    ),
+    (
+        "tells the shell, or programs it starts, where things are or what to run",
+        _rule(
+            r"PATH|SHELL|HOME|USER|LOGNAME|ENV|IFS|PS[0-9]|CDPATH|ZDOTDIR|FPATH|BASH.*|SHELLOPTS|PROMPT_COMMAND|XDG_.*"
+            r"|TMPDIR|TEMP|TMP|EDITOR|VISUAL|PAGER|LESS.*|MANPAGER|BROWSER|TERMINFO.*|TERM(CAP)?|COMSPEC|PATHEXT"
+            r"|SYSTEMROOT|WINDIR|LC_.*|LANG|LANGUAGE"
+        ),
+    ),
+    ("tells Git or SSH what to run or where to go", _rule(r"GIT_.*|SSH_.*|GH_HOST|GH_CONFIG_DIR|NETRC")),
+    (
+        "tells package managers and compilers where code comes from",
+        _rule(
+            r"(PIP|PIPX|UV|POETRY|PDM|HATCH|NPM|YARN|PNPM|COREPACK|CARGO|RUSTUP|MAVEN|GRADLE|CMAKE|COMPOSER)_.*"
+            r"|RUSTC.*|RUSTFLAGS|GO(PROXY|FLAGS|PATH|ROOT|SUMDB|NOSUMDB|PRIVATE|INSECURE|TOOLCHAIN|ENV)|MAKEFLAGS"
+            r"|CC|CXX|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|PKG_CONFIG.*|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|HF_ENDPOINT"
+        ),
+    ),
+    ("sends traffic through a proxy", _rule(r".*_PROXY|PROXY")),
+    (
+        "says which certificates to trust",
+        _rule(
+            r"SSL_.*|SSLKEYLOGFILE|OPENSSL_.*|.*_CA_(BUNDLE|CERTS?|FILE)|NODE_EXTRA_CA_CERTS|NIX_SSL_.*|GRPC_.*"
+        ),
+    ),
+    (
+        "names a settings file that can name programs",
+        _rule(
+            r"AWS_(SHARED_CREDENTIALS|CONFIG)_FILE|KUBECONFIG|DOCKER_.*|BOTO_CONFIG|GOOGLE_EXTERNAL_ACCOUNT_.*|CLOUDSDK_.*"
+        ),
+    ),
+)
+
+
+def why_reserved(name: str) -> str | None:
+    """Return what a variable does that no file of a repository may: change how programs start, install or connect.
+
+    Returns:
+        The end of a sentence that begins with the name, or None for an ordinary name.
+    """
+    return next((reason for reason, pattern in _STARTERS if pattern.fullmatch(name)), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.cli.main import main
-from tests.workspace.builders import make_repository, make_workspace
+from tests.workspace.builders import git, make_repository, make_workspace
 
 
 def test_a_complete_workspace_is_confirmed_path_by_path(
@@ -19,7 +19,33 @@ def test_a_complete_workspace_is_confirmed_path_by_path(
     assert shown[0] == "Workspace doctor completed."
     assert "rollouts\tok" in shown
     assert "AGENTS.md\tmissing (optional)" in shown
-    assert shown[-1] == "Write the missing guides for coding agents: osmosis doctor --fix"
+    assert ".gitignore\tdoes not ignore .env, .osmosis/" in shown
+    assert shown[-2:] == [
+        "Write the missing guides for coding agents: osmosis doctor --fix",
+        "Keep keys and results out of the repository: osmosis doctor --fix",
+    ]
+
+
+def test_an_env_file_in_the_repository_is_named_with_the_command_that_takes_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_workspace(tmp_path).root
+    for directory in (root, root / "rollouts" / "multiply"):
+        (directory / ".env").write_text("OPENAI_API_KEY=sk-canary\n")
+    git(root, "add", "--force", "--all")
+    assert main(["doctor", str(root), "--plain"]) == 0
+    captured = capsys.readouterr()
+    shown = captured.out.splitlines()
+    assert ".env\tin the repository, keys and all" in shown
+    assert (
+        "Take .env rollouts/multiply/.env out of the repository: git rm --cached -- .env rollouts/multiply/.env"
+        in shown
+    )
+    assert "canary" not in captured.out + captured.err
+    assert main(["doctor", str(root), "--json"]) == 0
+    resource = json.loads(capsys.readouterr().out)["resource"]
+    assert resource["tracked_env_files"] == [".env", "rollouts/multiply/.env"]
+    assert resource["valid"] is True
 
 
 def test_missing_directories_exit_with_one_and_the_way_out(
@@ -49,6 +75,8 @@ def test_in_json_the_failure_carries_the_whole_resource(
         "missing",
         "valid",
         "fixed",
+        "gitignore",
+        "tracked_env_files",
     }
 
 

@@ -24,13 +24,17 @@ def test_a_new_rollout_is_announced_with_what_to_do_next(
     assert shown[0] == "Initialized rollout 'capitals'."
     assert shown[-1] == "Evaluate on this machine: osmosis eval run configs/eval/capitals.toml"
     assert (workspace_root / "rollouts/capitals/main.py").is_file()
+    assert "  .gitignore now ignores .env and .osmosis/" in shown
+    assert (workspace_root / ".gitignore").read_text() == ".env\n.osmosis/\n"
 
 
 def test_in_json_it_is_one_operation(workspace_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "rollout", "init", "capitals"]) == 0
     envelope = json.loads(capsys.readouterr().out)
     assert envelope["operation"] == "rollout.init"
-    assert set(envelope["resource"]) == {"name", "workspace_directory", "rollout_dir", "configs", "files"}
+    assert set(envelope["resource"]) == {
+        *("name", "workspace_directory", "rollout_dir", "configs", "files", "gitignore")
+    }
 
 
 def test_what_exists_is_a_conflict_until_forced(capsys: pytest.CaptureFixture[str]) -> None:

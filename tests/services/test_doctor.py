@@ -36,6 +36,8 @@ def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
         "missing": ["AGENTS.md", "CLAUDE.md", "configs/AGENTS.md"],
         "valid": True,
         "fixed": [],
+        "gitignore": {"missing": [".env", ".osmosis/"], "added": []},
+        "tracked_env_files": [],
     }
 
 

@@ -29,7 +29,12 @@ def edited(workspace: Workspace, kind: str) -> Path:
 
 def test_a_rollout_with_its_two_configs_is_written(workspace: Workspace) -> None:
     assert init_rollout(workspace, "capitals") == InitResult(
-        "capitals", "rollouts/capitals", "configs/eval/capitals.toml", "configs/training/capitals.toml", FILES
+        "capitals",
+        "rollouts/capitals",
+        "configs/eval/capitals.toml",
+        "configs/training/capitals.toml",
+        FILES,
+        (".env", ".osmosis/"),
     )
     for name in FILES:
         content = (workspace.root / name).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +26,22 @@ def doctor(
     from osmosis_ai.services.doctor import examine
 
     resource = examine(path, fix=fix).resource()
-    rows = [
+    rows: list[tuple[str, Cell]] = [
         (name, _state(name, resource["missing"], resource["fixed"])) for name in resource["required_paths"]
     ]
+    ignoring, tracked = resource["gitignore"], resource["tracked_env_files"]
+    rows.append((".gitignore", _ignoring(ignoring["missing"], ignoring["added"])))
+    rows += [(name, Styled("in the repository, keys and all", "bad")) for name in tracked]
     linked = resource["workspace"]
-    steps = (
-        ["Write the missing guides for coding agents: osmosis doctor --fix"] if resource["missing"] else []
-    )
+    steps = []
+    if resource["missing"]:
+        steps.append("Write the missing guides for coding agents: osmosis doctor --fix")
+    if ignoring["missing"]:
+        steps.append("Keep keys and results out of the repository: osmosis doctor --fix")
+    if tracked:
+        names = shlex.join(tracked)
+        steps.append(f"Take {names} out of the repository: git rm --cached -- {names}")
+        steps.append("Then replace every key that was in it: the history keeps what was committed")
     return OperationResult(
         operation="doctor",
         message="Workspace doctor completed.",
@@ -47,6 +57,12 @@ def doctor(
         ],
         next_steps=steps,
     )
+
+
+def _ignoring(missing: list[str], added: list[str]) -> Cell:
+    if added:
+        return Styled(f"added: {', '.join(added)}", "good")
+    return Styled(f"does not ignore {', '.join(missing)}", "warn") if missing else Styled("ok", "good")
 
 
 def _state(name: str, missing: list[str], fixed: list[str]) -> Cell:

@@ -64,6 +64,8 @@ class Checkup:
             "missing": list(self.report.missing),
             "valid": self.report.valid,
             "fixed": list(self.report.fixed),
+            "gitignore": {"missing": list(self.report.unignored), "added": list(self.report.ignored)},
+            "tracked_env_files": list(self.report.tracked_env_files),
         }
 
 

@@ -145,6 +145,8 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
     from osmosis_ai.evaluation.spec import LocalEvalOptions
 
     request = prepared.request
+    if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
+        prepared.workspace.create_state_dir()
     runner = LocalEvalRunner(
         spec=prepared.spec,
         options=LocalEvalOptions(

@@ -32,6 +32,7 @@ class InitializedRollout:
             "rollout_dir": self.written.rollout_dir,
             "configs": {"eval": self.written.eval_config, "training": self.written.training_config},
             "files": list(self.written.files),
+            "gitignore": {"added": list(self.written.ignored)},
         }
 
 

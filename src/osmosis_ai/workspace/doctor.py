@@ -1,17 +1,20 @@
 """The doctor's verdict rests on the directories alone; guides for coding agents are a courtesy.
 
-Mending only adds: nothing that exists is changed, nothing is written through a link, and what stands in the
-way is found before the first write.
+Keys must not get into the repository: what `.gitignore` lacks is added, a `.env` that Git tracks already is named.
+Mending only adds: nothing that exists is changed but for lines at the end of `.gitignore`, nothing is written through
+a link, and what stands in the way is found before the first write.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.workspace import gitignore
+from osmosis_ai.workspace.git import tracked_env_files
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
 
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
@@ -25,11 +28,17 @@ class DoctorReport:
         root: the top of the work tree.
         missing: required directories and agent guides that are not there.
         fixed: those of them that were just created.
+        unignored: what must stay out of the repository and `.gitignore` does not say so.
+        ignored: those lines that were just added to it.
+        tracked_env_files: files named `.env` that are in the repository.
     """
 
     root: Path
     missing: tuple[str, ...]
     fixed: tuple[str, ...] = ()
+    unignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    tracked_env_files: tuple[str, ...] = ()
 
     @property
     def missing_directories(self) -> tuple[str, ...]:
@@ -51,7 +60,12 @@ def check(path: Path | None = None) -> DoctorReport:
     root = find_workspace(path, require_scaffold=False).root
     directories = [name for name in REQUIRED_DIRECTORIES if not (root / name).is_dir()]
     guides = [name for name in AGENT_GUIDES if not (root / name).is_file()]
-    return DoctorReport(root, missing=(*directories, *guides))
+    return DoctorReport(
+        root,
+        missing=(*directories, *guides),
+        unignored=gitignore.missing_patterns(root) if gitignore.obstacle(root) is None else (),
+        tracked_env_files=tracked_env_files(root),
+    )
 
 
 def fix(path: Path | None = None) -> DoctorReport:
@@ -75,7 +89,8 @@ def fix(path: Path | None = None) -> DoctorReport:
             write_atomic(before.root / name / ".gitkeep", "", mode=0o644, durable=False)
         else:
             write_atomic(before.root / name, guide_text(name), mode=0o644, durable=False)
-    return DoctorReport(before.root, missing=(), fixed=before.missing)
+    gitignore.add_patterns(before.root, before.unignored)
+    return replace(before, missing=(), fixed=before.missing, unignored=(), ignored=before.unignored)
 
 
 def guide_text(name: str) -> str:

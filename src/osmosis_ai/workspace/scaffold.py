@@ -10,6 +10,7 @@ from pathlib import Path
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.workspace import gitignore
 from osmosis_ai.workspace.layout import Workspace
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -27,6 +28,7 @@ class InitResult:
         eval_config: its eval config.
         training_config: its training config.
         files: every file that was written, sorted.
+        ignored: the lines that were added to `.gitignore`, so that keys and results stay out of the repository.
     """
 
     name: str
@@ -34,6 +36,7 @@ class InitResult:
     eval_config: str
     training_config: str
     files: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
 
 def init_rollout(workspace: Workspace, name: str, *, force: bool = False) -> InitResult:
@@ -68,7 +71,9 @@ def init_rollout(workspace: Workspace, name: str, *, force: bool = False) -> Ini
         shutil.rmtree(workspace.root / rollout_dir)
     for path, content in contents.items():
         write_atomic(workspace.root / path, content, mode=0o644, durable=False)
-    return InitResult(name, rollout_dir, eval_config, training_config, tuple(sorted(contents)))
+    ignored = gitignore.missing_patterns(workspace.root) if gitignore.obstacle(workspace.root) is None else ()
+    gitignore.add_patterns(workspace.root, ignored)
+    return InitResult(name, rollout_dir, eval_config, training_config, tuple(sorted(contents)), ignored)
 
 
 def _check_name(name: str) -> None:

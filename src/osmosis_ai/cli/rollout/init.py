@@ -19,6 +19,7 @@ def init(
     from osmosis_ai.services.rollouts import initialize_rollout
 
     resource = initialize_rollout(name, force=force).resource()
+    added = resource["gitignore"]["added"]
     eval_config = resource["configs"]["eval"]
     return OperationResult(
         operation="rollout.init",
@@ -26,6 +27,7 @@ def init(
         resource=resource,
         next_steps=[
             *(f"  {path}" for path in resource["files"]),
+            *([f"  .gitignore now ignores {' and '.join(added)}"] if added else []),
             f"Write the agent and its grader: {resource['rollout_dir']}/main.py",
             f"Name the dataset and the model: {eval_config}",
             f"Evaluate on this machine: osmosis eval run {eval_config}",

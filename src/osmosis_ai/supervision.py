@@ -51,6 +51,7 @@ def _end_own_group() -> None:
     try:
         subprocess.Popen(
             ["/bin/sh", "-c", f"sleep {TERMINATION_GRACE_S}; kill -s KILL -- -{group}"],
+            env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -360,6 +360,19 @@ def test_uv_that_hangs_is_given_up(tmp_path: Path) -> None:
         Uv(sleeper).run([], cwd=tmp_path, timeout_s=0.1, doing="waiting")
 
 
+def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
+    killed = tmp_path / "uv"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert caught.value.is_infrastructure
+    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
+    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert not caught.value.is_infrastructure
+
+
 def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
     failing = tmp_path / "uv"
     failing.write_text(

@@ -178,8 +178,9 @@ async def test_only_this_starts_output_is_quoted(make_spec: MakeSpec) -> None:
 
 async def test_a_server_that_never_becomes_healthy_is_ended(make_spec: MakeSpec) -> None:
     server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=1.0)
-    with pytest.raises(RolloutServerError, match=r"not healthy after 1 s .*status 503"):
+    with pytest.raises(RolloutServerError, match=r"not healthy after 1 s .*status 503") as caught:
         await server.start()
+    assert caught.value.is_infrastructure
     with pytest.raises(RuntimeError):
         _ = server.pid
 

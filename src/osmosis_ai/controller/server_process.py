@@ -82,6 +82,14 @@ class _PortTaken(RolloutServerError):
 class _Killed(RolloutServerError):
     """Something ended the server by force, which says nothing about the entrypoint: a kernel short of memory, a person."""
 
+    is_infrastructure = True
+
+
+class _Late(RolloutServerError):
+    """The server still ran, and was not ready in time, as on a machine with too much to do."""
+
+    is_infrastructure = True
+
 
 class RolloutServer:
     """One rollout server; an async context manager.
@@ -261,6 +269,7 @@ class RolloutServer:
             f"(`GET /health` on port {self._port}: {seen})",
             hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
             f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
+            kind=_Late,
         )
 
     async def _probe(self, session: aiohttp.ClientSession, seen: str) -> tuple[dict[str, Any] | None, str]:

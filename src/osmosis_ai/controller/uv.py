@@ -47,6 +47,12 @@ class UvError(OsmosisError):
     """uv failed; the message ends with its own reason."""
 
 
+class UvInterruptedError(UvError):
+    """uv was ended before it was done, by a signal or by our own deadline."""
+
+    is_infrastructure = True
+
+
 class Uv:
     """A uv executable.
 
@@ -89,9 +95,14 @@ class Uv:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise UvError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
+            raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
+        if result.returncode < 0:
+            raise UvInterruptedError(
+                f"{doing} was interrupted: uv was ended by signal {-result.returncode}.",
+                details={"exit_status": result.returncode},
+            )
         if result.returncode != 0:
             reason = _reason(result.stderr.decode("utf-8", "replace"))
             raise UvError(f"{doing} failed: {reason}", details={"exit_status": result.returncode})

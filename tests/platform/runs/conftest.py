@@ -10,8 +10,9 @@ import pytest
 
 from osmosis_ai.platform.runs.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import Member, World
+from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset
+from tests.platform.runs.pretended_workers import Bench
 
 
 @pytest.fixture
@@ -46,3 +47,9 @@ def executor(executor_later: LocalExecutor) -> LocalExecutor:
     """One that is started; its workers are real processes."""
     executor_later.start()
     return executor_later
+
+
+@pytest.fixture
+def bench(services: PlatformServices, clock: ManualClock) -> Bench:
+    """An executor of two slots, its workers and the runs they are for."""
+    return Bench(services, clock)

@@ -4,114 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs.executor import FRUITLESS_DEATHS, LocalExecutor
-from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.executor import FRUITLESS_DEATHS, SETBACKS
 from osmosis_ai.platform.runs.process_environment import rollout_environment, worker_environment
 from osmosis_ai.platform.runs.sentence import LONGEST, one_sentence
-from osmosis_ai.platform.runs.worker_status import ENDED, NOT_MINE
+from osmosis_ai.platform.runs.worker_status import ENDED, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
-
-
-class Pretended:
-    """A worker process whose fate the test decides."""
-
-    pid = 2**22 + 1
-
-    def __init__(self, run_id: str, token: str) -> None:
-        self.run_id = run_id
-        self.token = token
-        self.status: int | None = None
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def kill(self) -> None:
-        if self.status is None:
-            self.status = -9
-
-
-class Bench:
-    """An executor of two slots, its workers and the runs they are for."""
-
-    def __init__(self, services: PlatformServices, clock: ManualClock) -> None:
-        self.services = services
-        self.clock = clock
-        self.leases = Leases(services.db, clock)
-        self.started: list[Pretended] = []
-        self.executor = LocalExecutor(
-            services.config, services.db, clock, services.logs, start_worker=self._start
-        )
-
-    def _start(self, run_id: str, token: str) -> Pretended:
-        self.started.append(Pretended(run_id, token))
-        return self.started[-1]
-
-    def add(self, name: str, member: Member, **changes: Any) -> str:
-        self.clock.advance(1)
-        described: dict[str, Any] = {
-            "id": f"run_{name}",
-            "workspace_id": member.workspace.id,
-            "kind": "eval",
-            "name": name,
-            "status": "pending",
-            "created_at": self.clock.now(),
-            "request": {},
-            "rollout_name": "multiply",
-            "dataset_name": "multiply",
-            "model_path": "osmosis/tiny",
-        }
-        run = Run(**{**described, **changes})
-        with self.services.db.transaction() as session:
-            session.add(run)
-        return run.id
-
-    def claim(self, worker: Pretended) -> Lease:
-        lease = self.leases.claim(worker.run_id, worker.token)
-        assert lease is not None
-        return lease
-
-    def record(self, run_id: str) -> None:
-        """Let a worker get something done."""
-        run = self.run(run_id)
-        directory = WorkingDirectory(self.services.config.runs_dir, run_id)
-        if run.kind == "training":
-            checkpoints = directory.training.checkpoints
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            done = len(list(checkpoints.iterdir()))
-            (checkpoints / f"step-{done + 1:08d}").mkdir()
-            return
-        evaluation = directory.evaluation(run.name)
-        evaluation.path.mkdir(parents=True, exist_ok=True)
-        with evaluation.events.open("ab") as journal:
-            journal.write(b"{}\n")
-
-    def run(self, run_id: str) -> Run:
-        with self.services.db.session() as session:
-            return session.get_one(Run, run_id)
-
-    def end(self, worker: Pretended) -> None:
-        lease = self.claim(worker)
-        with self.leases.writing(lease) as (_, run):
-            self.leases.end(run, "finished")
-        worker.status = ENDED
-
-    @property
-    def order(self) -> list[str]:
-        return [worker.run_id.removeprefix("run_") for worker in self.started]
-
-
-@pytest.fixture
-def bench(services: PlatformServices, clock: ManualClock) -> Bench:
-    return Bench(services, clock)
+from tests.platform.runs.pretended_workers import Bench, messages
 
 
 def test_runs_start_in_order_and_no_more_than_there_are_slots(bench: Bench, member: Member) -> None:
@@ -165,23 +70,99 @@ def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
         bench.executor.round()
         clock.advance(10)
     assert bench.run(run_id).status == "running"
+    bench.started.clear()
     while bench.run(run_id).status == "running":
         bench.executor.round()
         bench.started[-1].status = 1
         bench.executor.round()
-        clock.advance(10)
-    assert len(bench.started) == 5 + FRUITLESS_DEATHS - 1
+        clock.advance(300)
+    # The last of those with progress was the first of a row.
+    assert len(bench.started) == FRUITLESS_DEATHS[kind] - 1
     error = bench.run(run_id).error
     assert error is not None and error.startswith(
-        "the worker ended unexpectedly 3 times in a row (exit status 1)"
+        f"the worker ended unexpectedly {FRUITLESS_DEATHS[kind]} times in a row (exit status 1)"
     )
+
+
+def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member, kind="training")
+    waited: list[float] = []
+    while bench.run(run_id).status != "failed":
+        bench.executor.round()
+        if not bench.started or bench.started[-1].status is not None:
+            waited[-1] += 0.5
+            clock.advance(0.5)
+            continue
+        if bench.run(run_id).status == "pending":
+            bench.claim(bench.started[-1])
+        bench.started[-1].status = -9
+        bench.executor.round()
+        waited.append(0.0)
+    assert waited == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 0]
+    assert len(bench.started) == FRUITLESS_DEATHS["training"]
+    said = messages(bench, run_id)
+    assert said[0] == (
+        "the worker ended unexpectedly (signal 9, as when the machine has no memory left); trying again in 0.5 s"
+    )
+    assert said[3].endswith("4 times in a row without getting anything done; trying again in 4 s")
+
+
+def test_a_run_that_is_to_stop_does_not_wait_for_its_next_try(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member, kind="training")
+    for number in range(6):
+        bench.executor.round()
+        bench.claim(bench.started[number])
+        bench.started[number].status = -9
+        bench.executor.round()
+        if number < 5:
+            clock.advance(300)
+    with bench.services.db.transaction() as session:
+        session.get_one(Run, run_id).stop_requested_at = clock.now()
+    bench.executor.round()
+    assert bench.run(run_id).status == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+def test_a_failure_of_our_own_is_tried_again_a_few_times_and_then_fails_the_run_with_its_reason(
+    bench: Bench, member: Member, clock: ManualClock, kind: str
+) -> None:
+    reason = "the rollout server was not ready after 90 s."
+    run_id = bench.add("a", member, kind=kind)
+
+    def set_back() -> None:
+        bench.executor.round()
+        worker = bench.started[-1]
+        bench.claim(worker)
+        bench.directory(run_id).note_setback(reason)
+        bench.leases.release(run_id, worker.token)
+        worker.status = SET_BACK
+        bench.executor.round()
+        clock.advance(10)
+
+    set_back()
+    bench.executor.round()
+    assert bench.run(run_id).status == "running"
+    assert messages(bench, run_id) == [
+        "the rollout server was not ready after 90 s (no fault of the run, 1 of 3 tries; trying again in 0.5 s)"
+    ]
+    # What got something done since is not counted against it.
+    bench.record(run_id)
+    for _ in range(SETBACKS - 1):
+        set_back()
+    assert bench.run(run_id).status == "running"
+    set_back()
+    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", reason)
 
 
 def test_a_worker_that_may_not_yet_have_the_run_is_started_again(
     bench: Bench, member: Member, clock: ManualClock
 ) -> None:
     run_id = bench.add("a", member)
-    for _ in range(2 * FRUITLESS_DEATHS):
+    for _ in range(2 * FRUITLESS_DEATHS["eval"]):
         bench.executor.round()
         bench.started[-1].status = NOT_MINE
         bench.executor.round()

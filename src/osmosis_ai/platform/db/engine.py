@@ -45,12 +45,14 @@ class DatabaseBusyError(OsmosisError):
     """Another process held the database for longer than a write waits."""
 
     default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
 
 
 class StorageFullError(OsmosisError):
     """The disk is full, or failed; what was being written was taken back."""
 
     default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
 
 
 class Database:

@@ -165,7 +165,7 @@ def _verdict(summary: RunSummary | None) -> Verdict:
     if stop is not None and stop.kind == "interrupted":
         return Verdict(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
-        return Verdict("failed", one_sentence(stop.error))
+        return Verdict("failed", one_sentence(stop.error), stop.error.is_infrastructure)
     reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
     return Verdict("failed", one_sentence(OsmosisError(reason)))
 

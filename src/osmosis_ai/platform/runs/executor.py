@@ -5,8 +5,10 @@ of times it may be killed itself; what it needs to know is in the database, in t
 journals. Runs start in the order in which they were submitted, and the workspace with the fewest workers goes
 first, so that nobody's hundred runs hold up somebody's one.
 
-A worker that dies is replaced. After :data:`FRUITLESS_DEATHS` deaths in a row without a record in between, the run
-fails: whatever kills it would go on killing it. Deaths together with the platform do not count.
+A worker that dies is replaced, and so is one that gave up because our own infrastructure failed it: each time in a
+row without a record in between after twice the time, and the run's log says why and when. After
+:data:`FRUITLESS_DEATHS` deaths, or :data:`SETBACKS` failures of the infrastructure, the run fails: whatever it is
+would go on. Deaths together with the platform do not count.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from osmosis_ai.platform.logs import Line, Logs
 from osmosis_ai.platform.runs.leases import Leases, is_free
 from osmosis_ai.platform.runs.process_environment import worker_environment
 from osmosis_ai.platform.runs.status import OPEN
-from osmosis_ai.platform.runs.worker_status import ENDED, LEARNER_LOST, NOT_MINE
+from osmosis_ai.platform.runs.worker_status import ENDED, LEARNER_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import ChildProcess
 
@@ -43,8 +45,12 @@ logger = logging.getLogger(__name__)
 ROUND_S = 0.1
 STOP_GRACE_S = 30.0
 """How long a worker may take to stop before it is ended by force."""
-FRUITLESS_DEATHS = 3
-_PAUSE_AFTER_DEATH_S = 0.5
+FRUITLESS_DEATHS = {"eval": 3, "training": 12}
+"""Deaths in a row after which a run fails, by its kind. A training run's many hours are worth 20 minutes of waiting
+for memory or a GPU that somebody else holds; what an evaluation has journalled is there for the next one."""
+SETBACKS = 3
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 300.0
 _SHUTDOWN_GRACE_S = 10.0
 
 
@@ -78,10 +84,15 @@ class _Worker:
 
 @dataclass
 class _Trouble:
-    """Deaths in a row without progress, and when to try again (monotonic seconds)."""
+    """Deaths and setbacks in a row without progress, and when to try again (monotonic seconds)."""
 
     deaths: int = 0
+    setbacks: int = 0
     not_before: float = 0.0
+
+    def pause_s(self) -> float:
+        """Return for how long nothing is tried now: twice as long each time, up to a bound."""
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.deaths + self.setbacks - 1)))
 
 
 class LocalExecutor:
@@ -176,33 +187,32 @@ class LocalExecutor:
             self._leases.release(worker.run_id, worker.token)
             self._trouble.pop(worker.run_id, None)
             if status == NOT_MINE:
-                self._trouble[worker.run_id] = _Trouble(0, self._clock.monotonic() + _PAUSE_AFTER_DEATH_S)
+                self._trouble[worker.run_id] = _Trouble(not_before=self._clock.monotonic() + _FIRST_PAUSE_S)
             return
         trouble = self._trouble.setdefault(worker.run_id, _Trouble())
         if directory.recorded(worker.run_name) > worker.recorded:
-            trouble.deaths = 0
-        trouble.deaths += 1
-        trouble.not_before = self._clock.monotonic() + _PAUSE_AFTER_DEATH_S * trouble.deaths
-        how = _told(status)
-        forced = worker.stop_by is not None
-        message = "the worker was ended by force" if forced else f"the worker ended unexpectedly ({how})"
+            trouble.deaths = trouble.setbacks = 0
+        if status == SET_BACK:
+            trouble.setbacks += 1
+        else:
+            trouble.deaths += 1
+        trouble.not_before = self._clock.monotonic() + trouble.pause_s()
+        reason = directory.take_setback() if status == SET_BACK else ""
         with self._db.transaction() as session:
             run = session.get(Run, worker.run_id, with_for_update=True)
             if run is None or run.status not in OPEN or run.lease_token not in (None, worker.token):
                 self._trouble.pop(worker.run_id, None)
                 return
-            self._logs.add(session, run.id, [Line(message, level="warning", step="executor")])
             run.lease_token = run.lease_expires_at = None
-            if trouble.deaths < FRUITLESS_DEATHS:
+            if trouble.setbacks < SETBACKS and trouble.deaths < FRUITLESS_DEATHS[run.kind]:
+                line = Line(_trying_again(worker, status, trouble, reason), level="warning", step="executor")
+                self._logs.add(session, run.id, [line])
                 return
             self._trouble.pop(worker.run_id, None)
             if run.stop_requested_at is not None:
                 self._leases.end(run, "stopped")
                 return
-            sentence = (
-                f"the worker ended unexpectedly {FRUITLESS_DEATHS} times in a row ({how}) without getting "
-                f"anything done; see {directory.log} on the platform's machine, then submit again."
-            )
+            sentence = _given_up(status, trouble, reason, directory)
             self._logs.add(session, run.id, [Line(sentence, level="error", step="executor")])
             self._leases.end(run, "failed", sentence)
 
@@ -262,7 +272,8 @@ class LocalExecutor:
             runs = session.scalars(
                 select(Run).where(Run.status == "running", Run.stop_requested_at.is_not(None))
             ).all()
-        return [run for run in runs if self._can_start(run)]
+        # Nobody who wants an end is made to wait for another try.
+        return [run for run in runs if run.id not in self._workers and self._is_free(run)]
 
     def _next(self) -> Run | None:
         """Return the run to start: the oldest of the workspace with the fewest workers."""
@@ -297,8 +308,9 @@ class LocalExecutor:
 
     def _can_start(self, run: Run) -> bool:
         """Tell whether nobody works on the run, here or, as far as its lease tells, elsewhere."""
-        if run.id in self._unavailable():
-            return False
+        return run.id not in self._unavailable() and self._is_free(run)
+
+    def _is_free(self, run: Run) -> bool:
         if WorkingDirectory(self._config.runs_dir, run.id).is_worked_on():
             return False  # the worker of a platform that was killed is about to follow it
         if run.lease_token is not None and self._was_here(run):
@@ -346,6 +358,28 @@ class WorkerStarter:
                 cwd=Path(directory.path),
                 stdout=log,
             )
+
+
+def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) -> str:
+    """Return what happened to a worker, and what is done about it."""
+    if worker.stop_by is not None:
+        return "the worker was ended by force"
+    again = f"trying again in {trouble.pause_s():g} s"
+    if status == SET_BACK:
+        why = reason.rstrip(".") or "the platform could not do its part, and could not say why"
+        return f"{why} (no fault of the run, {trouble.setbacks} of {SETBACKS} tries; {again})"
+    times = f", {trouble.deaths} times in a row without getting anything done" if trouble.deaths > 1 else ""
+    return f"the worker ended unexpectedly ({_told(status)}){times}; {again}"
+
+
+def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory) -> str:
+    """Return why a run has failed."""
+    if status == SET_BACK:
+        return reason or "the platform could not do its part, and could not say why: its disk may be full."
+    return (
+        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_told(status)}) without getting "
+        f"anything done; see {directory.log} on the platform's machine, then submit again."
+    )
 
 
 def _told(status: int) -> str:

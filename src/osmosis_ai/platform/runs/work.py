@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave."""
+    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave.
+
+    Attributes:
+        error: why it failed, in a sentence.
+        is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
+    """
 
     outcome: Outcome | None
     error: str | None = None
+    is_infrastructure: bool = False
 
 
 class Interrupt:

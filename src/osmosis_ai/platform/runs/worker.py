@@ -31,7 +31,7 @@ from osmosis_ai.platform.runs.publisher import Publisher
 from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.training_work import TrainingWork
 from osmosis_ai.platform.runs.work import Interrupt, Prepared, Verdict, Work
-from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE
+from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.supervision import lower_priority, watch_parent
@@ -80,10 +80,9 @@ class Worker:
             publisher.finish()
             # A beat after the end would find no lease, and end this worker while it clears away.
             heart.stop()
-            self._conclude(verdict, work if prepared is not None else None, redactor)
+            return self._conclude(verdict, work if prepared is not None else None, redactor)
         finally:
             heart.stop()
-        return ENDED
 
     def _work(self) -> Work[Any]:
         with self.db.session() as session:
@@ -91,13 +90,18 @@ class Worker:
         does = TrainingWork if kind == "training" else EvaluationWork
         return does(self.config, self.db, self.directory, self.lease)
 
-    def _conclude(self, verdict: Verdict, work: Work[Any] | None, redactor: Redactor) -> None:
-        """Write how it ended; a run that was asked to stop is stopped, whatever else happened to it."""
+    def _conclude(self, verdict: Verdict, work: Work[Any] | None, redactor: Redactor) -> int:
+        """Write how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
+        happened to it. What our own infrastructure failed at is left to the executor, which tries it again.
+        """
         with self.leases.writing(self.lease) as (session, run):
             outcome = "stopped" if run.stop_requested_at is not None else verdict.outcome
+            set_back = outcome == "failed" and verdict.is_infrastructure and verdict.error is not None
             if work is not None:
                 work.record(run)
-            if outcome is None:
+            if set_back:
+                self.directory.note_setback(redactor.text(verdict.error or ""))
+            elif outcome is None:
                 line = Line("the worker was asked to end; the run goes on when the platform does", step="run")
                 self.logs.add(session, run.id, [line], redactor=redactor)
             else:
@@ -105,10 +109,11 @@ class Worker:
                 line = Line(sentence or outcome, level="error" if sentence else "info", step="run")
                 self.logs.add(session, run.id, [line], redactor=redactor)
                 self.leases.end(run, outcome, sentence)
-        if outcome is None:
+        if set_back or outcome is None:
             self.leases.release(self.lease.run_id, self.lease.token)
         else:
             self.directory.remove()
+        return SET_BACK if set_back else ENDED
 
 
 class _Heart:
@@ -152,7 +157,7 @@ class _Heart:
 
 def _failed(error: Exception) -> Verdict:
     if isinstance(error, OsmosisError):
-        return Verdict("failed", one_sentence(error))
+        return Verdict("failed", one_sentence(error), error.is_infrastructure)
     return Verdict(
         "failed",
         f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",

@@ -3,6 +3,7 @@
     <home>/runs/<run id>/
         worker.lock     held by the worker's process for as long as it lives
         worker.log      what the worker's process printed; nothing, if all is well
+        setback.txt     why the last worker gave up, when that was no fault of the run
         source/         the commit's files
         dataset.<ext>   the rows
         adapter/        the adapter that the run's model is, where it is one
@@ -15,11 +16,13 @@ The lock is the kernel's: it is free exactly when no worker of this machine is a
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import write_atomic
 from osmosis_ai.training.checkpoints import checkpoints_in
 from osmosis_ai.training.run_directory import TrainingDirectory
 
@@ -35,6 +38,7 @@ class WorkingDirectory:
     def __init__(self, runs_dir: Path, run_id: str) -> None:
         self.path = runs_dir / run_id
         self.log = self.path / "worker.log"
+        self._setback = self.path / "setback.txt"
         self.source = self.path / "source"
         self.adapter = self.path / "adapter"
         self.output_root = self.path / "evaluation"
@@ -71,6 +75,20 @@ class WorkingDirectory:
             journalled = 0
         steps = [checkpoint.step for checkpoint in checkpoints_in(self.training.checkpoints)]
         return journalled + max(steps, default=0)
+
+    def note_setback(self, reason: str) -> None:
+        """Say why a worker gives up for now; on a full disk it stays unsaid."""
+        with suppress(OSError):
+            write_atomic(self._setback, reason)
+
+    def take_setback(self) -> str:
+        """Return why the last worker gave up, once; empty when it could not say."""
+        try:
+            reason = self._setback.read_text("utf-8")
+            self._setback.unlink()
+        except OSError:
+            return ""
+        return reason
 
     def lock(self, *, timeout_s: float = 0.0) -> bool:
         """Become the one worker of this run on this machine, until the process ends; False if there is one."""

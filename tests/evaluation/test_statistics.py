@@ -148,32 +148,6 @@ def test_repeating_every_attempt_teaches_nothing() -> None:
     assert eight_times.low == pytest.approx(once.low)
 
 
-def simulate(draw: np.random.Generator, rows: int, attempts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw passes of rows that are hard or easy, the true rate being 0.4."""
-    chance = draw.beta(0.8, 1.2, size=rows)
-    passes = draw.random((rows, attempts)) < chance[:, None]
-    return passes.ravel().astype(float), np.repeat(np.arange(rows), attempts)
-
-
-def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
-    draw = np.random.default_rng(20250917)
-    held = naive = 0
-    means, errors = [], []
-    for _ in range(1000):
-        values, rows = simulate(draw, rows=50, attempts=8)
-        estimate = estimate_rate(values, rows)
-        assert estimate is not None and estimate.low is not None and estimate.high is not None
-        assert estimate.stderr is not None
-        held += estimate.low <= 0.4 <= estimate.high
-        low, high = clopper_pearson(round(estimate.value * estimate.n), estimate.n)
-        naive += low <= 0.4 <= high
-        means.append(estimate.value)
-        errors.append(estimate.stderr)
-    assert 930 <= held <= 970
-    assert naive < 750  # what ignoring the rows would claim
-    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.06)
-
-
 @given(st.integers(1, 400), st.data())
 def test_one_attempt_a_row_gets_clopper_and_pearsons_interval(n: int, data: st.DataObject) -> None:
     passed = data.draw(st.integers(0, n))

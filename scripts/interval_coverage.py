@@ -1,0 +1,168 @@
+"""How often the intervals that runs print hold the truth, by simulation.
+
+    python scripts/interval_coverage.py [--replications 2000]
+
+A cell is a run: rows x attempts, a pass rate, and how much the attempts on a row resemble each other
+(the intraclass correlation; each row has its own chance to pass, from a beta distribution). A tenth of
+the attempts has no score. Each interval is made by the very functions that make a run's, and judged
+one at a time: two-sided, and each one-sided bound. One that is not printed does not count.
+
+Fails when an interval holds the truth in fewer than 93 % of replications, less three binomial
+standard errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from osmosis_ai.evaluation.statistics import (
+    Estimate,
+    estimate_pass_at_k,
+    estimate_rate,
+    estimate_reward,
+)
+
+ROWS = (10, 30, 100, 400)
+ATTEMPTS = (1, 4, 16)
+CORRELATIONS = (0.05, 0.6)
+RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
+UNSCORED = 0.1
+LEAST = 0.93
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run to simulate; ``correlation`` is the intraclass correlation of its attempts."""
+
+    rows: int
+    attempts: int
+    correlation: float
+    rate: float
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows x {self.attempts}, correlation {self.correlation}, rate {self.rate}"
+
+    def pass_at(self, k: int) -> float:
+        """Return the true pass@k: 1 less the k-th moment of a row's chance to fail."""
+        a, b = _beta(self.rate, self.correlation)
+        return 1 - math.exp(math.lgamma(b + k) + math.lgamma(a + b) - math.lgamma(b) - math.lgamma(a + b + k))
+
+
+@dataclass
+class Coverage:
+    """How often the intervals of one number were printed, held the truth, and how wide they were."""
+
+    printed: int = 0
+    held: int = 0
+    at_least: int = 0
+    at_most: int = 0
+    width: float = 0.0
+
+    def add(self, estimate: Estimate | None, truth: float) -> None:
+        """Count one interval."""
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return
+        assert estimate.at_least is not None and estimate.at_most is not None
+        self.printed += 1
+        self.held += estimate.low <= truth <= estimate.high
+        self.at_least += estimate.at_least <= truth
+        self.at_most += estimate.at_most >= truth
+        self.width += estimate.high - estimate.low
+
+    @property
+    def share(self) -> float:
+        """The share of printed intervals that held the truth."""
+        return self.held / self.printed
+
+    @property
+    def enough(self) -> bool:
+        """Whether every kind of interval held the truth often enough to be told from luck."""
+        least = LEAST - 3 * math.sqrt(LEAST * (1 - LEAST) / self.printed) if self.printed else 0.0
+        return min(self.held, self.at_least, self.at_most) >= least * self.printed
+
+    def __str__(self) -> str:
+        shares = (
+            f"{count / self.printed:.1%} {name}"
+            for name, count in (("held", self.held), ("above", self.at_least), ("below", self.at_most))
+        )
+        return f"{', '.join(shares)}; {self.printed} printed, mean width {self.width / self.printed:.3f}"
+
+
+@dataclass
+class Simulated:
+    """What became of a cell: the coverage of each of its numbers."""
+
+    cell: Cell
+    numbers: dict[str, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
+
+
+def grid() -> Iterator[Cell]:
+    """Yield all cells; with one attempt a row there is nothing to resemble."""
+    for rows, attempts, correlation, rate in itertools.product(ROWS, ATTEMPTS, CORRELATIONS, RATES):
+        if attempts > 1 or correlation == CORRELATIONS[0]:
+            yield Cell(rows, attempts, correlation, rate)
+
+
+def simulate(cell: Cell, replications: int, *, seed: int = 20261122) -> Simulated:
+    """Draw the cell's run many times, the same ones for the same seed."""
+    draw = np.random.default_rng([seed, cell.rows, cell.attempts, int(cell.rate * 100)])
+    shape = (replications, cell.rows)
+    passes = (
+        draw.random((*shape, cell.attempts))
+        < draw.beta(*_beta(cell.rate, cell.correlation), shape)[..., None]
+    )
+    lost = (
+        draw.random((*shape, cell.attempts)) < draw.beta(*_beta(UNSCORED, cell.correlation), shape)[..., None]
+    )
+    rows = np.repeat(np.arange(cell.rows), cell.attempts)
+    found = Simulated(cell)
+    for passed, unscored in zip(passes, lost, strict=True):
+        known = ~unscored.ravel()
+        values, labels = passed.ravel()[known].astype(np.float64), rows[known]
+        found.numbers["pass rate"].add(estimate_rate(values, labels), cell.rate)
+        found.numbers["reward"].add(estimate_reward(values, labels), cell.rate)
+        found.numbers["unscored"].add(estimate_rate(unscored.ravel().astype(np.float64), rows), UNSCORED)
+        scored, successes = (~unscored).sum(axis=1), (passed & ~unscored).sum(axis=1)
+        for k in sorted({2, cell.attempts} if cell.attempts > 1 else ()):
+            found.numbers[f"pass@{k}"].add(estimate_pass_at_k(scored, successes, k), cell.pass_at(k))
+    return found
+
+
+def _beta(rate: float, correlation: float) -> tuple[float, float]:
+    """Return the beta distribution of a row's chance with this mean and intraclass correlation."""
+    total = 1 / correlation - 1
+    return rate * total, (1 - rate) * total
+
+
+def main() -> None:
+    """Simulate the grid and print the worst of each number."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--replications", type=int, default=2000, help="runs drawn for each cell (2000)")
+    parser.add_argument("--shown", type=int, default=5, help="cells shown for each number (5)")
+    arguments = parser.parse_args()
+    found = [simulate(cell, arguments.replications) for cell in grid()]
+    for name in ("pass rate", "reward", "unscored", "pass@2", "pass@4", "pass@16"):
+        cells = [(each.numbers[name], each.cell) for each in found if each.numbers[name].printed]
+        print(f"{name}, the worst of {len(cells)} cells:")
+        for coverage, cell in sorted(cells, key=lambda pair: pair[0].share)[: arguments.shown]:
+            print(f"  {cell}: {coverage}")
+    failed = [
+        f"{name} of {each.cell}"
+        for each in found
+        for name, coverage in each.numbers.items()
+        if not coverage.enough
+    ]
+    if failed:
+        raise SystemExit(f"too narrow: {'; '.join(failed)}")
+    print(f"every interval of {len(found)} cells holds the truth often enough")
+
+
+if __name__ == "__main__":
+    main()

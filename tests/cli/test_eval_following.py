@@ -117,7 +117,7 @@ def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> Non
     assert "Waiting for the run to start" in outcome.err
     assert "amber-otter-42: 5/10 samples (50%)" in outcome.err
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
-    assert "4 of 8 scored samples" in outcome.out
+    assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])

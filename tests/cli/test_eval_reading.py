@@ -73,6 +73,25 @@ def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
             "skipped": 1,
             "progress": {"completed": 9, "total": 10, "unit": "samples"},
         },
+        "headline": {
+            "pass_rate": 0.5,
+            "low": None,
+            "high": None,
+            "pass_threshold": 1.0,
+            "scored": 8,
+            "planned": 10,
+            "pending": 1,
+            "skipped": 1,
+            "failed": 1,
+            "failed_by_boundary": {},
+            "rows": {"rows": 5, "total": 50, "kind": "first", "fraction": None, "seed": None},
+            "warnings": [],
+            "rule": "reward >= 1.0, scored samples only",
+            "words": "pass rate 50.0 % (reward >= 1.0, scored samples only); scored 8 of 10 planned; "
+            "failed 1; 1 skipped; 1 pending; 5 of 50 rows, the first",
+            "brief": "50.0 % pass (reward >= 1.0), 8 of 10 planned scored, failed 1",
+        },
+        "rows": "5 of 50 rows, the first",
     }
     assert (minimal["summary"], minimal["model"], "results" in minimal) == ({}, None, False)
     assert {**nulls, "id": "er_1"} == minimal
@@ -81,13 +100,12 @@ def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
 def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
     maze.get("/eval-runs").respond(json={"eval_runs": [ROW, {**MINIMAL, "name": None}]})
     assert maze.osmosis("eval", "list", "--plain").out == (
-        "amber-otter-42\t[running]\tmaze\t0.500\t2026-10-02T07:00:00Z\tMara\n"
-        "(unnamed)\t[pending]\t–\t–\t2026-10-02T07:00:00Z\t–\n"
+        "amber-otter-42\t[running]\tmaze\t50.0 % pass (reward >= 1.0), 8 of 10 planned scored, "
+        "failed 1; 5 of 50 rows, the first\t0.500\t2026-10-02T07:00:00Z\tMara\n"
+        "(unnamed)\t[pending]\t–\t–\t–\t2026-10-02T07:00:00Z\t–\n"
     )
     rich = maze.osmosis("eval", "list").out
-    assert all(
-        word in rich for word in ("Name", "Status", "Rollout", "Reward", "Submitted By", "amber-otter-42")
-    )
+    assert all(word in rich for word in ("Name", "Status", "Rollout", "Result", "Reward", "amber-otter-42"))
 
 
 def test_progress_never_shows_more_than_all(maze: Maze) -> None:
@@ -158,7 +176,17 @@ def test_a_run_in_full_for_scripts(maze: Maze) -> None:
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
     data = maze.osmosis("eval", "info", "amber-otter-42", "--json").json["data"]
     assert set(data) == {
-        *("eval_run", "summary", "config", "results", "model", "dataset", "rollout", "entrypoint"),
+        *(
+            "eval_run",
+            "summary",
+            "headline",
+            "config",
+            "results",
+            "model",
+            "dataset",
+            "rollout",
+            "entrypoint",
+        ),
         *("commit_sha", "branch", "env_config", "resolved_secret_scopes", "dataset_df_stats", "metrics"),
         *("metrics_available", "metrics_error", "output_path", "save_warning", "git", "workspace_directory"),
     }
@@ -187,13 +215,16 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
     offer_metrics_file(maze, store)
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out.splitlines()
-    assert plain[:14] == [
+    assert plain[:17] == [
         "Name: amber-otter-42",
         "ID: er_8",
         "Status: [running]",
         "Progress: 9 / 10 samples",
         "Duration: 1m 2s",
-        "Pass Rate: 50.0 %",
+        "Rows: 5 of 50 rows, the first",
+        "Scored: 8 of 10 planned",
+        "Failed: 1: 1 agent",
+        "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)",
         "Tokens Used: 12,345",
         "Submitted: 2026-10-02T07:00:00Z",
         "Submitted By: Mara",
@@ -207,7 +238,11 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     assert "Commit: 4be1c0f" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
     assert "Environment Variables: LOG_LEVEL=INFO" in plain
-    assert "Pass rate (reward ≥ 1)\t50.0 %\t30.0 – 70.0 %\t4 of 8 scored samples" in plain
+    assert (
+        "Pass rate (reward >= 1.0, scored samples only)\t50.0 %\t30.0 – 70.0 %\t8 samples of 5 rows, "
+        "each row weighing the same"
+    ) in plain
+    assert "Scored\t8 of 10 planned" in plain
     assert "Unscored\t1: 1 agent_error" in plain
     assert "Stop with: osmosis eval stop amber-otter-42" in plain
     assert not store.seen
@@ -224,6 +259,8 @@ def test_a_hosted_run_without_intervals_shows_what_there_is(maze: Maze) -> None:
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": {"of": "another version"}})
     plain = maze.osmosis("eval", "info", "x", "--plain").out
     assert "Error: The model was rejected: no such model." in plain
+    assert "Scored: 8 of 10 planned" in plain and "Failed: 1\n" in plain
+    assert "Pass Rate: 50.0 % (reward >= 1.0, scored samples only)" in plain
     assert "Samples: 8 graded, 4 passed, 1 failed, 1 skipped" in plain
     assert "Reward: mean 0.500 · std 0.500 · min 0.000 · median 0.500 · max 1.000" in plain
     assert "pass@2: 60.0 %" in plain

@@ -111,6 +111,9 @@ async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: Wor
     }
     assert document["resource"]["metrics"]["pass_rate"] == pytest.approx(2 / 3)
     assert document["resource"]["metrics"]["estimates"]["pass_rate"]["value"] == 1.0
+    headline = document["resource"]["headline"]
+    assert (headline["scored"], headline["planned"], headline["failed_by_boundary"]) == (2, 3, {"agent": 1})
+    assert headline["rows"]["total"] == 3 and headline["warnings"]
     assert document["next_steps_structured"][0]["action"] == "retry_failed"
 
 
@@ -119,8 +122,11 @@ async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_ro
     world.rows(["one", "raise", "three"])
     outcome = await world.osmosis("run", CONFIG, "--yes", "--plain")
     assert outcome.status == 0
-    assert "Pass rate (reward ≥ 1)\t100.0 %" in outcome.out
-    assert "2 of 2 scored samples" in outcome.out
+    assert "Pass rate (reward >= 1.0, scored samples only)\t100.0 %" in outcome.out
+    assert "2 samples of 2 rows" in outcome.out
+    assert "Scored\t2 of 3 planned" in outcome.out
+    assert "Warning\t\t\tonly 2 of 3 finished attempts have a score (66.7 %)" in outcome.out
+    assert "; scored 2 of 3 planned; failed 1: 1 agent; all 3 rows\n" in outcome.out
     assert "Unscored\t1: 1 agent_error" in outcome.out
     assert "the agent broke" in outcome.out
     assert "\x1b" not in outcome.out

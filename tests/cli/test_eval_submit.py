@@ -140,6 +140,7 @@ def test_scripts_that_cannot_be_asked_get_all_they_would_agree_to(maze: Maze) ->
         ("Entrypoint", "main.py"),
         ("Model", "openai/gpt-5-mini"),
         ("Dataset", "maze-walks"),
+        ("Rows", "the first 10, or all where there are fewer"),
         ("env.LOG_LEVEL", "INFO"),
         ("secret.OPENAI_API_KEY", "Workspace"),
         ("secret.SEARCH_KEY", "Personal (overrides workspace)"),
@@ -308,7 +309,7 @@ def test_watch_follows_the_run_to_its_results(maze: Maze) -> None:
     assert outcome.status == 0, outcome.err
     assert "Evaluation run submitted: amber-otter-42" in outcome.err
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
-    assert "Pass rate (reward ≥ 1)\t50.0 %" in outcome.out
+    assert "Pass rate (reward >= 1.0, scored samples only)\t50.0 %" in outcome.out
     envelope = submit(maze, "--yes", "--watch", "--json").json
     assert (envelope["operation"], envelope["resource"]["status"]) == ("eval.submit", "finished")
     assert envelope["resource"]["metrics"]["estimates"] == ESTIMATES

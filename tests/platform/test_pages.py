@@ -196,11 +196,17 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
             "summary": {},
             "estimates": {"reward": estimate, "pass_rate": None, "pass_at_k": {"2": estimate}},
         }
+        row.results = {**(row.results or {}), "graded": 4, "passed": 1, "failed": 1, "total_runs": 5}
     services.logs.append(run["id"], [Line(f"importing {HOSTILE}", step="server")])
     sign_in(browser)
     page = browser.get(path_of(run["platform_url"]))
     shown = text_of(page)
     assert "the agent's module is missing" in shown
+    assert "Rows 3 of 200 rows, the first Pass rate (reward >= 1.0, scored samples only) 25.0 %" in shown
+    assert "Scored 4 of 6 planned Failed 1" in shown
+    assert "Warning only 4 of 5 finished attempts have a score (80.0 %)" in shown
+    listed = text_of(browser.get(path_of(run["platform_url"]).rpartition("/")[0]))
+    assert "3 of 200 rows, the first 25.0 % pass (reward >= 1.0), 4 of 6 planned scored, failed 1" in listed
     assert "Reward 0.625 0.43 to 0.81 8 4" in shown and "pass@2 0.625" in shown
     assert "[server] importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text

@@ -216,6 +216,9 @@ def _rows(submission: Submission) -> list[Row]:
         ("Model", experiment.model_path),
         ("Dataset", experiment.dataset),
     ]
+    drawn = submission.rows_drawn
+    if drawn is not None:
+        rows.append(("Rows", drawn))
     if experiment.branch:
         rows.append(("Branch", experiment.branch))
     if experiment.commit_sha:

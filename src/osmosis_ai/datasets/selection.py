@@ -10,11 +10,46 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from osmosis_ai.errors import OsmosisError
 
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 _DIGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RowsDrawn:
+    """How many rows of a file a run uses, and how they were chosen.
+
+    Attributes:
+        rows, total: how many, of how many; ``total`` is None where nobody says.
+        kind: the first ones of the file, those that somebody named, or a random draw.
+        fraction, seed: of a random draw, as far as they are known.
+    """
+
+    rows: int
+    total: int | None
+    kind: Literal["first", "chosen", "random"] | None = None
+    fraction: float | None = None
+    seed: int | None = None
+
+    @property
+    def words(self) -> str:
+        """It in words, as in ``20 of 200 rows, random 10 %, seed 7``."""
+        if self.total is None:
+            return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        if self.rows == self.total:
+            return "the only row" if self.total == 1 else f"all {self.total:,} rows"
+        how = {"first": ", the first", "chosen": ", chosen by number", "random": self._draw, None: ""}[
+            self.kind
+        ]
+        return f"{self.rows:,} of {self.total:,} rows{how}"
+
+    @property
+    def _draw(self) -> str:
+        share = f" {self.fraction * 100:g} %" if self.fraction is not None else ""
+        return f", random{share}" + (f", seed {self.seed}" if self.seed is not None else "")
 
 
 @dataclass(frozen=True)
@@ -25,16 +60,25 @@ class Selection:
         indices: source rows from 0, ascending; a ``range`` where they are contiguous, so that
             taking every row of a large file costs nothing.
         total_rows: how many rows the file holds.
+        kind, fraction, seed: how they were chosen, as in :class:`RowsDrawn`.
     """
 
     indices: Sequence[int]
     total_rows: int
+    kind: Literal["first", "chosen", "random"] = "chosen"
+    fraction: float | None = None
+    seed: int | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)
+
+    @property
+    def drawn(self) -> RowsDrawn:
+        """How many rows there are, and how they were chosen."""
+        return RowsDrawn(len(self), self.total_rows, self.kind, self.fraction, self.seed)
 
     def describe(self) -> str:
         """Return the rows in the notation that `--rows` takes: ``"0-9,12"``; "" for none."""
@@ -58,7 +102,7 @@ def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Sele
         return Selection(_parse_rows(rows, total_rows), total_rows)
     if limit is not None and limit < 0:
         raise OsmosisError(f"limit must not be negative, found {limit}.")
-    return Selection(range(min(limit or total_rows, total_rows)), total_rows)
+    return Selection(range(min(limit or total_rows, total_rows)), total_rows, "first")
 
 
 def sample_rows(total_rows: int, *, fraction: float, seed: int) -> Selection:
@@ -71,7 +115,7 @@ def sample_rows(total_rows: int, *, fraction: float, seed: int) -> Selection:
         raise OsmosisError(f"the fraction of rows must be above 0 and at most 1, found {fraction}.")
     count = min(total_rows, max(1, math.floor(total_rows * fraction + 0.5)))
     drawn = sorted(random.Random(seed).sample(range(total_rows), count))
-    return Selection(_compact(drawn), total_rows)
+    return Selection(_compact(drawn), total_rows, "random", fraction, seed)
 
 
 def file_digest(path: Path) -> str:

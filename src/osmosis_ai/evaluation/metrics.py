@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from osmosis_ai.evaluation.headline import warnings_of
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
@@ -219,17 +220,20 @@ class MetricsAccumulator:
         rewards = self._samples["reward"][scored]
         rows = np.flatnonzero(scored) // self.n
         clusters = self._clusters[rows]
-        passed = (rewards >= self.pass_threshold).astype(np.float64)
+        reward = estimate_reward(rewards, rows, clusters)
+        passed = estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows, clusters)
+        counts = self._counts()
         return Estimates(
             pass_threshold=self.pass_threshold,
-            reward=estimate_reward(rewards, rows, clusters),
-            pass_rate=estimate_rate(passed, rows, clusters),
+            reward=reward,
+            pass_rate=passed,
             pass_at_k=self._pass_at_k_estimates() if self.n >= 2 else {},
             unscored=self._unscored(scored),
-            counts=self._counts(),
+            counts=counts,
             tokens=self._token_totals(),
             cost_usd=self._cost_total(),
             latency=self._latency(),
+            warnings=warnings_of(counts, self.rows, (reward, passed)),
         )
 
     def _unscored(self, scored: NDArray[np.bool_]) -> Estimate | None:
@@ -266,6 +270,7 @@ class MetricsAccumulator:
             infrastructure_failures=sum(by_boundary.get(name, 0) for name in INFRASTRUCTURE),
             skipped=int((status == _SKIPPED).sum()),
             pending=int((status == _PENDING).sum()),
+            copies=self.rows - np.unique(self._clusters).size,
         )
 
     def _token_totals(self) -> TokenTotals:

@@ -41,7 +41,10 @@ class WireSummary(_Model):
 
 
 class Counts(_Model):
-    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned."""
+    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned.
+
+    ``copies`` counts rows that are copies of another.
+    """
 
     planned: int
     scored: int
@@ -50,6 +53,7 @@ class Counts(_Model):
     infrastructure_failures: int
     skipped: int
     pending: int
+    copies: int = 0
 
 
 class TokenTotals(_Model):
@@ -83,7 +87,7 @@ class Estimates(_Model):
 
     ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts. ``unscored`` is the
     share of finished attempts, skipped ones aside, that have no score; None where none finished, and in
-    numbers that an older version wrote.
+    numbers that an older version wrote. ``warnings`` should stand beside the numbers.
     """
 
     pass_threshold: float
@@ -95,6 +99,7 @@ class Estimates(_Model):
     tokens: TokenTotals
     cost_usd: CostTotal
     latency: Latency
+    warnings: list[str] = []
 
 
 class EvalMetrics(_Model):

@@ -315,7 +315,9 @@ class _Session:
             state.ledger, resumed_before=self._resumed_before, has_trajectory=state.projector.has_trajectory
         )
         duration_ms = round(state.spending.elapsed_s * 1000)
-        described = describe_run(job.spec, self._manifest, status=status, duration_ms=duration_ms)
+        described = describe_run(
+            job.spec, self._manifest, job.selection.drawn, status=status, duration_ms=duration_ms
+        )
         job.directory.write_metrics(described, state.summary())
 
     async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
@@ -351,4 +353,5 @@ class _Session:
             duration_ms=round(state.spending.elapsed_s * 1000),
             metrics=state.summary(),
             failures=first_failures(directory, state.ledger),
+            rows=self._job.selection.drawn,
         )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.engine import Stop
+from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import utc_now
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.ledger import Ledger
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.metrics import EvalMetrics
@@ -43,6 +45,7 @@ class RunSummary:
         stop: why work is left; None when none is.
         duration_ms: wall-clock time of the run, all sessions together.
         failures: the first failed attempts, by row.
+        rows: how many rows of how many, and how they were chosen.
     """
 
     run_dir: Path
@@ -59,6 +62,12 @@ class RunSummary:
     duration_ms: int
     metrics: EvalMetrics
     failures: tuple[FailedRow, ...]
+    rows: RowsDrawn
+
+    @property
+    def headline(self) -> Headline:
+        """The result in a line."""
+        return Headline.of(self.metrics.estimates, self.rows)
 
     @property
     def cancelled(self) -> bool:
@@ -86,7 +95,9 @@ def first_failures(directory: RunDirectory, ledger: Ledger) -> tuple[FailedRow, 
     return tuple(found)
 
 
-def describe_run(spec: EvalRunSpec, manifest: Manifest, *, status: str, duration_ms: int) -> dict[str, Any]:
+def describe_run(
+    spec: EvalRunSpec, manifest: Manifest, rows: RowsDrawn, *, status: str, duration_ms: int
+) -> dict[str, Any]:
     """Return the ``eval_run`` object of ``metrics.json``."""
     described: dict[str, Any] = {
         "id": manifest.local_run_id,
@@ -97,6 +108,7 @@ def describe_run(spec: EvalRunSpec, manifest: Manifest, *, status: str, duration
         "rollout_name": spec.rollout_name,
         "duration_ms": duration_ms,
         "started_at": manifest.created_at,
+        "rows": asdict(rows),
     }
     if status == "finished":
         described["completed_at"] = utc_now()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalResults, EvalRun, EvalRunDetail, EvalRunRow
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.evaluation.headline import Headline
+    from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.services.listing import Listing
 
 PENDING = "pending"
@@ -49,6 +52,30 @@ class DescribedRun:
         path = (self.detail.config or {}).get("model_path")
         return path if isinstance(path, str) else None
 
+    @property
+    def estimates(self) -> Estimates | None:
+        """The intervals and counts, where the platform has them in a form this version knows."""
+        from pydantic import ValidationError
+
+        from osmosis_ai.evaluation.metrics_models import Estimates
+
+        if self.metrics is None or not self.metrics.estimates:
+            return None
+        try:
+            return Estimates.model_validate(self.metrics.estimates)
+        except ValidationError:
+            return None
+
+    @property
+    def headline(self) -> Headline | None:
+        """The run's result in a line; None before anything is counted."""
+        from osmosis_ai.evaluation.headline import Headline
+
+        estimates, detail = self.estimates, self.detail
+        if estimates is not None:
+            return Headline.of(estimates, rows_drawn(detail.results, detail.config))
+        return run_headline(detail.results, detail.config)
+
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it, but for what a command adds."""
         detail, run = self.detail, self.run
@@ -60,6 +87,7 @@ class DescribedRun:
                 **({"platform_url": run.platform_url} if run.platform_url else {}),
             },
             "summary": run_summary(detail.results, detail.config, full=True),
+            "headline": self.headline.to_json() if self.headline is not None else None,
             "config": detail.config,
             "results": plain(detail.results),
             "model": self.model,
@@ -116,7 +144,38 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
     )
     optional = {"results": plain(row.results), "config": row.config, "platform_url": row.platform_url}
     item |= {key: value for key, value in optional.items() if value}
-    return {**item, "summary": run_summary(row.results, row.config)}
+    headline, rows = run_headline(row.results, row.config), rows_drawn(row.results, row.config)
+    return {
+        **item,
+        "summary": run_summary(row.results, row.config),
+        "headline": headline.to_json() if headline is not None else None,
+        "rows": rows.words if rows is not None else None,
+    }
+
+
+def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) -> Headline | None:
+    """Return a run's result in a line, as far as the platform lets it be known."""
+    from osmosis_ai.evaluation.headline import Headline
+
+    if results is None:
+        return None
+    progress = run_progress(results, config)
+    known = {key: finite(value) if isinstance(value, float) else value for key, value in results}
+    planned = progress.total if progress is not None else results.total_runs or 0
+    return Headline.of_results(known, planned=planned, rows=rows_drawn(results, config))
+
+
+def rows_drawn(results: EvalResults | None, config: Mapping[str, Any] | None) -> RowsDrawn | None:
+    """Return how many rows of how many a run uses, and how they were chosen as far as the platform says."""
+    from osmosis_ai.datasets.selection import RowsDrawn
+
+    if results is None or results.sampled_rows is None:
+        return None
+    told = results.rows_drawn or {}
+    kind = told.get("kind", "first" if (config or {}).get("limit") else None)
+    return RowsDrawn(
+        results.sampled_rows, results.total_dataset_rows, kind, told.get("fraction"), told.get("seed")
+    )
 
 
 def run_summary(

@@ -19,7 +19,10 @@ from osmosis_ai.services.platform_runs import TERMINAL
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.evaluation.headline import Headline
     from osmosis_ai.evaluation.manifest import Manifest
+    from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
 
@@ -41,6 +44,30 @@ class WatchedRun:
     status: WatchedStatus
     progress: ProgressSnapshot
     metrics: dict[str, Any] | None
+
+    @property
+    def estimates(self) -> Estimates | None:
+        """The numbers that the run has written down."""
+        from osmosis_ai.evaluation.metrics_models import Estimates
+
+        written = (self.metrics or {}).get("estimates")
+        return Estimates.model_validate(written) if written else None
+
+    @property
+    def rows(self) -> RowsDrawn | None:
+        """How many rows of how many, and how they were chosen; None where an older version wrote the run."""
+        from osmosis_ai.datasets.selection import RowsDrawn
+
+        written = (self.metrics or {}).get("eval_run", {}).get("rows")
+        return RowsDrawn(**written) if written else None
+
+    @property
+    def headline(self) -> Headline | None:
+        """The result in a line, as far as the run has written it down."""
+        from osmosis_ai.evaluation.headline import Headline
+
+        estimates = self.estimates
+        return None if estimates is None else Headline.of(estimates, self.rows)
 
 
 def find_run(name_or_directory: str, *, start: Path | None = None) -> Path:

@@ -74,6 +74,18 @@ class Submission:
             "unchecked": list(self.findings.unchecked),
         }
 
+    @property
+    def rows_drawn(self) -> str | None:
+        """Which rows of its dataset an evaluation takes; how many there are, the platform knows."""
+        from osmosis_ai.workspace.config import EvalConfig
+
+        if not isinstance(self.config, EvalConfig):
+            return None
+        limit = self.config.evaluation.limit
+        if limit is None:
+            return "a random 10 %, at least one, of a seed that the run records (the config sets no limit)"
+        return f"the first {limit:,}, or all where there are fewer"
+
     def described(self) -> dict[str, Any]:
         """Return the experiment in the words of a submit's result."""
         experiment = self.config.experiment

@@ -57,6 +57,14 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
         "total_runs": 0,
         "sampled_rows": 3,
         "total_dataset_rows": 200,
+        "rows_drawn": {
+            "rows": 3,
+            "total": 200,
+            "kind": "first",
+            "fraction": None,
+            "seed": None,
+            "words": "3 of 200 rows, the first",
+        },
     }
     assert by_name["commit_sha"] == code.head
     assert by_name["entrypoint"] == "main.py"
@@ -292,7 +300,11 @@ def test_without_a_limit_a_tenth_of_the_rows_is_drawn_with_a_recorded_seed(
     run = submitted(api, evaluation_config={})
     detail = api.get(f"{RUNS}/{run['name']}").json()
     assert detail["results"]["sampled_rows"] == 20
-    assert isinstance(detail["config"]["row_draw_seed"], int)
+    seed = detail["config"]["row_draw_seed"]
+    assert isinstance(seed, int)
+    assert detail["results"]["rows_drawn"]["words"] == f"20 of 200 rows, random 10 %, seed {seed}"
+    (listed,) = api.get(RUNS).json()["eval_runs"]
+    assert listed["results"]["rows_drawn"] == detail["results"]["rows_drawn"]
     add_dataset(services, member, "few", rows=[{"user_prompt": "1", "label": "1"}] * 4)
     few = submitted(api, evaluation_config={}, experiment_config=experiment(dataset="few"))
     assert api.get(f"{RUNS}/{few['name']}").json()["results"]["sampled_rows"] == 1

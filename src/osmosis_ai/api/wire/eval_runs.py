@@ -14,7 +14,11 @@ from osmosis_ai.api.wire.runs import Run
 
 
 class EvalResults(WireModel):
-    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples."""
+    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples.
+
+    ``headline`` and ``rows_drawn`` are ours: what a list shows of the run, over scored samples and with what
+    is left out, and how its rows were chosen.
+    """
 
     score: float | None = None
     pass_rate: float | None = None
@@ -29,6 +33,8 @@ class EvalResults(WireModel):
     total_dataset_rows: int | None = None
     resumed_count: int | None = None
     reward_stats: dict[str, Any] | None = None
+    headline: dict[str, Any] | None = None
+    rows_drawn: dict[str, Any] | None = None
 
 
 class EvalRun(Run):

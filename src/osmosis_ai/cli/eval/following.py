@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli import run_following
+from osmosis_ai.cli.output.results import Block, Text
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.eval_runs import DescribedRun
     from osmosis_ai.services.eval_watch import SeenRun
 
 
@@ -24,6 +27,7 @@ def follow(client: PlatformClient, name: str) -> run_following.Ending:
         "error": described.run.error,
         "commit_sha": described.detail.commit_sha,
         "summary": described.data()["summary"],
+        "headline": described.data()["headline"],
         "metrics": run_metrics(described.metrics),
         "metrics_error": described.metrics_error,
     }
@@ -31,9 +35,14 @@ def follow(client: PlatformClient, name: str) -> run_following.Ending:
         kind="eval",
         run=described.run,
         outcome=outcome,
-        blocks=platform_tables.numbers(described.metrics),
+        blocks=[*platform_tables.numbers(described), *_in_a_line(described)],
         hints=platform_tables.hints(described),
     )
+
+
+def _in_a_line(described: DescribedRun) -> Iterator[Block]:
+    if described.headline is not None:
+        yield Text(f"Headline: {described.headline.words}", in_plain=True)
 
 
 def _moment(seen: SeenRun) -> run_following.Moment:

@@ -44,8 +44,6 @@ def info(
             title="Evaluation Run",
             rows=platform_tables.rows(described),
             sections=platform_tables.sections(described),
-            blocks=platform_tables.numbers(described.metrics)
-            if platform_tables.estimates_of(described.metrics) is not None
-            else (),
+            blocks=platform_tables.numbers(described) if described.estimates is not None else (),
             hints=[*platform_tables.hints(described), *([f"Metrics: {path}"] if path else [])],
         )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.results import Block, Column, Moment, Row, Section, Status, Styled, Table
 from osmosis_ai.cli.run_details import configuration_rows, standing_rows
+from osmosis_ai.services.eval_runs import rows_drawn
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
-    from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.services.eval_runs import DescribedRun
 
 _SETTINGS = ("limit", "n", "batch_size", "pass_threshold", "agent_workflow_timeout_s", "grader_timeout_s")
@@ -21,8 +21,9 @@ def columns() -> tuple[Column, ...]:
     """Return what a list shows of each run."""
     return (
         Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Status", value=lambda item: Status(item["status"]), keep=True),
         Column("Rollout", "rollout"),
+        Column("Result, over scored samples", value=_result),
         Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
         Column("Submitted", value=lambda item: Moment(item["created_at"])),
         Column("Submitted By", "creator_name"),
@@ -37,7 +38,7 @@ def rows(described: DescribedRun) -> list[Row]:
 def sections(described: DescribedRun) -> list[Section]:
     """Return how the run was configured, and its results where there is no fuller table of them."""
     found = [Section("Configuration", list(_configuration(described.detail)))]
-    if estimates_of(described.metrics) is None:
+    if described.estimates is None:
         found.append(Section("Results", list(_results(described))))
     return [section for section in found if section.rows]
 
@@ -56,17 +57,17 @@ def hints(described: DescribedRun) -> list[str]:
     return said
 
 
-def numbers(metrics: EvalMetrics | None) -> list[Block]:
+def numbers(described: DescribedRun) -> list[Block]:
     """Return a run's numbers as `eval run` shows them, as far as the platform has computed them."""
+    metrics, estimates, headline = described.metrics, described.estimates, described.headline
     if metrics is None or metrics.overview.total_samples == 0:
         return []
-    estimates = estimates_of(metrics)
     if estimates is None:
         known = list(_overview(metrics))
         return [Table(("", ""), known, title="Results", in_plain=True)] if known else []
     from osmosis_ai.cli.eval.tables import results_table, sample_counts
 
-    counted = list(sample_counts(estimates))
+    counted = list(sample_counts(estimates, headline.rows if headline is not None else None))
     if estimates.counts.pending:
         counted.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
     if metrics.overview.duration_ms is not None:
@@ -74,18 +75,10 @@ def numbers(metrics: EvalMetrics | None) -> list[Block]:
     return [results_table(estimates), Table(("", ""), counted, title="Samples", in_plain=True)]
 
 
-def estimates_of(metrics: EvalMetrics | None) -> Estimates | None:
-    """Return the intervals and counts, where the platform has them in a form this version knows."""
-    if metrics is None or not metrics.estimates:
-        return None
-    from pydantic import ValidationError
-
-    from osmosis_ai.evaluation.metrics_models import Estimates
-
-    try:
-        return Estimates.model_validate(metrics.estimates)
-    except ValidationError:
-        return None
+def _result(item: Mapping[str, Any]) -> str | None:
+    headline, rows = item["headline"], item["rows"]
+    told = [headline["brief"]] if headline is not None else []
+    return "; ".join([*told, *([rows] if rows else [])]) or None
 
 
 def _rows(described: DescribedRun) -> Iterator[Row]:
@@ -98,7 +91,7 @@ def _rows(described: DescribedRun) -> Iterator[Row]:
         progress=summary.get("progress"),
     )
     yield "Duration", formats.duration(_duration_s(described))
-    yield "Pass Rate", formats.percent(summary.get("pass_rate"))
+    yield from _headline(described)
     yield "Tokens Used", formats.count(summary.get("total_tokens"))
     yield "Submitted", Moment(run.created_at, seconds=True)
     yield "Submitted By", run.creator_name
@@ -111,6 +104,22 @@ def _rows(described: DescribedRun) -> Iterator[Row]:
         yield "Note", f"The metrics cannot be had now: {described.metrics_error}"
     elif run.status == "running":
         yield "Note", "The run is under way: the metrics are a snapshot."
+
+
+def _headline(described: DescribedRun) -> Iterator[Row]:
+    """Yield the run's result, with what it leaves out."""
+    rows = rows_drawn(described.detail.results, described.detail.config)
+    if rows is not None:
+        yield "Rows", rows.words
+    headline = described.headline
+    if headline is None:
+        return
+    yield "Scored", headline.scored_words
+    if headline.failed:
+        yield "Failed", headline.failed_words
+    yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
+    for warning in headline.warnings:
+        yield "Warning", Styled(warning, "warn")
 
 
 def _configuration(detail: EvalRunDetail) -> Iterator[Row]:

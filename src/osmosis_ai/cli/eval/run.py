@@ -141,6 +141,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "resumed": summary.resumed,
         "cancelled": summary.cancelled,
         "duration_ms": summary.duration_ms,
+        "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
         "failed_rows": [
             {

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
+from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
+from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned
 
 if TYPE_CHECKING:
+    from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Estimate, Percentiles
@@ -33,7 +35,7 @@ def plan(plan: RunPlan, prepared: PreparedEval) -> Table:
         ("Entrypoint", spec.entrypoint),
         ("Model", spec.model_path),
         ("Dataset", f"{spec.dataset_name} ({shown_path(prepared.dataset.path)})"),
-        ("Rows", _rows(plan, prepared)),
+        ("Rows", _rows(prepared)),
         ("Runs Per Row", spec.n),
         ("Work Items", _work_items(plan)),
         ("Seed", request.seed),
@@ -61,16 +63,18 @@ def results(summary: RunSummary) -> list[Block]:
     if summary.failures:
         blocks.append(_failed_rows(summary))
     blocks.append(results_table(summary.metrics.estimates))
-    blocks.append(Table(columns=("", ""), rows=[*_counts(summary)], title="Samples", in_plain=True))
+    blocks.append(_samples([*_counts(summary)]))
+    blocks.append(Text(f"Headline: {summary.headline.words}", in_plain=True))
     return blocks
 
 
 def recorded_results(seen: WatchedRun) -> list[Block]:
     """Return the numbers that a run has written down."""
-    from osmosis_ai.evaluation.metrics_models import Estimates
-
-    written = (seen.metrics or {}).get("estimates")
-    return [results_table(Estimates.model_validate(written))] if written else []
+    estimates = seen.estimates
+    if estimates is None:
+        return []
+    said = Text(f"Headline: {Headline.of(estimates, seen.rows).words}", in_plain=True)
+    return [results_table(estimates), _samples([*sample_counts(estimates, seen.rows)]), said]
 
 
 def next_steps(result: EvalRunResult) -> list[str]:
@@ -106,10 +110,10 @@ def shown_path(path: Path) -> str:
         return str(path)
 
 
-def _rows(plan: RunPlan, prepared: PreparedEval) -> str:
+def _rows(prepared: PreparedEval) -> str:
     everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
-    note = " (all: the config sets no limit)" if everything else ""
-    return f"{formats.count(plan.rows)} of {formats.count(plan.rows_in_file)}{note}"
+    note = " (the config sets no limit)" if everything else ""
+    return f"{prepared.selection.drawn.words}{note}"
 
 
 def _work_items(plan: RunPlan) -> str:
@@ -122,7 +126,7 @@ def results_table(estimates: Estimates) -> Table:
     """Return the numbers with their intervals and denominators."""
     return Table(
         columns=("", Column("Value", right=True), Column("95 % interval"), Column("Over")),
-        rows=[*_numbers(estimates)],
+        rows=[*_numbers(estimates), *_warnings(estimates)],
         title="Results",
         in_plain=True,
     )
@@ -161,9 +165,8 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
         yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
     if rate is not None:
-        passed = round(rate.value * rate.n)
-        over = f"{formats.count(passed)} of {_number(rate.n, 'scored sample')}"
-        label = f"Pass rate (reward ≥ {estimates.pass_threshold:g})"
+        over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}, each row weighing the same"
+        label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
         yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
     for k, estimate in estimates.pass_at_k.items():
         over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
@@ -180,6 +183,15 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
     yield from _latencies("  of it, in the model", estimates.latency.model_ms)
 
 
+def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    for warning in estimates.warnings:
+        yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
+
+
+def _samples(rows: Sequence[Row]) -> Table:
+    return Table(columns=("", ""), rows=rows, title="Samples", in_plain=True)
+
+
 def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cell]]:
     if latency is not None:
         tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
@@ -187,7 +199,7 @@ def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cel
 
 
 def _counts(summary: RunSummary) -> Iterator[Row]:
-    yield from sample_counts(summary.metrics.estimates)
+    yield from sample_counts(summary.metrics.estimates, summary.rows)
     if summary.pending:
         yield "Pending", Styled(formats.count(summary.pending), "pending")
     if summary.resumed:
@@ -196,23 +208,19 @@ def _counts(summary: RunSummary) -> Iterator[Row]:
     yield "Output", shown_path(summary.run_dir)
 
 
-def sample_counts(estimates: Estimates) -> Iterator[Row]:
-    """Yield what became of the work items."""
+def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
+    """Yield what became of the work items, and of which rows they are."""
     counts = estimates.counts
-    yield "Work items", formats.count(counts.planned)
-    yield "Scored", formats.count(counts.scored)
+    if rows is not None:
+        yield "Rows", rows.words
+    yield "Scored", scored_of_planned(counts.scored, counts.planned)
     if counts.unscored:
-        yield "Unscored", _breakdown(counts.unscored)
+        yield "Unscored", breakdown(counts.unscored)
     if counts.failed_by_boundary:
-        yield "Failed, by boundary", _breakdown(counts.failed_by_boundary)
+        yield "Failed, by boundary", breakdown(counts.failed_by_boundary)
         yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
     if counts.skipped:
         yield "Skipped by the grader", formats.count(counts.skipped)
-
-
-def _breakdown(counts: Mapping[str, int]) -> str:
-    total = sum(counts.values())
-    return f"{formats.count(total)}: " + ", ".join(f"{formats.count(n)} {name}" for name, n in counts.items())
 
 
 def _number(count: int, noun: str) -> str:
@@ -221,7 +229,7 @@ def _number(count: int, noun: str) -> str:
 
 def _interval(estimate: Estimate, *, percent: bool = False) -> str:
     if estimate.low is None or estimate.high is None:
-        return formats.MISSING
+        return f"none: {estimate.reason}" if estimate.reason else formats.MISSING
     if percent:
         return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
     return f"{estimate.low:.3f} – {estimate.high:.3f}"

@@ -107,5 +107,6 @@ def _local_resource(seen: WatchedRun) -> dict[str, Any]:
         "failed": progress.failed,
         "skipped": progress.skipped,
         "pending": progress.total - progress.completed,
+        "headline": seen.headline.to_json() if seen.headline is not None else None,
         "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
     }

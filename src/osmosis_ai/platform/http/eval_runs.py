@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
 from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types, totals
+from osmosis_ai.platform.runs.headlines import headline_of, rows_of
 from osmosis_ai.platform.runs.reading import RunSummary
 from osmosis_ai.platform.runs.request import effective_settings
 from osmosis_ai.platform.runs.selection import RowChoice
@@ -163,7 +165,12 @@ def _config(run: Run | RunSummary) -> dict[str, Any]:
 
 
 def _results(run: Run | RunSummary) -> wire.EvalResults:
-    return wire.EvalResults(**(run.results or {}))
+    headline, rows = headline_of(run), rows_of(run)
+    ours = {
+        "headline": headline.to_json() if headline is not None else None,
+        "rows_drawn": {**asdict(rows), "words": rows.words} if rows is not None else None,
+    }
+    return wire.EvalResults(**runs.present({**(run.results or {}), **ours}))
 
 
 def _overview(run: Run, clock: Clock) -> wire.EvalMetricsOverview:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.platform.datasets import DatasetRecord
 from osmosis_ai.platform.db.models import Repository, Run, Token
 from osmosis_ai.platform.lora_models import FoundModel
+from osmosis_ai.platform.runs.headlines import headline_of, rows_of
 from osmosis_ai.platform.runs.reading import FoundRun, RunSummary
 from osmosis_ai.platform.runs.training_curves import Curve
 from osmosis_ai.platform.secrets import ListedSecret
@@ -62,8 +63,10 @@ class Described:
 
 def runs_table(runs: Sequence[RunSummary], *, page: str, command: str) -> Table:
     """Return runs of one kind, whose pages are under ``page``."""
+    evaluated = command.startswith("osmosis eval ")
+    told = ("Rows", "Result, over scored samples") if evaluated else ()
     return Table(
-        ("Name", "Status", "Rollout", "Model", "Dataset", "Reward", "Submitted", "By"),
+        ("Name", "Status", "Rollout", "Model", "Dataset", *told, "Reward", "Submitted", "By"),
         [
             (
                 Link(run.name, (page, run.name)),
@@ -71,6 +74,7 @@ def runs_table(runs: Sequence[RunSummary], *, page: str, command: str) -> Table:
                 run.rollout_name,
                 run.model_path,
                 run.dataset_name,
+                *(_told(run) if evaluated else ()),
                 _reward_of(run.results),
                 moment(run.created_at),
                 run.creator_name or run.creator_email or MISSING,
@@ -190,6 +194,7 @@ def described_run(
             "Progress",
             f"{count(done.get('completed'))} of {count(done.get('total'))} samples" if done else step,
         ),
+        *(_headline(run) if command == "eval" else ()),
         ("Reward", _reward_of(results)),
         ("Model", run.model_path),
         (
@@ -278,6 +283,27 @@ def _reward_of(results: Mapping[str, Any] | None) -> str:
     return number(known.get("reward", stats.get("mean")))
 
 
+def _told(run: RunSummary) -> Iterator[Cell]:
+    """Yield what a list says of an evaluation: its rows, and its result with what that leaves out."""
+    headline, rows = headline_of(run), rows_of(run)
+    yield rows.words if rows is not None else MISSING
+    yield headline.brief if headline is not None else MISSING
+
+
+def _headline(run: Run) -> Iterator[tuple[str, Cell]]:
+    """Yield the same of one evaluation, with what should stand beside it."""
+    headline, rows = headline_of(run), rows_of(run)
+    if rows is not None:
+        yield "Rows", rows.words
+    if headline is None:
+        return
+    yield f"Pass rate ({headline.rule})", headline.rate_words
+    yield "Scored", headline.scored_words
+    yield "Failed", headline.failed_words
+    for warning in headline.warnings:
+        yield "Warning", warning
+
+
 def _estimates(run: Run) -> Table | None:
     """Return the numbers over scored samples, each with its interval and what it stands on."""
     estimates = (run.metrics or {}).get("estimates")
@@ -295,7 +321,7 @@ def _estimates(run: Run) -> Table | None:
 
 def _interval(estimate: Mapping[str, Any]) -> str:
     if estimate.get("low") is None or estimate.get("high") is None:
-        return MISSING
+        return f"none: {estimate['reason']}" if estimate.get("reason") else MISSING
     return f"{number(estimate['low'])} to {number(estimate['high'])}"
 
 

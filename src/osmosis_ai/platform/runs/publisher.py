@@ -172,10 +172,10 @@ class Publisher:
         )
         upsert(session, RunFile, files)
         if progress is not None:
-            run.results = live_results(run.results or {}, progress)
+            written = _metrics(self._directory) if self._directory is not None else None
+            run.metrics = written or run.metrics
+            run.results = live_results(run.results or {}, progress, run.metrics)
             run.progress = {"completed": progress.completed, "total": progress.total}
-            if self._directory is not None:
-                run.metrics = _metrics(self._directory) or run.metrics
         self._logs.add(session, run.id, lines, redactor=self._redactor)
 
 
@@ -184,7 +184,7 @@ def record_metrics(run: Run, directory: RunDirectory) -> None:
     metrics = _metrics(directory)
     if metrics is not None:
         run.metrics = metrics
-        run.results = summarised_results(run.results or {}, metrics["summary"])
+        run.results = summarised_results(run.results or {}, metrics)
 
 
 def _metrics(directory: RunDirectory) -> dict[str, Any] | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.runs.selection import RowChoice
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ def first_results(pass_threshold: float, rows: RowChoice) -> dict[str, Any]:
     }
 
 
-def live_results(known: Mapping[str, Any], progress: ProgressSnapshot) -> dict[str, Any]:
-    """Return the results of a run under way."""
+def live_results(
+    known: Mapping[str, Any], progress: ProgressSnapshot, metrics: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the results of a run under way; ``metrics`` are those that the engine last wrote."""
     completed = progress.completed - progress.skipped
     return _merged(
         known,
@@ -38,11 +42,13 @@ def live_results(known: Mapping[str, Any], progress: ProgressSnapshot) -> dict[s
         skipped=progress.skipped,
         total_runs=progress.completed,
         total_tokens=progress.tokens,
+        headline=_headline(metrics),
     )
 
 
-def summarised_results(known: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results that a summary of the engine (``summary`` in ``metrics.json``) stands for."""
+def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results that the engine's numbers (as in ``metrics.json``) stand for."""
+    summary = metrics["summary"]
     stats = summary.get("reward_stats")
     if stats is not None:
         by_k = {str(point["k"]): point["value"] for point in summary.get("pass_at_k", ())}
@@ -58,7 +64,15 @@ def summarised_results(known: Mapping[str, Any], summary: Mapping[str, Any]) -> 
         total_runs=summary["total_samples"],
         total_tokens=summary["tokens_used"],
         reward_stats=stats,
+        headline=_headline(metrics),
     )
+
+
+def _headline(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the headline that a run's row keeps beside the numbers of the wire."""
+    if metrics is None:
+        return None
+    return Headline.of(Estimates.model_validate(metrics["estimates"])).model_dump(mode="json")
 
 
 def _merged(known: Mapping[str, Any], **new: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from osmosis_ai.datasets.selection import Selection, sample_rows, select_rows
+from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
 
 SAMPLED_FRACTION = 0.1
 """The share of rows that a run without a limit uses."""
@@ -52,3 +52,9 @@ class RowChoice:
         if self.draw_seed is None:
             return select_rows(self.total_rows, limit=self.limit, rows=None)
         return sample_rows(self.total_rows, fraction=SAMPLED_FRACTION, seed=self.draw_seed)
+
+    def drawn(self, rows: int) -> RowsDrawn:
+        """Return how many rows of how many, which are known to be ``rows``, without drawing them again."""
+        if self.draw_seed is None:
+            return RowsDrawn(rows, self.total_rows, "first")
+        return RowsDrawn(rows, self.total_rows, "random", SAMPLED_FRACTION, self.draw_seed)

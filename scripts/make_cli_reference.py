@@ -38,6 +38,7 @@ STATUSES = (
     (0, "It worked. Evaluations whose samples failed count as having worked: the numbers tell."),
     (1, "It did not work, or only in part (`status` is `partial` in JSON)."),
     (USAGE_STATUS, "The command line is wrong: an unknown command or option, a value that is none."),
+    (3, "A gate cannot tell: the run is too small, or not finished (`status` is `unclear` in JSON)."),
     (INTERRUPTED_STATUS, "Interrupted with Ctrl-C."),
     (BROKEN_PIPE_STATUS, "The reader of stdout has gone, as in `osmosis … | head -1`."),
 )

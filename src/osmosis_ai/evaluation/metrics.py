@@ -35,7 +35,7 @@ from osmosis_ai.evaluation.metrics_models import (
     TokenTotals,
     WireSummary,
 )
-from osmosis_ai.evaluation.record import BOUNDARIES, STATUSES
+from osmosis_ai.evaluation.record import BOUNDARIES, STATUSES, TerminalRecord
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
@@ -172,6 +172,24 @@ class MetricsAccumulator:
             _integer(tokens),
             _integer(prompt_tokens),
             _integer(completion_tokens),
+        )
+
+    def add_record(self, record: TerminalRecord) -> None:
+        """Record the outcome of one attempt as the journal keeps it; raises as :meth:`add`."""
+        self.add(
+            row_index=record.row_index,
+            run_index=record.run_index,
+            status=record.status,
+            reward=record.reward,
+            tokens=record.tokens,
+            prompt_tokens=record.prompt_tokens,
+            completion_tokens=record.completion_tokens,
+            cost_usd=record.cost_usd,
+            duration_ms=record.duration_ms,
+            model_latency_ms=record.model_latency_ms,
+            model_calls=record.model_calls,
+            boundary=record.boundary,
+            error_type=record.error_type,
         )
 
     def summary(self) -> EvalMetrics:

@@ -165,18 +165,4 @@ class RunState:
             self._reward_sum += record.reward
             self._passed += record.reward >= self._pass_threshold
         with self._metrics_lock:
-            self.metrics.add(
-                row_index=record.row_index,
-                run_index=record.run_index,
-                status=record.status,
-                reward=record.reward,
-                tokens=record.tokens,
-                prompt_tokens=record.prompt_tokens,
-                completion_tokens=record.completion_tokens,
-                cost_usd=record.cost_usd,
-                duration_ms=record.duration_ms,
-                model_latency_ms=record.model_latency_ms,
-                model_calls=record.model_calls,
-                boundary=record.boundary,
-                error_type=record.error_type,
-            )
+            self.metrics.add_record(record)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.platform_runs import TERMINAL
 
 if TYPE_CHECKING:
@@ -91,6 +91,28 @@ def find_run(name_or_directory: str, *, start: Path | None = None) -> Path:
         f"there is no run `{name_or_directory}` in {root}.",
         hint=f"the latest are: {known}" if known else "start one with `osmosis eval run`",
     )
+
+
+def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
+    """Return what to say of a run that is neither here nor to be had from a platform.
+
+    Args:
+        run: as the user named it.
+        missing: why it is not here.
+        error: what asking the platform came to.
+    """
+    platform_code = getattr(error, "platform_code", None)
+    if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
+        hint = (
+            f"{missing.hint}; runs of a platform can be seen once you are logged in" if missing.hint else None
+        )
+        return NotFoundError(missing.message, hint=hint)
+    if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
+        return NotFoundError(
+            f"there is no run `{run}`, neither on this machine nor on the platform.",
+            hint="`osmosis eval list` lists the platform's; " + (missing.hint or ""),
+        )
+    return error
 
 
 class RunWatcher:

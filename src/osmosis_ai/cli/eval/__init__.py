@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from osmosis_ai.cli.eval.download import download
+from osmosis_ai.cli.eval.gate import gate
 from osmosis_ai.cli.eval.info import info
 from osmosis_ai.cli.eval.list import list_
 from osmosis_ai.cli.eval.logs import logs
@@ -20,6 +21,7 @@ app.command("rubric")(rubric)
 app.command("submit")(submit)
 app.command("list")(list_)
 app.command("info")(info)
+app.command("gate")(gate)
 app.command("watch")(watch)
 app.command("logs")(logs)
 app.command("stop")(stop)

@@ -55,24 +55,12 @@ def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
     """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
     from osmosis_ai.cli import run_following
     from osmosis_ai.cli.eval import following
+    from osmosis_ai.services.eval_watch import run_nowhere
 
     try:
         return run_following.watch(following.follow, run)
     except OsmosisError as error:
-        platform_code = getattr(error, "platform_code", None)
-        if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
-            hint = (
-                f"{missing.hint}; runs of a platform can be watched once you are logged in"
-                if missing.hint
-                else None
-            )
-            raise NotFoundError(missing.message, hint=hint) from None
-        if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
-            raise NotFoundError(
-                f"there is no run `{run}`, neither on this machine nor on the platform.",
-                hint="`osmosis eval list` lists the platform's; " + (missing.hint or ""),
-            ) from None
-        raise
+        raise run_nowhere(run, missing, error) from None
 
 
 def _local_operation(seen: WatchedRun) -> OperationResult:

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 Tone = Literal["good", "bad", "warn", "active", "pending", "accent", "strong", "dim"]
-OperationStatus = Literal["success", "noop", "cancelled", "partial", "no_update"]
+OperationStatus = Literal["success", "noop", "cancelled", "partial", "no_update", "failed", "unclear"]
+_EXIT_CODES: Mapping[OperationStatus, int] = {"partial": 1, "failed": 1, "unclear": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class OperationResult(_Result):
 
     Args:
         operation: dotted name (``eval.run``).
-        status: ``partial`` makes the command exit with 1 although the result is printed.
+        status: ``partial`` and ``failed`` make the command exit with 1 although the result is printed, ``unclear``
+            with 3.
         message: one sentence for people and scripts.
         resource: what was made or changed.
         next_steps: lines for people.
@@ -234,8 +236,8 @@ class OperationResult(_Result):
 
     @property
     def exit_code(self) -> int:
-        """1 for a partial result, else 0."""
-        return 1 if self.status == "partial" else 0
+        """What follows from the status; 0 for one that is good."""
+        return _EXIT_CODES.get(self.status, 0)
 
 
 @dataclass(frozen=True)

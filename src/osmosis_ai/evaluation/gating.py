@@ -1,0 +1,324 @@
+"""Rules that a run must meet, and what it proves about them.
+
+A rule compares a number with a limit, and a number that was measured on a sample is only known within bounds.
+``--min`` passes when the one-sided 95 % lower bound is at or above the limit, fails when the upper bound is below it,
+and is unclear in between: the run is too small to tell. ``--max`` is the mirror image. So a gate lets an agent that is
+below the limit pass at most once in twenty times, however small the run. Nothing passes on missing evidence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.intervals import ClusteredRate, korn_graubard_interval, student_interval
+from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.workspace.spelling import closest
+
+Bound = Literal["min", "max"]
+Verdict = Literal["pass", "fail", "unclear"]
+
+SHARES = ("unscored", "failed", "infrastructure")
+"""Shares of the attempts that a run made; what they count is known, so a limit of 0 is meant as it stands."""
+RUN_METRICS = ("reward", "pass_rate", "pass@K", *SHARES)
+RUBRIC_METRICS = ("score", "alpha", "unscored")
+"""What the result file of a judge knows: its mean score, how far it repeats itself, calls without a score."""
+
+_RATES = ("pass_rate", "pass@K", *SHARES)
+
+_PASS_AT_K = re.compile(r"pass@([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``metric`` must be at least (``min``) or at most (``max``) ``limit``."""
+
+    metric: str
+    bound: Bound
+    limit: float
+
+    @property
+    def kind(self) -> str:
+        """The metric as :data:`RUN_METRICS` names it."""
+        return "pass@K" if _PASS_AT_K.fullmatch(self.metric) else self.metric
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run knows of a number.
+
+    Attributes:
+        value: the number; None when there is none.
+        at_least, at_most: its one-sided 95 % bounds; None where the data say nothing about the spread.
+        rows, samples: how many it is over.
+        note: what is to be known of the bounds, or why there are none; a clause.
+    """
+
+    value: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    rows: int | None = None
+    samples: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule came to, and why, in a sentence."""
+
+    rule: Rule
+    evidence: Evidence
+    verdict: Verdict
+    reason: str
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        rule, evidence = self.rule, self.evidence
+        return {
+            "metric": rule.metric,
+            "bound": rule.bound,
+            "limit": rule.limit,
+            "value": evidence.value,
+            "at_least": evidence.at_least,
+            "at_most": evidence.at_most,
+            "rows": evidence.rows,
+            "samples": evidence.samples,
+            "verdict": self.verdict,
+            "reason": self.reason,
+        }
+
+
+def parse_rules(minima: Iterable[str], maxima: Iterable[str]) -> list[Rule]:
+    """Read ``METRIC=X`` rules.
+
+    Raises:
+        OsmosisError: there is none, or one is no rule; the message says what one looks like.
+    """
+    rules = [_rule(text, "min") for text in minima] + [_rule(text, "max") for text in maxima]
+    if not rules:
+        raise OsmosisError(
+            "a gate needs at least one rule.", hint="for instance --min pass_rate=0.8 --max unscored=0.05"
+        )
+    return rules
+
+
+def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:
+    """Check that rules are about what can be known.
+
+    Args:
+        rules: to be checked.
+        metrics: all that there are.
+        of: of what, in words.
+
+    Raises:
+        OsmosisError: a rule is about something else.
+    """
+    for rule in rules:
+        if rule.kind not in metrics:
+            raise OsmosisError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
+
+
+def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> Judgement:
+    """Apply a rule.
+
+    Args:
+        rule: what is asked.
+        evidence: what the run knows.
+        unfinished: why the run is not all there, in a sentence; nothing is decided on a part of a run.
+    """
+    if unfinished is not None:
+        return Judgement(rule, evidence, "unclear", unfinished)
+    if evidence.value is None:
+        return Judgement(rule, evidence, "unclear", evidence.note or "the run has no such number.")
+    if rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES:
+        return _literally_none(rule, evidence)
+    low, high, limit = evidence.at_least, evidence.at_most, rule.limit
+    if rule.bound == "max":
+        met, missed = high is not None and high <= limit, low is not None and low > limit
+        safe, beyond = f"at most {_number(high)}", f"at least {_number(low)}"
+    else:
+        met, missed = low is not None and low >= limit, high is not None and high < limit
+        safe, beyond = f"at least {_number(low)}", f"at most {_number(high)}"
+    if met:
+        return Judgement(rule, evidence, "pass", _sentence(f"it is {safe} with 95 % confidence", evidence))
+    if missed:
+        return Judgement(rule, evidence, "fail", _sentence(f"it is {beyond} with 95 % confidence", evidence))
+    if low is None or high is None:
+        return Judgement(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
+    between = f"it is between {_number(low)} and {_number(high)}; evaluate more rows"
+    return Judgement(rule, evidence, "unclear", _sentence(between, evidence))
+
+
+def overall(judgements: Sequence[Judgement]) -> Verdict:
+    """Return what all rules together come to: one that fails decides, then one that is unclear."""
+    verdicts = {judgement.verdict for judgement in judgements}
+    return "fail" if "fail" in verdicts else "unclear" if "unclear" in verdicts else "pass"
+
+
+def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None = None) -> Evidence:
+    """Return what the ``estimates`` of a run's metrics say of a metric.
+
+    Estimates of earlier releases have no one-sided bounds; the ends of their two-sided interval lie further out, so
+    they serve as well and only ask for more.
+
+    Args:
+        metric: one of :data:`RUN_METRICS`, K being a number.
+        estimates: as JSON.
+        rows: how many rows were tried, for what is only counted.
+    """
+    if metric in SHARES and estimates.get(metric) is None:
+        return _counted_share(metric, estimates.get("counts") or {}, rows)
+    match = _PASS_AT_K.fullmatch(metric)
+    if match is not None:
+        known = estimates.get("pass_at_k") or {}
+        found = known.get(match[1])
+        if found is None:
+            return Evidence(note=_unknown_k(match[1], known))
+    else:
+        found = estimates.get(metric)
+    if not isinstance(found, Mapping):
+        return Evidence(note="no sample of the run has a score.")
+    return Evidence(
+        value=found.get("value"),
+        at_least=_first(found, "at_least", "low"),
+        at_most=_first(found, "at_most", "high"),
+        rows=found.get("clusters"),
+        samples=found.get("n"),
+        note=_clause(found),
+    )
+
+
+def evidence_of_share(hits: float, samples: int, rows: int | None, *, note: str = "") -> Evidence:
+    """Return what counts say of a share, by the exact bounds of Clopper and Pearson.
+
+    Attempts on one row resemble each other and which belong together is not known here, so a run counts as many
+    observations as it has rows: the bounds hold whatever the resemblance.
+
+    Args:
+        hits: how many of the samples are meant.
+        samples: how many there are.
+        rows: of how many rows; None counts each sample for itself.
+        note: what is to be said of it.
+    """
+    if samples <= 0:
+        return Evidence(note=note or "no sample of the run has a score.")
+    share, size = hits / samples, min(samples, rows or samples)
+    exact = korn_graubard_interval(ClusteredRate(share, None, samples, size, size, 0), CONFIDENCE)
+    return Evidence(share, exact.at_least, exact.at_most, rows, samples, note)
+
+
+def evidence_of_mean(mean: float, std: float, samples: int, rows: int | None, *, note: str = "") -> Evidence:
+    """Return what mean and standard deviation say of a mean, counting observations as :func:`evidence_of_share`."""
+    size = min(samples, rows or samples)
+    if size < 2:
+        return Evidence(
+            mean, rows=rows, samples=samples, note="one sample does not tell how much others differ."
+        )
+    interval = student_interval(mean, std / math.sqrt(size - 1), size, CONFIDENCE)
+    known = f"{interval.reason}." if interval.reason else note
+    return Evidence(mean, interval.at_least, interval.at_most, rows, samples, known)
+
+
+def evidence_of_figure(figure: Mapping[str, Any], *, note: str = "") -> Evidence:
+    """Return what a figure of a judge's trust report says, with the ends of its two-sided interval as bounds."""
+    reason = str(figure.get("reason") or "").rstrip(".")
+    return Evidence(
+        value=figure.get("value"),
+        at_least=figure.get("low"),
+        at_most=figure.get("high"),
+        rows=figure.get("records"),
+        samples=figure.get("scores"),
+        note=f"{reason}{'; ' if reason and note else ''}{note}",
+    )
+
+
+def weakest(rule: Rule, found: Sequence[Evidence]) -> Evidence:
+    """Return the evidence that meets a rule least of all; what is not known is weakest."""
+    if rule.bound == "min":
+        return min(found, key=lambda each: -math.inf if each.at_least is None else each.at_least)
+    return max(found, key=lambda each: math.inf if each.at_most is None else each.at_most)
+
+
+def _rule(text: str, bound: Bound) -> Rule:
+    name, equals, number = (part.strip() for part in text.partition("="))
+    shown = f"--{bound} {text}"
+    if not equals or not name or not number:
+        raise OsmosisError(f"`{shown}` is no rule.", hint=f"write it as --{bound} METRIC=NUMBER")
+    rule = Rule(name, bound, 0.0)
+    known = list(dict.fromkeys((*RUN_METRICS, *RUBRIC_METRICS)))
+    if rule.kind not in known:
+        meant = closest(name, (*known, "pass@1"))
+        raise OsmosisError(
+            f"`{shown}`: there is no metric '{name}'.",
+            details={"metric": name, "metrics": known, "suggestion": meant},
+            hint=f"did you mean '{meant}'?" if meant else f"choose from {', '.join(known)}",
+        )
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise OsmosisError(f"`{shown}`: '{number}' is no number.", hint=f"for instance --{bound} {name}=0.8")
+    if rule.kind in _RATES and not 0 <= limit <= 1:
+        raise OsmosisError(f"`{shown}`: {name} is a share, from 0 to 1.", hint="write 80 % as 0.8")
+    return replace(rule, limit=limit)
+
+
+def _literally_none(rule: Rule, evidence: Evidence) -> Judgement:
+    """Apply a limit of 0, which no upper bound ever reaches: not one of the run's own attempts may count."""
+    if evidence.value == 0:
+        return Judgement(rule, evidence, "pass", _sentence("there is not one", evidence))
+    return Judgement(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
+
+
+def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None) -> Evidence:
+    planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
+    made = planned - pending - skipped
+    if made <= 0:
+        return Evidence(note="the run has made no attempt yet.")
+    hits = {
+        "unscored": made - (counts.get("scored") or 0),
+        "failed": sum((counts.get("failed_by_boundary") or {}).values()),
+        "infrastructure": counts.get("infrastructure_failures") or 0,
+    }[metric]
+    return evidence_of_share(hits, made, rows)
+
+
+def _clause(found: Mapping[str, Any]) -> str:
+    said = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
+    return f"{'; '.join(said)}." if said else ""
+
+
+def _first(found: Mapping[str, Any], *names: str) -> float | None:
+    return next((float(found[name]) for name in names if found.get(name) is not None), None)
+
+
+def _unknown_k(k: str, known: Mapping[str, Any]) -> str:
+    if not known:
+        return "the run has no pass@k: it made one attempt a row (then ask for pass_rate), or no sample has a score."
+    return f"the run has no pass@{k}, but {', '.join(f'pass@{each}' for each in sorted(known, key=int))}."
+
+
+def _no_spread(evidence: Evidence) -> str:
+    if evidence.rows == 1:
+        return "one row alone does not tell how much rows differ; evaluate more."
+    return "the data say nothing about the spread of this number; evaluate more rows."
+
+
+def _sentence(clause: str, evidence: Evidence) -> str:
+    over = [f"{evidence.samples} samples" if evidence.samples is not None else ""]
+    over += [f"{evidence.rows} rows" if evidence.rows is not None else ""]
+    counted = " of ".join(part for part in over if part)
+    text = f"{clause} ({counted})" if counted else clause
+    return f"{text}; {evidence.note}" if evidence.note else f"{text}."
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

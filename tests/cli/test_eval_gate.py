@@ -1,0 +1,216 @@
+"""`osmosis eval gate`: what a run proves, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
+from tests.cli.maze import Maze, Outcome
+from tests.evaluation.recorded_runs import passing, write_run
+
+
+@pytest.fixture
+def maze(maze: Maze) -> Maze:
+    """With a run on this machine that passes 36 of 40 attempts on 10 rows."""
+    write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
+    return maze
+
+
+def gate(maze: Maze, run: str, *rules: str, mode: str = "--json") -> Outcome:
+    return maze.osmosis("eval", "gate", run, *rules, mode)
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "word", "verdict"),
+    [
+        (("--min", "pass_rate=0.6", "--max", "unscored=0"), 0, "success", "pass"),
+        (("--min", "pass_rate=0.6", "--min", "reward=0.6", "--min", "pass@2=0.7"), 0, "success", "pass"),
+        (("--min", "pass_rate=0.85"), 3, "unclear", "unclear"),
+        (("--max", "unscored=0.1"), 3, "unclear", "unclear"),
+        (("--max", "pass_rate=0.5"), 1, "failed", "fail"),
+        (("--min", "pass_rate=0.85", "--max", "pass_rate=0.5"), 1, "failed", "fail"),
+    ],
+)
+def test_a_run_passes_fails_or_is_too_small_to_tell(
+    maze: Maze, rules: tuple[str, ...], status: int, word: str, verdict: str
+) -> None:
+    outcome = gate(maze, "good", *rules)
+    envelope = outcome.json
+    assert (outcome.status, envelope["status"], envelope["operation"]) == (status, word, "eval.gate")
+    assert envelope["resource"]["verdict"] == verdict
+    plain = gate(maze, "good", *rules, mode="--plain")
+    assert (plain.status, plain.out.startswith(f"{verdict}: good ")) == (status, True)
+
+
+def test_every_rule_tells_what_it_was_decided_by(maze: Maze) -> None:
+    resource = gate(maze, "good", "--min", "pass_rate=0.6", "--max", "infrastructure=0.05").json["resource"]
+    assert resource["run"] == {
+        "name": "good",
+        "source": "local",
+        "status": "finished",
+        "path": str(maze.workspace.evals_dir / "good"),
+        "scored": 40,
+        "tried": 40,
+    }
+    rate, infrastructure = resource["rules"]
+    assert set(rate) == {
+        *("metric", "bound", "limit", "value", "at_least", "at_most"),
+        *("rows", "samples", "verdict", "reason"),
+    }
+    assert (rate["value"], rate["rows"], rate["samples"], rate["verdict"]) == (0.9, 10, 40, "pass")
+    assert rate["at_least"] >= 0.6 and "it is at least" in rate["reason"]
+    # 0 of 10 rows: 1 - 0.05 ** (1 / 10).
+    assert (infrastructure["at_most"], infrastructure["verdict"]) == (
+        pytest.approx(0.2589, abs=1e-4),
+        "unclear",
+    )
+    rich = maze.osmosis("eval", "gate", "good", "--min", "pass_rate=0.6").out
+    assert "At least" in rich and "pass_rate >= 0.6" in rich
+
+
+def test_a_run_is_found_by_its_directory_too(maze: Maze, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "elsewhere" / "x", passing(10, 4, 36))
+    assert gate(maze, str(run), "--min", "pass_rate=0.5").status == 0
+
+
+def test_an_unfinished_run_never_passes_and_never_fails(maze: Maze) -> None:
+    outcomes = passing(10, 4, 40)
+    outcomes[9][3] = ""
+    write_run(maze.workspace.evals_dir / "part", outcomes)
+    for rule in (("--min", "pass_rate=0.1"), ("--max", "pass_rate=0.1")):
+        outcome = gate(maze, "part", *rule)
+        assert (outcome.status, outcome.json["resource"]["verdict"]) == (3, "unclear")
+        assert "1 of 40 attempts are pending" in outcome.json["resource"]["rules"][0]["reason"]
+
+
+def test_a_run_without_scores_proves_nothing(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "broken", [["provider"] * 4] * 10)
+    outcome = gate(maze, "broken", "--min", "pass_rate=0.1")
+    assert outcome.status == 3
+    assert outcome.json["resource"]["rules"][0]["reason"] == "no sample of the run has a score."
+    assert gate(maze, "broken", "--max", "infrastructure=0.5").status == 1
+
+
+def test_attempts_without_a_score_are_told_where_no_rule_asks_about_them(maze: Maze) -> None:
+    outcomes: list[list[Any]] = [[1.0, 1.0, 1.0, "agent"] for _ in range(20)]
+    write_run(maze.workspace.evals_dir / "gaps", outcomes)
+    outcome = gate(maze, "gaps", "--min", "pass_rate=0.5")
+    assert outcome.status == 0
+    assert "20 of 80 attempts have no score" in outcome.json["resource"]["warnings"][0]
+    assert gate(maze, "gaps", "--min", "pass_rate=0.5", "--max", "unscored=0.1").status == 1
+
+
+# A run of a platform
+
+
+def finished(maze: Maze, metrics: dict[str, Any], **results: Any) -> None:
+    run = {**OWN, "status": "finished"}
+    detail = {**DETAIL, "eval_run": run, "results": {**RESULTS, **results}}
+    maze.get("/eval-runs/amber-otter-42").respond(json=detail)
+    maze.get("/eval-runs/er_8/metrics").respond(json=metrics)
+
+
+def test_a_platforms_estimates_decide(maze: Maze) -> None:
+    rate = {
+        "value": 0.9,
+        "low": 0.8,
+        "high": 0.95,
+        "at_least": 0.82,
+        "at_most": 0.94,
+        "n": 400,
+        "clusters": 100,
+    }
+    counts = {"planned": 400, "scored": 400, "pending": 0, "skipped": 0}
+    finished(maze, {**METRICS, "estimates": {"pass_rate": rate, "counts": counts}})
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.82")
+    assert outcome.status == 0
+    assert outcome.json["resource"]["run"]["url"] == OWN["platform_url"]
+    assert gate(maze, "amber-otter-42", "--min", "pass_rate=0.83").status == 3
+    assert gate(maze, "amber-otter-42", "--min", "pass_rate=0.95").status == 1
+
+
+def test_of_a_platform_that_only_counts_each_row_counts_once(maze: Maze) -> None:
+    overview = {"total_samples": 40, "completed_samples": 40, "graded": 40, "passed": 40, "failed": 0}
+    points = [{"k": 1, "value": 1.0}, {"k": 2, "value": 1.0}]
+    finished(maze, {"status": "finished", "overview": overview, "pass_at_k": points}, sampled_rows=10)
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.74", "--min", "pass@2=0.74")
+    assert outcome.status == 0
+    for rule in outcome.json["resource"]["rules"]:
+        # 10 of 10 rows: 0.05 ** (1 / 10).
+        assert rule["at_least"] == pytest.approx(0.7411, abs=1e-4)
+        assert "does not tell which row a sample is of" in rule["reason"]
+    reward = gate(maze, "amber-otter-42", "--min", "reward=0.5", "--max", "infrastructure=0.1")
+    assert (reward.status, [rule["value"] for rule in reward.json["resource"]["rules"]]) == (3, [None, None])
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "stopped", "pending"])
+def test_a_run_of_a_platform_that_did_not_finish_proves_nothing(maze: Maze, status: str) -> None:
+    run = {**OWN, "status": status, "error": "The model was rejected."}
+    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1")
+    assert outcome.status == 3
+    assert f"the run is {status}, not finished" in outcome.json["resource"]["rules"][0]["reason"]
+
+
+# A judge's result file
+
+
+def results_file(tmp_path: Path, *judges: dict[str, Any], pending: int = 0) -> str:
+    counts = {"scored_calls": 60, "unscored_calls": 0, "pending_calls": pending, "records": 20}
+    path = tmp_path / "scores.json"
+    path.write_text(json.dumps({"trust": {"judges": list(judges), "counts": counts}}))
+    return str(path)
+
+
+def judge(model: str, mean: float, alpha: float) -> dict[str, Any]:
+    def figure(value: float) -> dict[str, Any]:
+        return {"value": value, "low": value - 0.1, "high": value + 0.1, "records": 20, "scores": 60}
+
+    return {"model": model, "mean": figure(mean), "alpha": figure(alpha)}
+
+
+def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, tmp_path: Path) -> None:
+    one = results_file(tmp_path, judge("a", 0.8, 0.95))
+    assert gate(maze, one, "--min", "score=0.7", "--min", "alpha=0.8", "--max", "unscored=0").status == 0
+    assert gate(maze, one, "--min", "score=0.75").status == 3
+    assert gate(maze, one, "--min", "alpha=1.1").status == 1
+    two = results_file(tmp_path, judge("a", 0.8, 0.95), judge("b", 0.5, 0.9))
+    outcome = gate(maze, two, "--min", "score=0.7")
+    assert (outcome.status, "of b, the weakest of 2" in outcome.out) == (1, True)
+    assert (
+        gate(maze, results_file(tmp_path, judge("a", 0.8, 0.95), pending=3), "--min", "score=0.1").status == 3
+    )
+    (tmp_path / "other.json").write_text("[]")
+    assert "no result file" in gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1").error["message"]
+
+
+# What is no gate
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ((), "at least one rule"),
+        (("--min", "pas_rate=0.5"), "did you mean 'pass_rate'?"),
+        (("--max", "unscored"), "--max METRIC=NUMBER"),
+        (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),
+    ],
+)
+def test_a_rule_that_is_none_is_a_wrong_command_line_and_no_run_that_fails(
+    maze: Maze, rules: tuple[str, ...], said: str
+) -> None:
+    outcome = gate(maze, "good", *rules)
+    assert (outcome.status, outcome.error["code"]) == (2, "VALIDATION")
+    assert said in outcome.error["message"]
+
+
+def test_a_run_that_is_nowhere_is_said_to_be(maze: Maze) -> None:
+    maze.get("/eval-runs/god").respond(404, json={"error": "no such run"})
+    outcome = gate(maze, "god", "--min", "reward=0")
+    assert (outcome.status, outcome.error["code"]) == (1, "NOT_FOUND")
+    assert "neither on this machine nor on the platform" in outcome.error["message"]

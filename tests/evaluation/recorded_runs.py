@@ -1,0 +1,51 @@
+"""Run directories as `osmosis eval run` leaves them, with the outcomes a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import TerminalRecord
+
+Outcome = float | None | str
+"""A reward; None for an attempt without one; a boundary for one that failed there; "" for one that is pending."""
+
+
+def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
+    """Write a run with ``outcomes[row][attempt]``; no file of numbers is there, only manifest and journal."""
+    directory.mkdir(parents=True)
+    inputs = {"dataset": {"selected_source_rows": f"0-{len(outcomes) - 1}"}, "n": len(outcomes[0])}
+    Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
+    records = [
+        _record(row, attempt, outcome)
+        for row, attempts in enumerate(outcomes)
+        for attempt, outcome in enumerate(attempts)
+        if outcome != ""
+    ]
+    (directory / "events.jsonl").write_bytes(b"".join(record.to_line() for record in records))
+    return directory
+
+
+def passing(rows: int, attempts: int, passes: int) -> list[list[Outcome]]:
+    """Return outcomes of which ``passes`` passed, spread over the rows."""
+    total = rows * attempts
+    hits = {(place * total) // passes for place in range(passes)} if passes else set()
+    return [
+        [1.0 if row * attempts + attempt in hits else 0.0 for attempt in range(attempts)]
+        for row in range(rows)
+    ]
+
+
+def _record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
+    failed = isinstance(outcome, str)
+    return TerminalRecord(
+        row_index=row,
+        run_index=attempt,
+        rollout_id=f"row-{row}-run-{attempt}",
+        status="failed" if failed else "success",
+        duration_ms=10,
+        reward=None if isinstance(outcome, str) else outcome,
+        boundary=outcome if failed else None,  # type: ignore[arg-type]
+        error_type="error" if failed else None,
+    )

@@ -1,0 +1,145 @@
+"""Rules of a gate: what passes, what fails, and what a run is too small to tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.gating import (
+    Evidence,
+    Judgement,
+    Rule,
+    evidence_of,
+    evidence_of_mean,
+    evidence_of_share,
+    judge,
+    overall,
+    parse_rules,
+    weakest,
+)
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+
+MEASURED = Evidence(value=0.8, at_least=0.7, at_most=0.88, rows=50, samples=200)
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (Rule("pass_rate", "min", 0.70), "pass"),
+        (Rule("pass_rate", "min", 0.71), "unclear"),
+        (Rule("pass_rate", "min", 0.88), "unclear"),
+        (Rule("pass_rate", "min", 0.89), "fail"),
+        (Rule("pass_rate", "max", 0.88), "pass"),
+        (Rule("pass_rate", "max", 0.87), "unclear"),
+        (Rule("pass_rate", "max", 0.70), "unclear"),
+        (Rule("pass_rate", "max", 0.69), "fail"),
+    ],
+)
+def test_a_rule_is_decided_by_the_bound_and_not_by_the_value(rule: Rule, verdict: str) -> None:
+    found = judge(rule, MEASURED)
+    assert found.verdict == verdict
+    assert "200 samples of 50 rows" in found.reason
+
+
+def test_nothing_is_decided_without_evidence() -> None:
+    rule = Rule("pass_rate", "min", 0.1)
+    assert judge(rule, MEASURED, unfinished="3 attempts are pending.").verdict == "unclear"
+    none = judge(rule, Evidence(note="no sample of the run has a score."))
+    assert (none.verdict, none.reason) == ("unclear", "no sample of the run has a score.")
+    one_row = judge(rule, Evidence(value=1.0, rows=1, samples=4))
+    assert one_row.verdict == "unclear" and "one row alone" in one_row.reason
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [("pass pass", "pass"), ("pass unclear", "unclear"), ("unclear fail pass", "fail")],
+)
+def test_all_rules_must_pass_and_one_that_fails_decides(verdicts: str, expected: str) -> None:
+    rule = Rule("reward", "min", 0)
+    assert overall([Judgement(rule, MEASURED, each, "") for each in verdicts.split()]) == expected  # type: ignore[arg-type]
+
+
+def test_a_limit_of_none_at_all_is_meant_as_it_stands() -> None:
+    rule = Rule("unscored", "max", 0.0)
+    assert judge(rule, evidence_of_share(0, 40, 10)).verdict == "pass"
+    assert judge(rule, evidence_of_share(1, 40, 10)).verdict == "fail"
+    assert judge(Rule("unscored", "max", 0.05), evidence_of_share(0, 40, 10)).verdict == "unclear"
+    assert judge(Rule("unscored", "max", 0.05), evidence_of_share(0, 400, 100)).verdict == "pass"
+
+
+def test_counts_have_the_exact_bounds_and_rows_are_what_counts() -> None:
+    # Clopper and Pearson: with 0 of n, the upper bound is 1 - 0.05 ** (1 / n).
+    assert evidence_of_share(0, 20, None).at_most == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert evidence_of_share(20, 20, None).at_least == pytest.approx(0.05 ** (1 / 20))
+    assert evidence_of_share(0, 80, 20).at_most == pytest.approx(1 - 0.05 ** (1 / 20))
+    loose, tight = evidence_of_mean(0.5, 0.3, 80, 20), evidence_of_mean(0.5, 0.3, 80, None)
+    assert loose.at_least is not None and tight.at_least is not None
+    assert loose.at_least < tight.at_least < 0.5
+
+
+def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_the_run() -> None:
+    draws = np.random.default_rng(7)
+    rule, runs, passed = Rule("pass_rate", "min", 0.75), 300, 0
+    for _ in range(runs):
+        # 10 rows x 4 attempts, 70 % on average, rows differ.
+        chances = draws.beta(0.7 * 3, 0.3 * 3, size=10)
+        metrics = MetricsAccumulator(10, 4)
+        for row, chance in enumerate(chances):
+            for attempt in range(4):
+                metrics.add(row, attempt, "success", float(draws.random() < chance))
+        estimates = metrics.summary().estimates.model_dump(mode="json")
+        passed += judge(rule, evidence_of("pass_rate", estimates)).verdict == "pass"
+    # Three standard errors of a share of 5 % in 300 runs.
+    assert passed / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
+
+
+def test_estimates_of_an_earlier_release_serve_with_the_ends_of_their_interval() -> None:
+    old = {
+        "pass_rate": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 40, "clusters": 10},
+        "pass_at_k": {"2": {"value": 0.9, "low": 0.8, "high": 0.97, "n": 40, "clusters": 10}},
+        "counts": {"planned": 40, "pending": 0, "skipped": 0, "scored": 40, "infrastructure_failures": 2},
+    }
+    found = evidence_of("pass_rate", old)
+    assert (found.at_least, found.at_most, found.rows) == (0.7, 0.9, 10)
+    assert evidence_of("pass@2", old).at_least == 0.8
+    assert "but pass@2" in evidence_of("pass@3", old).note
+    assert evidence_of("unscored", old, rows=10).value == 0
+    assert evidence_of("infrastructure", old, rows=10).value == 0.05
+    assert evidence_of("reward", old).value is None
+
+
+def test_of_several_judges_the_one_that_meets_a_rule_least_decides() -> None:
+    good, bad, unknown = Evidence(0.9, 0.8, 0.95), Evidence(0.6, 0.5, 0.7), Evidence(note="no spread")
+    assert weakest(Rule("alpha", "min", 0.5), [good, bad]) is bad
+    assert weakest(Rule("score", "max", 0.5), [good, bad]) is good
+    assert weakest(Rule("alpha", "min", 0.5), [good, unknown, bad]) is unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("pas_rate=0.5", "there is no metric 'pas_rate'", "did you mean 'pass_rate'?"),
+        ("pass@0=0.5", "there is no metric 'pass@0'", "did you mean"),
+        ("pass_rate", "is no rule", "--min METRIC=NUMBER"),
+        ("pass_rate=", "is no rule", "--min METRIC=NUMBER"),
+        ("pass_rate=most", "'most' is no number", "--min pass_rate=0.8"),
+        ("reward=nan", "'nan' is no number", "--min reward=0.8"),
+        ("pass_rate=80", "is a share, from 0 to 1", "0.8"),
+        ("pass@4=1.5", "is a share, from 0 to 1", "0.8"),
+    ],
+)
+def test_what_is_no_rule_is_told_with_what_is(text: str, said: str, hint: str) -> None:
+    with pytest.raises(OsmosisError, match=said) as caught:
+        parse_rules([text], [])
+    assert hint in (caught.value.hint or "")
+
+
+def test_rules_are_read_in_the_order_they_are_given() -> None:
+    assert parse_rules(["reward=-2", " pass@4 = 0.5 "], ["unscored=0"]) == [
+        Rule("reward", "min", -2.0),
+        Rule("pass@4", "min", 0.5),
+        Rule("unscored", "max", 0.0),
+    ]
+    with pytest.raises(OsmosisError, match="at least one rule"):
+        parse_rules([], [])

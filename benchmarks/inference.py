@@ -25,12 +25,9 @@ os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM
 import aiohttp
 
 from osmosis_ai.inference import InferenceServer
-from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
+from osmosis_ai.inference.server import load_parts
 
 MODEL = "osmosis/tiny"
 # Requests of a round for each one in flight: enough that starting and ending weigh little.
@@ -115,9 +112,9 @@ def request(number: int) -> dict[str, Any]:
 @asynccontextmanager
 async def in_process() -> Any:
     """Ask the engine in this process: no HTTP, but templates, tokens and parsing as always."""
-    directory = built_in_model(MODEL).directory
-    with InferenceEngine(Model.load(directory)) as engine:
-        yield ChatCompletions(engine, Tokenizer.load(directory), ChatTemplate.load(directory), [MODEL]).create
+    parts = load_parts(MODEL)
+    with InferenceEngine(parts.network) as engine:
+        yield ChatCompletions(engine, parts.tokenizer, parts.template, parts.names, parts.tool_calls).create
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ Three measurements, each against a freshly started `osmosis platform start`:
   machine hits all alike.
 - first row: from sending a submit to seeing the first finished row, on a warm environment.
 - load: many clients that list, poll and upload, each with its own token and a pause after every request,
-  while four runs execute, paced by a stand-in model with a set latency.
+  while some runs execute, paced by a stand-in model with a set latency.
 
     python benchmarks/platform_load.py [--quick] [--clients 200] [--seconds 60] [--runs 100000] [--samples 1000000]
 """
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from engine import PYPROJECT, ROLLOUT, stand_in_model
+from engine import PYPROJECT, stand_in_model
 from sqlalchemy import insert
 
 from osmosis_ai.api import routes
@@ -49,9 +49,40 @@ from osmosis_ai.platform.workspaces import Workspaces
 
 IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"
 PAGE = 50
-RUNS_AT_ONCE = 4
-START_LIMIT_S = 60.0
-WAIT_LIMIT_S = 120.0
+WARM_UP = 5
+BENCH_ROWS = 100_000
+START_LIMIT_S = 120.0
+WAIT_LIMIT_S = 600.0
+ROLLOUT = """
+import os
+
+import uvicorn
+
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.backend.local import LocalBackend
+from osmosis_ai.rollout.context import get_rollout_context
+from osmosis_ai.rollout.grader import Grader
+from osmosis_ai.rollout.server import create_rollout_server
+from osmosis_ai.rollout.types import AgentWorkflowConfig, ConcurrencyConfig
+
+
+class OneCall(AgentWorkflow):
+    async def run(self, ctx):
+        body = {"model": "policy", "messages": ctx.prompt}
+        reply = await get_rollout_context().http().post("/chat/completions", json=body)
+        return [*ctx.prompt, reply.json()["choices"][0]["message"]]
+
+
+class AnyAnswer(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(1.0 if ctx.sample.messages[-1]["content"] else 0.0)
+
+
+if __name__ == "__main__":
+    config = AgentWorkflowConfig(name="bench", concurrency=ConcurrencyConfig(max_concurrent=None))
+    app = create_rollout_server(backend=LocalBackend(workflow=OneCall, workflow_config=config, grader=AnyAnswer))
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
+"""
 AIMS = {"list_p95_ms": 150.0, "list_ratio": 2.0, "first_row_s": 3.0}
 
 
@@ -97,13 +128,18 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=1.0, help="mean pause of a client after a request")
     parser.add_argument("--seconds", type=float, help="length of the load (default: 60)")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the stand-in model")
-    parser.add_argument("--in-flight", type=int, default=4, help="rollouts at once of each of the four runs")
+    parser.add_argument("--in-flight", type=int, default=4, help="rollouts at once of each run")
     parser.add_argument("--runs", type=int, help="in the large database (default: 100,000)")
     parser.add_argument("--samples", type=int, help="in the large database (default: 1,000,000)")
+    parser.add_argument("--turns", type=int, help="how often each list is asked for (default: 300)")
+    parser.add_argument("--first-rows", type=int, help="how often a first row is waited for (default: 5)")
+    parser.add_argument("--executing", type=int, default=4, help="runs at once under load (default: 4)")
     parser.add_argument("--quick", action="store_true", help="a tenth of it all, in half a minute")
     options = parser.parse_args()
     share = 10 if options.quick else 1
     options.seconds = options.seconds or 60 / share
+    options.turns = options.turns or (50 if options.quick else 300)
+    options.first_rows = options.first_rows or (3 if options.quick else 5)
     options.runs = options.runs or 100_000 // share
     options.samples = options.samples or 1_000_000 // share
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -118,14 +154,16 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     repository = make_repository(directory / "repository")
     with (
         stand_in_model(options.latency_ms) as model_url,
-        platform(directory / "small", repository, options.clients, runs=PAGE, samples=0) as small,
+        platform(
+            directory / "small", repository, options.clients, runs=PAGE, samples=0, slots=options.executing
+        ) as small,
     ):
         with platform(
             directory / "large", repository, 1, runs=options.runs, samples=options.samples
         ) as large:
             lists = asyncio.run(measure_lists(small, large, options))
         job = Job(model_url, options.in_flight)
-        first_rows = asyncio.run(measure_first_row(small, job, 3 if options.quick else 5))
+        first_rows = asyncio.run(measure_first_row(small, job, options.first_rows))
         load = asyncio.run(measure_load(small, job, options))
     return {
         "cpus": os.cpu_count(),
@@ -148,11 +186,11 @@ async def measure_lists(small: Platform, large: Platform, options: argparse.Name
     }
     seen = Latencies()
     async with aiohttp.ClientSession() as session:
-        for turn in range(50 if options.quick else 300):
+        for turn in range(WARM_UP + options.turns):
             for name, (where, identity, offset) in asked.items():
                 page = await request(
                     session,
-                    Latencies() if turn < 5 else seen,
+                    Latencies() if turn < WARM_UP else seen,
                     name,
                     where.url + routes.EVAL_RUNS,
                     headers=where.headers(identity),
@@ -208,7 +246,9 @@ async def measure_first_row(platform: Platform, job: Job, repeats: int) -> list[
     """Return the seconds from a submit to its first finished row, a few times, on a warm environment."""
     seconds: list[float] = []
     async with aiohttp.ClientSession() as session:
-        await upload(Latencies(), session, platform.url, platform.headers(), "bench", dataset_bytes(100_000))
+        await upload(
+            Latencies(), session, platform.url, platform.headers(), "bench", dataset_bytes(BENCH_ROWS)
+        )
         for turn in range(repeats + 1):
             started = time.perf_counter()
             name = await job.submit(session, platform, rows=4)
@@ -233,10 +273,10 @@ def has_ended(detail: dict[str, Any]) -> bool:
 
 
 async def measure_load(platform: Platform, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Let all clients work for the set time while four runs execute, then stop the runs."""
+    """Let all clients work for the set time while some runs execute, then stop the runs."""
     seen = Latencies()
     async with aiohttp.ClientSession() as session:
-        runs = [await job.submit(session, platform, rows=100_000) for _ in range(RUNS_AT_ONCE)]
+        runs = [await job.submit(session, platform, rows=BENCH_ROWS) for _ in range(options.executing)]
         for name in runs:
             await until(session, platform, name, has_finished_row, every_s=0.1)
         before = await finished_rows(session, platform, runs)
@@ -246,7 +286,9 @@ async def measure_load(platform: Platform, job: Job, options: argparse.Namespace
             cpu_s = platform.cpu_s() - cpu_before
         details = [await get_run(session, platform, name) for name in runs]
         for name in runs:
-            await must(session, "POST", platform.url + routes.eval_run_stop(name), platform.headers())
+            await must(
+                session, "POST", platform.url + routes.run_stop(routes.EVAL_RUNS, name), platform.headers()
+            )
         for name in runs:
             await until(session, platform, name, has_ended, every_s=0.1)
     seen.errors += [
@@ -298,9 +340,9 @@ async def clients(
                     await get("list datasets", routes.DATASETS, limit=PAGE, offset=0)
                 elif number % 10 < 9:
                     name = rng.choice(runs)
-                    await get("poll a run", routes.eval_run(name))
-                    await get("poll metrics", routes.eval_run_metrics(name))
-                    await get("poll logs", routes.eval_run_logs(name), limit=PAGE)
+                    await get("poll a run", routes.run(routes.EVAL_RUNS, name))
+                    await get("poll metrics", routes.run_metrics(routes.EVAL_RUNS, name))
+                    await get("poll logs", routes.run_logs(routes.EVAL_RUNS, name), limit=PAGE)
                 else:
                     content = dataset_bytes(rng.randrange(100, 2000))
                     await upload(seen, session, platform.url, headers, f"d-{number}-{turn}", content, pause)
@@ -395,7 +437,7 @@ async def must(
 
 async def get_run(session: aiohttp.ClientSession, platform: Platform, name: str) -> dict[str, Any]:
     detail: dict[str, Any] = await must(
-        session, "GET", platform.url + routes.eval_run(name), platform.headers()
+        session, "GET", platform.url + routes.run(routes.EVAL_RUNS, name), platform.headers()
     )
     return detail
 
@@ -427,15 +469,20 @@ def rows_of(detail: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def platform(home: Path, repository: Path, users: int, *, runs: int, samples: int) -> Iterator[Platform]:
-    """Make a platform with users, a workspace with runs and one without, and start it on a free port."""
+def platform(
+    home: Path, repository: Path, users: int, *, runs: int, samples: int, slots: int = 1
+) -> Iterator[Platform]:
+    """Make a platform with users, a workspace with runs and one without, and start it on a free port.
+
+    It executes as many runs at once as it has ``slots``.
+    """
     config = PlatformConfig(home=home, port=free_port())
     tokens = fill(config, repository, users, runs, samples)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     environment |= {
         "OSMOSIS_HOME": str(home),
         "OSMOSIS_CACHE_DIR": str(home.parent / "cache"),
-        "OSMOSIS_EXECUTOR_SLOTS": str(RUNS_AT_ONCE),
+        "OSMOSIS_EXECUTOR_SLOTS": str(slots),
     }
     log = home.parent / f"{home.name}.log"
     with log.open("w") as output:
@@ -557,7 +604,7 @@ def sample_row(run: int, row: int) -> dict[str, Any]:
 
 
 def make_repository(root: Path) -> Path:
-    """Make a Git repository with the rollout of the engine's benchmark."""
+    """Make a Git repository with a rollout of one model call."""
     rollout = root / "rollouts" / "bench"
     rollout.mkdir(parents=True)
     (rollout / "main.py").write_text(ROLLOUT)
@@ -601,7 +648,7 @@ def print_tables(figures: dict[str, Any], options: argparse.Namespace) -> None:
         f"(aim < {AIMS['first_row_s']:g} s), all {first_row['all']}"
     )
     print(
-        f"{load['clients']} clients, {load['pause_s']:g} s pause, {RUNS_AT_ONCE} runs x {options.in_flight} rollouts "
+        f"{load['clients']} clients, {load['pause_s']:g} s pause, {options.executing} runs x {options.in_flight} rollouts "
         f"on a {options.latency_ms:g} ms model: {load['requests_per_s']} requests/s, "
         f"{load['rollouts_per_s']} rollouts/s, {load['errors']} errors in {load['requests']} requests\n"
         f"  {load['cpu_ms_per_request']} ms of the platform's processor time a request; load average before: "

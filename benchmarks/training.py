@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--sessions", default="1,8,32", help="generating at once (default: 1,8,32)")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions, of which the median is told")
     parser.add_argument("--steps", type=int, default=4, help="whole steps; 0 leaves them out (default: 4)")
+    parser.add_argument("--rollouts", type=int, default=128, help="of a step, a multiple of 8 (default: 128)")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--model-size", default="tiny", choices=["tiny", *SHAPES])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -90,10 +91,10 @@ def measure(options: argparse.Namespace, model_path: str) -> dict[str, Any]:
         "model_size": options.model_size,
         "device": options.device,
         "sampling": sampling(bench, sessions),
-        "learning": learning(bench),
+        "learning": learning(bench, options.rollouts if options.device == "cpu" else 64),
     }
     if model_path == TINY and options.steps:
-        figures["whole_step"] = event_loop.run(whole_steps(options.steps, bench.cpu_s))
+        figures["whole_step"] = event_loop.run(whole_steps(options.steps, options.rollouts, bench.cpu_s))
     return figures
 
 
@@ -257,9 +258,9 @@ class LearningBatch:
     advantages: list[float]
 
 
-def learning(bench: Bench) -> dict[str, Any]:
+def learning(bench: Bench, rollouts: int) -> dict[str, Any]:
     """Return the cost of a step against that of the plain passes over the same tokens."""
-    batch = sampled_batch(bench)
+    batch = sampled_batch(bench, rollouts)
     passes = plain_passes(bench, batch)
     learner = bench.learner
     version = learner.updates + 1_000_000  # the tokens are another policy's after the first step
@@ -282,9 +283,9 @@ def learning(bench: Bench) -> dict[str, Any]:
     }
 
 
-def sampled_batch(bench: Bench, rollouts: int = 128) -> LearningBatch:
+def sampled_batch(bench: Bench, rollouts: int) -> LearningBatch:
     """Answers of the model itself, with advantages of both signs."""
-    questions = bench.questions(rollouts if bench.device == "cpu" else 64, seed=99)
+    questions = bench.questions(rollouts, seed=99)
     with bench.engine() as engine:
         answers = asyncio.run(generate(LocalPolicyEngine(engine), questions, 1))
     sequences = []
@@ -325,8 +326,10 @@ def plain_passes(bench: Bench, batch: LearningBatch) -> Callable[[], None]:
 # --- whole steps -----------------------------------------------------------------------------------------
 
 
-async def whole_steps(steps: int, cpu_s: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
-    """Return processor seconds of a step of 128 rollouts through the rollout protocol.
+async def whole_steps(
+    steps: int, rollouts: int, cpu_s: Callable[[Callable[[], Any]], float]
+) -> dict[str, Any]:
+    """Return processor seconds of a step of so many rollouts through the rollout protocol.
 
     The network's share is what the engine's passes and the learner's step take. All else in the trainer (the
     protocol, HTTP, templates, recording, checkpoints) is its overhead; the rollout's server, a process of its
@@ -360,7 +363,7 @@ async def whole_steps(steps: int, cpu_s: Callable[[Callable[[], Any]], float]) -
     dataset = WORKSPACE / "data" / "multiply_train.jsonl"
     spec = TrainingSpec(
         settings=TrainingSettings(
-            lr=1e-3, rollout_batch_size=16, n_samples_per_prompt=8, max_prompt_length=512,
+            lr=1e-3, rollout_batch_size=rollouts // GROUP, n_samples_per_prompt=GROUP, max_prompt_length=512,
             max_response_length=512, max_steps=steps + 1, eval_interval=1000,
         ),
         model_path=TINY,
@@ -377,12 +380,13 @@ async def whole_steps(steps: int, cpu_s: Callable[[Callable[[], Any]], float]) -
             make_learner=lambda spec: TimedLearner(spec.model_path, spec.settings, spec.device),
         ).run()
     # The first step fills caches.
+    first_step = summary.records[0].step
     trainer, network, server = (
         (last - first) / steps for first, last in zip(marks[0], marks[-1], strict=True)
     )
     return {
         "steps": steps,
-        "rollouts": 128,
+        "rollouts": rollouts,
         "trainer_cpu_s": round(trainer, 3),
         "rollout_server_cpu_s": round(server, 3),
         "network_cpu_s": round(network, 3),
@@ -390,7 +394,7 @@ async def whole_steps(steps: int, cpu_s: Callable[[Callable[[], Any]], float]) -
         "overhead_with_server": round((trainer + server) / network - 1, 3),
         "share_of_all_else": round(1 - network / (trainer + server), 3),
         **{
-            name: round(statistics.median(value for _, value in series(summary.records, key)[1:]), 3)
+            name: round(statistics.median(values), 3)
             for name, key in {
                 "step_s": "time/step_s",
                 "sampling_s": "time/sampling_s",
@@ -400,6 +404,8 @@ async def whole_steps(steps: int, cpu_s: Callable[[Callable[[], Any]], float]) -
                 "sampling_tokens_per_s": "speed/sampling_tokens_per_s",
                 "learning_tokens_per_s": "speed/learning_tokens_per_s",
             }.items()
+            # A checkpoint is not saved at every step.
+            if (values := [value for step, value in series(summary.records, key) if step > first_step])
         },
     }
 

@@ -1,0 +1,41 @@
+"""Every benchmark runs, at its smallest: a figure nobody can take again is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALLEST = {
+    "datasets": "--megabytes 1 --repeat 1 --format jsonl",
+    "engine": "--latency-ms 1 --in-flight 2 --clients http --rows 4 --runs 1 --memory-rows",
+    "inference": "--concurrency 1 --rounds 1",
+    "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --first-rows 1 "
+    "--executing 1",
+    "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
+    "startup": "--runs 1",
+    "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
+}
+
+
+def test_every_benchmark_has_a_smallest_size() -> None:
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == set(SMALLEST)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_benchmark_takes_its_figures(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split()],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert any(character.isdigit() for character in done.stdout)

@@ -131,6 +131,7 @@ async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_ro
     assert "the agent broke" in outcome.out
     assert "\x1b" not in outcome.out
     assert "Evaluating: 3/3" in outcome.err
+    assert (world.workspace.root / ".osmosis" / ".gitignore").read_text() == "*\n"
 
 
 @pytest.mark.e2e

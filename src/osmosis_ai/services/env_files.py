@@ -185,6 +185,8 @@ class EnvFileStatus:
             "allowed": judged is not None and judged.allowed,
             "sha256": judged.file.digest if judged is not None else None,
             "names": dict(judged.standings) if judged is not None else {},
+            "unresolved": list(judged.file.unresolved) if judged is not None else [],
+            "bad_lines": list(judged.file.bad_lines) if judged is not None else [],
             "addresses": dict(self.addresses),
         }
 

@@ -22,16 +22,22 @@ _SHOWN: dict[Standing, Styled] = {
     "never": Styled("never taken from a file", "bad"),
 }
 
+_UNRESOLVED = Styled("ignored: refers to a name that the file does not set", "warn")
+_NO_LINE = Styled("ignored: not `NAME=value`", "warn")
+
 
 def names_table(status: EnvFileStatus) -> Table:
     """Return the names of a file, what becomes of each, and where its addresses lead; no values."""
     assert status.judged is not None
+    rows = [
+        (name, _SHOWN[standing], status.addresses.get(name))
+        for name, standing in status.judged.standings.items()
+    ]
+    rows += [(name, _UNRESOLVED, None) for name in status.judged.file.unresolved]
+    rows += [(f"line {line}", _NO_LINE, None) for line in status.judged.file.bad_lines]
     return Table(
         ["Name", "Use", "Host"],
-        [
-            (name, _SHOWN[standing], status.addresses.get(name))
-            for name, standing in status.judged.standings.items()
-        ],
+        rows,
         title=str(status.path),
         in_plain=True,
     )

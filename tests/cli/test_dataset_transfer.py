@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,40 @@ def test_an_upload_the_platform_no_longer_knows_starts_again(
         maze.get("/datasets/ds_7").mock(return_value=gone)
         assert maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--json").status == 0
     assert maze.post("/datasets").call_count == 3
+
+
+def test_the_platform_is_told_what_is_meant_and_what_it_has_is_not_sent_again(
+    maze: Maze, store: BlobServer, content: bytes
+) -> None:
+    announce(maze, store, len(content), parts=4)
+    reply = json.loads(maze.post("/datasets").return_value.content)
+    reply["upload"]["received_parts"] = [{"PartNumber": 1, "ETag": "e1"}, {"PartNumber": 3, "ETag": "e3"}]
+    maze.post("/datasets").respond(json=reply)
+    assert maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--json").status == 0
+    assert store.asked("PUT") == ["part2", "part4"]
+    parts = sent(maze.post("/datasets/ds_7/complete"))["parts"]
+    assert [part["ETag"] for part in parts][::2] == ["e1", "e3"]
+    request = maze.post("/datasets").calls[0].request
+    client_id, digest = request.headers["x-osmosis-upload"].split("; sha256=")
+    assert len(client_id) == 32 and digest == hashlib.sha256(content).hexdigest()
+    assert set(json.loads(request.content)) == {"file_name", "file_size", "extension"}
+
+
+def test_an_upload_that_was_complete_when_its_command_was_killed_is_not_begun_again(
+    maze: Maze, store: BlobServer, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.api.transfer import Upload
+
+    announce(maze, store, len(content), parts=4)
+    # What a kill leaves: everything was done, and nothing was forgotten.
+    with monkeypatch.context() as killed:
+        killed.setattr(Upload, "forget", lambda _: None)
+        assert maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--json").status == 0
+    maze.get("/datasets/ds_7").respond(json=dataset(file_size=len(content)))
+    assert maze.osmosis("dataset", "upload", "sums.jsonl", "--yes", "--json").status == 0
+    assert maze.post("/datasets").call_count == 1
+    assert store.asked("PUT") == ["part1", "part2", "part3", "part4"]
+    assert maze.post("/datasets/ds_7/complete").call_count == 2
 
 
 def test_other_bytes_do_not_go_on_with_it(maze: Maze, store: BlobServer, content: bytes) -> None:

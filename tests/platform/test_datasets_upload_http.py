@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from osmosis_ai.platform.datasets import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.datasets_world import Uploads, rows
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.datasets_world import DATASETS, Uploads, rows
 
 GIB = 1 << 30
 
@@ -25,6 +26,80 @@ def small_parts(services: PlatformServices) -> DatasetLimits:
 
 
 # Announcing
+
+
+DIGEST = hashlib.sha256(b"x" * 350).hexdigest()
+
+
+def intent(digest: str = DIGEST, number: int = 1) -> dict[str, str]:
+    return {"X-Osmosis-Upload": f"{number:032x}; sha256={digest}"}
+
+
+def announced(
+    uploads: Uploads, name: str = "multiply", headers: dict[str, str] | None = None, **more: Any
+) -> Any:
+    body = {"file_name": name, "file_size": 350, "extension": "jsonl", **more}
+    sent = {**uploads.headers, **(intent() if headers is None else headers)}
+    return uploads.client.post(DATASETS, headers=sent, json=body)
+
+
+def test_an_open_upload_of_the_same_bytes_is_handed_back_with_what_has_arrived(
+    uploads: Uploads, small_parts: DatasetLimits, clock: ManualClock
+) -> None:
+    first = announced(uploads).json()
+    assert "received_parts" not in first["upload"]
+    part = first["upload"]["presigned_urls"][1]
+    etag = uploads.client.put(part["presigned_url"], content=b"x" * 100).headers["ETag"].strip('"')
+    clock.advance(20 * 3600)
+
+    reply = announced(uploads, headers=intent(number=2))
+
+    assert reply.status_code == 200
+    again = reply.json()
+    assert (again["id"], again["upload"]["upload_id"]) == (first["id"], first["upload"]["upload_id"])
+    assert again["upload"]["received_parts"] == [{"PartNumber": 2, "ETag": etag}]
+    assert "the upload goes on: 1 of 4 parts are here" in uploads.messages(first["id"])
+    # Its URLs are fresh: they work when the first ones have ended.
+    clock.advance(5 * 3600)
+    fresh = again["upload"]["presigned_urls"][0]["presigned_url"]
+    assert uploads.client.put(fresh, content=b"x" * 100).status_code == 200
+
+
+def test_only_the_same_user_and_bytes_go_on_and_only_while_the_upload_is_open(
+    uploads: Uploads, small_parts: DatasetLimits, world: World, clock: ManualClock
+) -> None:
+    first = announced(uploads).json()
+    for reply in (
+        announced(uploads, headers=intent("0" * 64)),
+        announced(uploads, headers={}),
+        announced(uploads, headers={"X-Osmosis-Upload": "rubbish"}),
+        announced(uploads, file_size=351),
+        announced(uploads, headers={**intent(), **world.member("ben", role="member").headers}),
+    ):
+        assert assert_flat_error(reply, 409, "CONFLICT")["existing_dataset_id"] == first["id"]
+    clock.advance(25 * 3600)
+    anew = announced(uploads).json()
+    assert anew["upload"]["upload_id"] != first["upload"]["upload_id"]
+    uploads.request("POST", f"/{anew['id']}/abort", json={})
+    assert announced(uploads).json()["upload"]["upload_id"] != anew["upload"]["upload_id"]
+
+
+def test_an_overwrite_goes_on_when_it_says_again_that_it_is_one(
+    uploads: Uploads, small_parts: DatasetLimits
+) -> None:
+    former = uploads.upload("multiply", rows())
+    first = announced(uploads, overwrite_dataset_id=former["id"]).json()
+    assert_flat_error(announced(uploads), 409, "CONFLICT")
+    again = announced(uploads, overwrite_dataset_id=former["id"]).json()
+    assert again["upload"]["upload_id"] == first["upload"]["upload_id"]
+
+
+def test_bytes_that_are_not_those_announced_are_refused(uploads: Uploads, small_parts: DatasetLimits) -> None:
+    data = rows(12)[:350].rpartition(b"\n")[0].ljust(350)
+    begun = announced(uploads).json()
+    assert uploads.complete(begun["id"], uploads.send(begun, data)).status_code == 200
+    uploads.settle()
+    assert "not those that were announced" in uploads.get(begun["id"])["upload_error"]
 
 
 def test_announcing_a_small_file_gives_one_url(uploads: Uploads) -> None:

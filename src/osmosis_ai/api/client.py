@@ -184,10 +184,18 @@ class PlatformClient:
         timeout_s: float | None = None,
         retry: Retry = NEVER,
         git: GitScope = "required",
+        headers: Mapping[str, str] | None = None,
     ) -> M:
         """Send ``body`` (None sends ``{}``) to ``path``; once, unless ``retry`` says otherwise."""
         return self.request(
-            "POST", path, model=model, body=body or {}, timeout_s=timeout_s, retry=retry, git=git
+            "POST",
+            path,
+            model=model,
+            body=body or {},
+            timeout_s=timeout_s,
+            retry=retry,
+            git=git,
+            headers=headers,
         )
 
     def delete(
@@ -213,6 +221,7 @@ class PlatformClient:
         anonymous: bool = False,
         timeout_s: float | None = None,
         retry: Retry = NEVER,
+        headers: Mapping[str, str] | None = None,
     ) -> M:
         """Send one request and return the reply as a ``model``.
 
@@ -226,6 +235,7 @@ class PlatformClient:
             anonymous: leaves the token out.
             timeout_s: the longest one attempt may take (default: the client's).
             retry: when to try again.
+            headers: more of them; what a platform does not know of it passes over.
 
         Raises:
             PlatformError: the platform refused, could not be understood or reached.
@@ -233,18 +243,18 @@ class PlatformClient:
         """
         if git == "required" and self.git_identity is None:
             raise missing_git_scope(self._asker)
-        headers = {}
+        sent = dict(headers or {})
         if self._token is not None and not anonymous:
-            headers["Authorization"] = f"Bearer {self._token}"
+            sent["Authorization"] = f"Bearer {self._token}"
         if git != "never" and self.git_identity is not None:
-            headers["X-Osmosis-Git"] = self.git_identity
+            sent["X-Osmosis-Git"] = self.git_identity
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         request = self._http.build_request(
             method,
             f"{self.platform_url}{path}",
             params={key: value for key, value in (params or {}).items() if value is not None} or None,
             content=None if body is None else _encode(body),
-            headers=headers,
+            headers=sent,
             timeout=httpx.Timeout(limit_s),
         )
         return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry), sleep=self._sleep)

@@ -2,7 +2,8 @@
 
 An upload that ends in an error or with Ctrl-C is aborted on the platform. Only when the connection is lost
 in the middle of an upload in parts, or this process is killed, is it left as it is: the same command then
-goes on with the parts that have arrived.
+goes on with the parts that have arrived. It knows them from its own record, and when it was killed before there was
+one, from a platform of one's own, which hands back the open upload of the same user and bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from osmosis_ai.services.datasets import IN_PROGRESS, READY
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.rejections import PlatformError
-    from osmosis_ai.api.transfer import BlobClient, UnfinishedUpload
+    from osmosis_ai.api.transfer import BlobClient, NotedIntent, UnfinishedUpload
     from osmosis_ai.api.wire.base import LogEntry
     from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
     from osmosis_ai.services.log_following import LogFollower
@@ -81,7 +82,12 @@ def upload_dataset(
         from osmosis_ai.files import cache_dir
 
         state_dir = cache_dir() / "uploads"
-    sender = _Sender(client, path, report, progress, warn, state_dir, blobs)
+    from osmosis_ai.api.transfer import note_intent
+    from osmosis_ai.datasets import file_digest
+
+    scope = f"{client.platform_url} {client.git_identity} {path.stem}"
+    noted = note_intent(state_dir, digest=file_digest(path), scope=scope)
+    sender = _Sender(client, path, report, progress, warn, state_dir, scope, noted, blobs)
     return sender.resume() or sender.start(overwrite=overwrite)
 
 
@@ -95,6 +101,8 @@ class _Sender:
     progress: Progress | None
     warn: Warn
     state_dir: Path
+    scope: str
+    noted: NotedIntent
     blobs: BlobClient | None
 
     @property
@@ -102,24 +110,20 @@ class _Sender:
         return self.path.stem
 
     @property
-    def scope(self) -> str:
-        return f"{self.client.platform_url} {self.client.git_identity} {self.name}"
+    def digest(self) -> str:
+        return self.noted.intent.sha256
 
     def resume(self) -> Dataset | None:
         """Go on with an upload of the same bytes that broke off; None when there is none to go on with."""
         from osmosis_ai.api.rejections import PlatformError
         from osmosis_ai.api.transfer import find_unfinished_upload
-        from osmosis_ai.datasets import file_digest
 
-        if not self.state_dir.is_dir() or not any(self.state_dir.glob("*.json")):
-            return None
-        digest = file_digest(self.path)
-        unfinished = find_unfinished_upload(self.state_dir, digest=digest, scope=self.scope)
+        unfinished = find_unfinished_upload(self.state_dir, digest=self.digest, scope=self.scope)
         if unfinished is None:
             return None
         try:
-            if self._awaits_parts(unfinished):
-                return self._send(unfinished.dataset_id, unfinished.instructions, digest)
+            if self._can_go_on(unfinished):
+                return self._send(unfinished.dataset_id, unfinished.instructions)
         except PlatformError as error:
             if error.status not in _GONE:
                 raise
@@ -135,15 +139,23 @@ class _Sender:
                 "the platform took the dataset's name but did not say where its bytes go.",
                 code="PLATFORM_ERROR",
             )
-        sent = self._send(dataset.id, dataset.upload, None)
+        sent = self._send(dataset.id, dataset.upload)
         if not replaces:
             # One that is being replaced has the size of its former bytes until the new ones are checked.
             require_whole(sent, self.report)
         return sent
 
-    def _awaits_parts(self, unfinished: UnfinishedUpload) -> bool:
+    def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:
+        """Tell whether the platform waits for parts, or may have been told already that all are there."""
         dataset = self.client.datasets.get(unfinished.dataset_id)
-        return dataset.id == unfinished.dataset_id and dataset.status in ("pending", "uploading")
+        if dataset.id != unfinished.dataset_id:
+            return False
+        was_completed = (
+            unfinished.is_acknowledged
+            and dataset.status in (*IN_PROGRESS, READY)
+            and dataset.file_size == self.report.file_size
+        )
+        return was_completed or dataset.status in ("pending", "uploading")
 
     def _create(self, *, overwrite: bool) -> tuple[Dataset, bool]:
         """Return the announced dataset, and whether it had bytes before."""
@@ -151,7 +163,10 @@ class _Sender:
 
         size, extension = self.report.file_size, self.report.extension
         try:
-            return self.client.datasets.create(self.name, size_bytes=size, extension=extension), False
+            created = self.client.datasets.create(
+                self.name, size_bytes=size, extension=extension, intent=self.noted.intent
+            )
+            return created, False
         except PlatformError as error:
             existing = error.body.get("existing_dataset_id")
             if error.status != 409 or not isinstance(existing, str) or not existing:
@@ -163,11 +178,15 @@ class _Sender:
                     hint="replace its content with `--overwrite`, or rename the file",
                 ) from None
         announced = self.client.datasets.create(
-            self.name, size_bytes=size, extension=extension, overwrite_id=existing
+            self.name,
+            size_bytes=size,
+            extension=extension,
+            overwrite_id=existing,
+            intent=self.noted.intent,
         )
         return announced, True
 
-    def _send(self, dataset_id: str, instructions: UploadInstructions, digest: str | None) -> Dataset:
+    def _send(self, dataset_id: str, instructions: UploadInstructions) -> Dataset:
         from osmosis_ai.api.rejections import PlatformError
         from osmosis_ai.api.transfer import upload_file
 
@@ -178,7 +197,7 @@ class _Sender:
                 progress=self.progress,
                 state_dir=self.state_dir,
                 dataset_id=dataset_id,
-                digest=digest,
+                digest=self.digest,
                 scope=self.scope,
                 client=self.blobs,
             )
@@ -193,8 +212,10 @@ class _Sender:
             ):
                 raise _broken_off(error) from None
             self._abort(dataset_id)
+            self.noted.forget()
             raise
         upload.forget()
+        self.noted.forget()
         return dataset
 
     def _abort(self, dataset_id: str) -> None:

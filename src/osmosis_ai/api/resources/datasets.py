@@ -9,12 +9,14 @@ from osmosis_ai.api.resources.resource import LARGEST_PAGE, LogDirection, Resour
 from osmosis_ai.api.retrying import COMPLETING
 from osmosis_ai.api.wire.base import LogPage, WireModel
 from osmosis_ai.api.wire.datasets import (
+    UPLOAD_INTENT_HEADER,
     CompletedPart,
     Dataset,
     DatasetCompleteRequest,
     DatasetCreateRequest,
     DatasetDownload,
     DatasetList,
+    UploadIntent,
 )
 
 PARTS_TIMEOUT_S = 120.0
@@ -32,7 +34,13 @@ class Datasets(Resource):
         return self._client.get(routes.dataset(name_or_id), model=Dataset)
 
     def create(
-        self, name: str, *, size_bytes: int, extension: str, overwrite_id: str | None = None
+        self,
+        name: str,
+        *,
+        size_bytes: int,
+        extension: str,
+        overwrite_id: str | None = None,
+        intent: UploadIntent | None = None,
     ) -> Dataset:
         """Announce an upload and return the dataset with its upload instructions.
 
@@ -41,6 +49,7 @@ class Datasets(Resource):
             size_bytes: the exact size of the file.
             extension: ``csv``, ``jsonl``, ``json`` or ``parquet``.
             overwrite_id: the dataset whose bytes are to be replaced.
+            intent: lets a platform of one's own hand back the open upload of the same bytes.
 
         Raises:
             PlatformError: ``CONFLICT`` when the name is taken; ``details["existing_dataset_id"]`` then says
@@ -49,7 +58,8 @@ class Datasets(Resource):
         request = DatasetCreateRequest(file_name=name, file_size=size_bytes, extension=extension)
         if overwrite_id is not None:
             request.overwrite_dataset_id = overwrite_id
-        return self._client.post(routes.DATASETS, request, model=Dataset)
+        headers = None if intent is None else {UPLOAD_INTENT_HEADER: intent.header}
+        return self._client.post(routes.DATASETS, request, model=Dataset, headers=headers)
 
     def complete(
         self, dataset_id: str, *, extension: str, parts: Sequence[CompletedPart] | None = None

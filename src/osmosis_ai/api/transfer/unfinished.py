@@ -1,21 +1,24 @@
-"""What an interrupted upload has already achieved, on disk: the parts that the store acknowledged.
+"""What an interrupted upload has already achieved, on disk: that it was meant, and the parts that the store acknowledged.
 
-One file per upload, named by the bytes and the dataset, so that another file or another dataset never goes
-on with it. It holds signed URLs, so only the user can read it; it goes when the dataset is complete.
+The intent is written before the platform hears of the upload, named by the bytes and their destination; the record
+when the platform has answered, named by the bytes and the dataset, so that another file or another dataset never goes
+on with it. It holds signed URLs, so only the user can read it. Both go when the dataset is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.api.wire.datasets import UploadInstructions
-from osmosis_ai.files import write_json
+from osmosis_ai.api.wire.datasets import UploadInstructions, UploadIntent
+from osmosis_ai.files import write_atomic, write_json
 
 _VERSION = 1
 # URLs that end during the first part are no help.
@@ -53,6 +56,11 @@ class UnfinishedUpload:
         self.acknowledged[part_number] = etag
         self.save()
 
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the store has every part, so that only the platform may not know."""
+        return len(self.acknowledged) == (self.instructions.total_parts or 0)
+
     def save(self) -> None:
         """Write everything down."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,6 +80,37 @@ class UnfinishedUpload:
     def forget(self) -> None:
         """Remove the file: the upload is complete, or given up."""
         self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class NotedIntent:
+    """An upload that is meant, before anybody was asked, and the file it is written in."""
+
+    path: Path
+    intent: UploadIntent
+
+    def forget(self) -> None:
+        """Remove the file: the upload is complete, or given up."""
+        self.path.unlink(missing_ok=True)
+
+
+def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
+    """Return the intent to send these bytes there; the one of before, if that was cut off.
+
+    A disk that cannot remember it does not prevent the upload.
+    """
+    path = state_dir / f"{_short(digest)}-{_short(hashlib.sha256(scope.encode()).hexdigest())}.intent"
+    try:
+        found = UploadIntent.of(path.read_text("ascii").strip())
+    except (OSError, UnicodeDecodeError):
+        found = None
+    if found is not None and found.sha256 == digest:
+        return NotedIntent(path, found)
+    noted = NotedIntent(path, UploadIntent(uuid.uuid4().hex, digest))
+    with suppress(OSError):
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(path, f"{noted.intent.header}\n")
+    return noted
 
 
 def open_upload(

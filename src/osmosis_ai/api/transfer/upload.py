@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +98,8 @@ def upload_file(
                 record = open_upload(
                     state_dir, digest=digest, dataset_id=dataset_id, instructions=instructions, scope=scope
                 )
-        return _put_parts(blobs, source, parts, record, progress)
+        there = {part.PartNumber: part.ETag for part in instructions.received_parts}
+        return _put_parts(blobs, source, parts, record, there, progress)
 
 
 def _put_whole(
@@ -126,9 +127,10 @@ def _put_parts(
     source: _Source,
     parts: list[_Part],
     record: UnfinishedUpload | None,
+    there: Mapping[int, str],
     progress: Progress | None,
 ) -> Upload:
-    etags = dict(record.acknowledged) if record is not None else {}
+    etags = {**there, **(record.acknowledged if record is not None else {})}
     done = sum(part.size for part in parts if part.number in etags)
     sent = 0
     if progress is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import AliasChoices, Field
@@ -18,14 +20,50 @@ class DatasetCreateRequest(WireModel):
     overwrite_dataset_id: str | None = None
 
 
+UPLOAD_INTENT_HEADER = "X-Osmosis-Upload"
+_INTENT = re.compile(r"([0-9a-f]{32}); sha256=([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class UploadIntent:
+    """What a client means to send, in a header that the hosted service passes over.
+
+    Args:
+        id: made by the client, and written down there before it asks.
+        sha256: of the whole file, in hexadecimal.
+    """
+
+    id: str
+    sha256: str
+
+    @property
+    def header(self) -> str:
+        """The value of the header."""
+        return f"{self.id}; sha256={self.sha256}"
+
+    @classmethod
+    def of(cls, header: str | None) -> UploadIntent | None:
+        """Return what a header says; None when it says nothing that can be read."""
+        match = _INTENT.fullmatch(header or "")
+        return None if match is None else cls(match[1], match[2])
+
+
 class UploadPart(WireModel):
     part_number: int
     presigned_url: str = Field(repr=False)
     size: int | None = None
 
 
+class CompletedPart(WireModel):
+    PartNumber: int
+    ETag: str
+
+
 class UploadInstructions(WireModel):
-    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``)."""
+    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``).
+
+    ``received_parts`` are there already, of an upload that is handed back; the hosted service does not send it.
+    """
 
     method: str = "simple"
     presigned_url: str | None = Field(None, repr=False)
@@ -36,6 +74,7 @@ class UploadInstructions(WireModel):
     presigned_urls: list[UploadPart] = []
     s3_key: str | None = None
     upload_id: str | None = None
+    received_parts: list[CompletedPart] = []
 
 
 class Dataset(WireModel):
@@ -61,11 +100,6 @@ class Dataset(WireModel):
     is_internal_user: bool = False
     upload: UploadInstructions | None = None
     upload_error: str | None = None
-
-
-class CompletedPart(WireModel):
-    PartNumber: int
-    ETag: str
 
 
 class DatasetCompleteRequest(WireModel):

@@ -8,7 +8,7 @@ be repeated: the first announces them, then they go to the blob store, the last 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from secrets import token_hex
 from typing import Literal
@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.blobs.store import BlobStore, Upload, UploadNotFound
@@ -90,23 +90,31 @@ class Datasets:
         announced: Announcement,
         *,
         overwrite_id: str | None = None,
+        intent: UploadIntent | None = None,
     ) -> tuple[DatasetRecord, UploadInstructions]:
         """Announce bytes; returns the dataset and where to send them.
+
+        An upload of the same user and bytes that is still open is handed back, with the parts that have arrived.
 
         Args:
             workspace_id: whose dataset it is.
             creator_id: the user who sends them.
             announced: what is sent.
             overwrite_id: the dataset of that name which is to be replaced.
+            intent: which bytes they are; without it every announcement begins an upload of its own.
 
         Raises:
             ConflictError: the name is taken; ``details["existing_dataset_id"]`` is whose it is.
             NotFoundError: there is no dataset to overwrite.
             DatasetRejected: the dataset to overwrite has another name.
         """
+        if intent is not None:
+            handed_back = self._go_on(workspace_id, creator_id, announced, overwrite_id, intent)
+            if handed_back is not None:
+                return handed_back
         with self._db.session() as session:
             self._replaceable(session, workspace_id, announced, overwrite_id)
-        pending = self._begin(announced, creator_id)
+        pending = self._begin(announced, creator_id, intent)
         try:
             row, former = self._register(workspace_id, announced, overwrite_id, pending)
         except BaseException:
@@ -215,7 +223,41 @@ class Datasets:
     def _find(self, workspace_id: str, name_or_id: str) -> Dataset:
         return self.get(workspace_id, name_or_id).row
 
-    def _begin(self, announced: Announcement, creator_id: str) -> PendingUpload:
+    def _go_on(
+        self,
+        workspace_id: str,
+        creator_id: str,
+        announced: Announcement,
+        overwrite_id: str | None,
+        intent: UploadIntent,
+    ) -> tuple[DatasetRecord, UploadInstructions] | None:
+        """Hand back the open upload of the same user and bytes, with fresh URLs; None when there is none."""
+        with self._db.session() as session:
+            row = find_dataset(session, workspace_id, overwrite_id or announced.name)
+        pending = PendingUpload.of(row) if row is not None else None
+        if row is None or pending is None or row.name != announced.name:
+            return None
+        # What would replace bytes has to say so, each time.
+        may_replace = overwrite_id is not None or row.blob_key is None
+        same = pending.is_of(creator_id, announced.extension, announced.size, intent)
+        if not (same and may_replace) or pending.expires_at <= self._clock.now():
+            return None
+        try:
+            received = self._blobs.parts(pending.upload)
+        except UploadNotFound:
+            return None
+        pending = replace(pending, expires_at=self._clock.now() + UPLOAD_TTL)
+        with self._db.transaction() as session:
+            current = session.get_one(Dataset, row.id, with_for_update=True)
+            open_still = PendingUpload.of(current)
+            if open_still is None or open_still.upload != pending.upload or open_still.etags is not None:
+                return None
+            current.upload = pending.to_json()
+            message = f"the upload goes on: {len(received)} of {len(pending.part_sizes())} parts are here"
+            self._logs.add(session, row.id, [Line(message, "info", "upload")])
+        return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
+
+    def _begin(self, announced: Announcement, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
         in_parts = announced.size >= self.limits.multipart_from_bytes
         return PendingUpload(
             upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{announced.extension}"),
@@ -224,6 +266,7 @@ class Datasets:
             part_size=self.limits.part_bytes if in_parts else announced.size,
             creator_id=creator_id,
             expires_at=self._clock.now() + UPLOAD_TTL,
+            intent=intent,
         )
 
     def _register(

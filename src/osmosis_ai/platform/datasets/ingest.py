@@ -157,6 +157,10 @@ class Ingest:
                 check = check_dataset(path, stopping=self._stopping)
             if info is not None and info.size != pending.size:
                 check = Check(errors=[f"{info.size} bytes were stored instead of {pending.size}"])
+            elif info is not None and pending.intent is not None and info.sha256 != pending.intent.sha256:
+                check = Check(
+                    errors=["the bytes received are not those that were announced; upload the file again"]
+                )
         except (UploadNotFound, PartsMismatch):
             info, check = None, Check(errors=["the bytes received are gone; upload the file again"])
         except (OSError, OsmosisError) as error:

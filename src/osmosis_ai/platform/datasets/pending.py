@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadPart
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent, UploadPart
 from osmosis_ai.platform.blobs.store import BlobStore, Part, Upload
 from osmosis_ai.platform.datasets.announcement import DatasetRejected
 from osmosis_ai.platform.db.models import Dataset
@@ -34,6 +34,7 @@ class PendingUpload:
         creator_id: who sends it.
         expires_at: when its URLs end.
         etags: of its parts, once the client has completed it.
+        intent: what the client said it would send, if it did.
     """
 
     upload: Upload
@@ -43,6 +44,7 @@ class PendingUpload:
     creator_id: str | None
     expires_at: datetime
     etags: tuple[str, ...] | None = None
+    intent: UploadIntent | None = None
 
     @classmethod
     def of(cls, row: Dataset) -> PendingUpload | None:
@@ -59,6 +61,8 @@ class PendingUpload:
             creator_id=record["creator_id"],
             expires_at=datetime.fromisoformat(record["expires_at"]),
             etags=None if etags is None else tuple(etags),
+            # Uploads that an earlier release began have none.
+            intent=UploadIntent.of(record.get("intent")),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -72,11 +76,18 @@ class PendingUpload:
             "creator_id": self.creator_id,
             "expires_at": self.expires_at.isoformat(),
             "etags": None if self.etags is None else list(self.etags),
+            "intent": None if self.intent is None else self.intent.header,
         }
 
     def completed(self, etags: Sequence[str]) -> PendingUpload:
         """Return the upload with all its parts received."""
         return replace(self, etags=tuple(etags))
+
+    def is_of(self, creator_id: str, extension: str, size: int, intent: UploadIntent) -> bool:
+        """Tell whether this is what the same user began to send: the same bytes, and not all of them here."""
+        same_bytes = self.intent is not None and self.intent.sha256 == intent.sha256
+        same_file = (self.creator_id, self.extension, self.size) == (creator_id, extension, size)
+        return same_bytes and same_file and self.etags is None
 
     def by_nobody(self) -> PendingUpload:
         """Return the upload without its sender, who is no user any more."""
@@ -87,8 +98,15 @@ class PendingUpload:
         whole, rest = divmod(self.size, self.part_size)
         return [self.part_size] * whole + ([rest] if rest else [])
 
-    def instructions(self, blobs: BlobStore) -> UploadInstructions:
-        """Return where the client sends the bytes."""
+    def instructions(
+        self, blobs: BlobStore, received: Mapping[int, Part] | None = None
+    ) -> UploadInstructions:
+        """Return where the client sends the bytes.
+
+        Args:
+            blobs: where the upload is.
+            received: the parts that have arrived, of an upload that goes on.
+        """
         sizes = self.part_sizes()
         urls = [
             blobs.signed_part_url(self.upload, number, size=size, ttl=UPLOAD_TTL)
@@ -99,6 +117,8 @@ class PendingUpload:
             "s3_key": self.upload.key,
             "upload_id": self.upload.id,
         }
+        if received is not None and len(urls) > 1:
+            common["received_parts"] = _whole_parts(sizes, received)
         if len(urls) == 1:
             return UploadInstructions(method="simple", presigned_url=urls[0], upload_headers={}, **common)
         return UploadInstructions(
@@ -136,6 +156,14 @@ class PendingUpload:
             shown = problems[:_MOST_ISSUES] + ([f"and {more} more"] if more > 0 else [])
             raise DatasetRejected([("parts", problem) for problem in shown])
         return [received[number].etag for number in range(1, len(sizes) + 1)]
+
+
+def _whole_parts(sizes: Sequence[int], received: Mapping[int, Part]) -> list[CompletedPart]:
+    return [
+        CompletedPart(PartNumber=number, ETag=part.etag)
+        for number, size in enumerate(sizes, 1)
+        if (part := received.get(number)) is not None and part.size == size
+    ]
 
 
 def _problems_of_names(named: Sequence[CompletedPart], total: int) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Header
 
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
@@ -16,14 +18,23 @@ from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 
 router = api_router("/api/cli/datasets")
 
+IntentHeader = Annotated[
+    str | None,
+    Header(
+        alias=wire.UPLOAD_INTENT_HEADER,
+        description="`ID; sha256=DIGEST` of the file, to go on with its upload.",
+    ),
+]
+
 
 @router.post("")
 def create_dataset(
-    services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest
+    services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
     """Announce a file; the reply says where to send its bytes.
 
-    A name that is taken gets 409 with `existing_dataset_id`, which `overwrite_dataset_id` then may be.
+    A name that is taken gets 409 with `existing_dataset_id`, which `overwrite_dataset_id` then may be. With
+    `X-Osmosis-Upload`, the open upload of the same user and bytes is handed back instead, and goes on.
     """
     datasets = services.datasets
     try:
@@ -31,7 +42,11 @@ def create_dataset(
             request.file_name, request.extension, request.file_size, max_bytes=datasets.limits.max_bytes
         )
         record, instructions = datasets.create(
-            scope.workspace_id, scope.user.id, announced, overwrite_id=request.overwrite_dataset_id
+            scope.workspace_id,
+            scope.user.id,
+            announced,
+            overwrite_id=request.overwrite_dataset_id,
+            intent=wire.UploadIntent.of(intent),
         )
     except DatasetRejected as error:
         raise _rejected(error) from None

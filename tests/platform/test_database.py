@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import resource
 import sqlite3
 import subprocess
@@ -7,7 +8,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import alembic.command
+import alembic.op
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -18,7 +22,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.models import Base, LogLine, Token, Workspace, new_id
+from osmosis_ai.platform.db.migrations import alembic_config
+from osmosis_ai.platform.db.models import Base, LogLine, Run, Sample, Token, Workspace, new_id
 from tests.platform.databases import POSTGRES_URL, postgres_database
 
 ON_POSTGRES = pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server")
@@ -67,6 +72,72 @@ def test_migrations_arrive_where_the_models_are(any_db: Database, any_url: str) 
     with create_engine(any_url.replace("postgresql:", "postgresql+psycopg:")).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "render_as_batch": True})
         assert compare_metadata(context, Base.metadata) == []
+
+
+def test_a_database_with_samples_is_brought_up_to_date_whole_or_not_at_all(
+    any_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples_without_details(any_db, count=3)
+    create_index, made = alembic.op.create_index, []
+
+    def killed(name: str, *rest: Any, **more: Any) -> None:
+        if made:
+            raise KeyboardInterrupt
+        made.append(name)
+        create_index(name, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(alembic.op, "create_index", killed)
+        with pytest.raises(KeyboardInterrupt):
+            any_db.migrate()
+    assert made == ["ix_samples_run_category"]
+    with any_db.session() as session:
+        assert session.scalar(text("SELECT version_num FROM alembic_version")) == "0004"
+    with caplog.at_level(logging.INFO, logger="osmosis_ai.platform.db.migrations"):
+        any_db.migrate()
+    assert "updating the database: index 2 of 2 over 3 samples" in caplog.messages
+    with any_db.session() as session:
+        found = session.scalars(select(Sample).order_by(Sample.row_index)).all()
+    assert [(each.row_index, each.reward, each.category, each.row_digest) for each in found] == [
+        (row, 1.0, None, None) for row in range(3)
+    ]
+
+
+def samples_without_details(db: Database, *, count: int) -> None:
+    """Add samples, and take the database back to where they had no details."""
+    fern, now = workspace("fern"), SystemClock().now()
+    run = Run(
+        id="run_1",
+        workspace_id=fern.id,
+        kind="eval",
+        name="first",
+        status="finished",
+        created_at=now,
+        request={},
+        rollout_name="multiply",
+        dataset_name="multiply",
+        model_path="osmosis/tiny",
+    )
+    with db.transaction() as session:
+        session.add(fern)
+        session.flush()
+        session.add(run)
+        session.flush()
+        for row in range(count):
+            session.add(
+                Sample(
+                    run_id=run.id,
+                    row_index=row,
+                    run_index=0,
+                    source_row_index=row,
+                    rollout_id=f"{row:032x}",
+                    status="success",
+                    reward=1.0,
+                    duration_ms=5.0,
+                )
+            )
+    with db.transaction() as session:
+        alembic.command.downgrade(alembic_config(session.connection()), "0004")
 
 
 def test_sqlite_runs_in_wal_mode_with_foreign_keys_on(db: Database) -> None:

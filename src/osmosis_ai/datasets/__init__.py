@@ -7,6 +7,7 @@ from 0; blank lines are not records.
 
 from __future__ import annotations
 
+from osmosis_ai.datasets.digest import content_digest, row_digest
 from osmosis_ai.datasets.formats import SUPPORTED_EXTENSIONS, count_records, iter_records
 from osmosis_ai.datasets.rows import DatasetRow, iter_rows
 from osmosis_ai.datasets.selection import Selection, file_digest, sample_rows, select_rows
@@ -17,10 +18,12 @@ __all__ = [
     "DatasetReport",
     "DatasetRow",
     "Selection",
+    "content_digest",
     "count_records",
     "file_digest",
     "iter_records",
     "iter_rows",
+    "row_digest",
     "sample_rows",
     "select_rows",
     "validate_dataset",

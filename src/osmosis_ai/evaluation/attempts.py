@@ -268,12 +268,15 @@ class AttemptRunner:
             tokens=usage.total_tokens if called else None,
             error_type=verdict.error_type,
             boundary=verdict.boundary,
+            category=verdict.category,
             error=self._state.redact.text(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
             model_calls=usage.calls,
             prompt_tokens=usage.prompt_tokens if called else None,
             completion_tokens=usage.completion_tokens if called else None,
             cost_usd=usage.cost_usd if called else None,
             model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
+            lost_attempts=flight.item.losses or None,
+            row_digest=flight.item.row_digest,
         )
 
     def _close_endpoint(self, flight: _Flight) -> RolloutUsage:

@@ -13,7 +13,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,32 @@ class ResumeRefusedError(ConflictError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """``manifest.json``, written once per run."""
+    """``manifest.json``, written once per run.
+
+    Attributes:
+        grader_digest: what graded the run (``grader_digest.py``); None where nothing does, and in runs of 0.3.10.
+            It is no input: what it covers is covered by the rollout's digest, too.
+    """
 
     local_run_id: str
     run_name: str
     created_at: str
     inputs: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    grader_digest: str | None = None
 
     @classmethod
-    def new(cls, run_name: str, inputs: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:
+    def new(
+        cls,
+        run_name: str,
+        inputs: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        *,
+        grader_digest: str | None = None,
+    ) -> Manifest:
         """Make the manifest of a run that starts now; absent provenance is left out."""
         known = {key: value for key, value in provenance.items() if value is not None}
-        return cls(uuid.uuid4().hex, run_name, utc_now(), inputs, known)
+        return cls(uuid.uuid4().hex, run_name, utc_now(), inputs, known, grader_digest)
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
@@ -74,10 +87,11 @@ class Manifest:
         try:
             raw = json.loads(path.read_bytes())
             version = raw["schema_version"]
-            manifest = cls(
-                *(raw[k] for k in ("local_run_id", "run_name", "created_at", "inputs", "provenance"))
-            )
+            known = ("local_run_id", "run_name", "created_at", "inputs", "provenance")
+            manifest = cls(*(raw[key] for key in known))
+            manifest = replace(manifest, grader_digest=raw.get("grader_digest"))
             whole = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
+            whole = whole and isinstance(manifest.grader_digest, (str, type(None)))
             if not whole or not _RUN_ID.fullmatch(manifest.local_run_id):
                 raise ValueError("its fields have the wrong types")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -109,6 +123,7 @@ class Manifest:
                 "created_at": self.created_at,
                 "inputs": self.inputs,
                 "provenance": self.provenance,
+                **({"grader_digest": self.grader_digest} if self.grader_digest is not None else {}),
             },
         )
 
@@ -172,13 +187,22 @@ def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
         OsmosisError: for a symbolic link to a directory, or to nothing: its content could change unseen.
     """
     digest = hashlib.sha256()
-    for relative, path in sorted(_source_files(rollout_dir, rollout_dir, output_root)):
+    for relative, path in source_files(rollout_dir, output_root=output_root):
         content = hashlib.sha256()
         with path.open("rb") as handle:
             while chunk := handle.read(1 << 20):
                 content.update(chunk)
         digest.update(relative.encode() + b"\0" + content.digest())
     return digest.hexdigest()
+
+
+def source_files(rollout_dir: Path, *, output_root: Path | None = None) -> list[tuple[str, Path]]:
+    """Return the files that make up a rollout, each with its path relative to it, sorted.
+
+    Raises:
+        OsmosisError: as :func:`source_digest`.
+    """
+    return sorted(_source_files(rollout_dir, rollout_dir, output_root))
 
 
 def _source_files(root: Path, directory: Path, output_root: Path | None) -> Iterator[tuple[str, Path]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.datasets import DatasetRow, Selection, iter_rows
+from osmosis_ai.datasets import DatasetRow, Selection, iter_rows, row_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
 
@@ -19,12 +19,14 @@ class WorkItem:
         row: the row, ready for a rollout.
         row_index: its position among the selected rows.
         run_index: which attempt on it this is, from 0.
+        row_digest: what the row is, wherever it stands.
         losses: how often the attempt was lost with the server that ran it.
     """
 
     row: DatasetRow
     row_index: int
     run_index: int
+    row_digest: str
     losses: int = 0
 
 
@@ -51,6 +53,7 @@ def pending_items(path: Path, selection: Selection, ledger: Ledger) -> Iterator[
     """Yield what the ledger still asks for, by row, then by attempt."""
     for row_index, row in selected_rows(path, selection):
         if ledger.row_is_open(row_index):
+            digest = row_digest(row)
             for run_index in range(ledger.n):
                 if ledger.is_open(row_index, run_index):
-                    yield WorkItem(row, row_index, run_index)
+                    yield WorkItem(row, row_index, run_index, digest)

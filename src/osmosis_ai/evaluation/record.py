@@ -31,7 +31,10 @@ class TerminalRecord:
         model_latency_ms: time spent waiting for the model, all calls together.
         error_type: machine-readable reason of a failure.
         boundary: which party the failure belongs to.
-        error: the failure in words, without secrets.
+        category: what kind of failure it is, a word of ``classify.CATEGORIES``.
+        error: the failure in words, without secrets, 2,000 characters at most.
+        lost_attempts: how often the attempt was lost and made again before this one.
+        row_digest: what the row is (``datasets.row_digest``); rows of equal digest are copies of one another.
     """
 
     row_index: int
@@ -50,6 +53,9 @@ class TerminalRecord:
     completion_tokens: int | None = None
     cost_usd: float | None = None
     model_latency_ms: float | None = None
+    category: str | None = None
+    lost_attempts: int | None = None
+    row_digest: str | None = None
 
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
@@ -87,6 +93,7 @@ _COUNTS = frozenset(
         "model_calls",
         "prompt_tokens",
         "completion_tokens",
+        "lost_attempts",
     }
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms"})

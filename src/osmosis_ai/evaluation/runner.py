@@ -20,6 +20,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.engine import Stop
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
+from osmosis_ai.evaluation.grader_digest import grader_digest
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
@@ -170,10 +171,20 @@ class LocalEvalRunner:
         """Return the run's manifest, writing it, before anything else, for a new run."""
         manifest = opened.manifest
         if manifest is None:
-            manifest = Manifest.new(opened.name, inputs, self._provenance)
+            manifest = Manifest.new(
+                opened.name, inputs, self._provenance, grader_digest=self._grader_digest()
+            )
             manifest.write(opened.directory.manifest)
         opened.directory.create()
         return manifest
+
+    def _grader_digest(self) -> str:
+        return grader_digest(
+            self._rollout_dir,
+            grader_timeout_s=self._spec.grader_timeout_sec,
+            env=self._spec.env,
+            output_root=self._output_root,
+        )
 
     def _job(self, directory: RunDirectory) -> Job:
         return Job(

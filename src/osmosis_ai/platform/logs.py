@@ -125,7 +125,7 @@ class Logs:
                 "timestamp": line.timestamp or now,
                 "level": line.level,
                 "step": line.step[:64],
-                "message": _bounded(redactor.text(_storable(line.message))),
+                "message": _bounded(redactor.text(storable(line.message))),
                 "details": _bounded_details(redactor.tree(line.details))
                 if line.details is not None
                 else None,
@@ -134,7 +134,8 @@ class Logs:
         ]
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
+    """Return ``text`` as either database can keep it."""
     # What a process printed may hold bytes that are no text; neither engine keeps NUL or lone surrogates.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
@@ -148,7 +149,7 @@ def _bounded(text: str) -> str:
 def _bounded_details(details: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(details, default=str)
     if len(text) > _MAX_DETAILS_CHARS:
-        return {"truncated": _storable(text[:_MAX_DETAILS_CHARS])}
+        return {"truncated": storable(text[:_MAX_DETAILS_CHARS])}
     readable: dict[str, Any] = json.loads(text)
     return readable
 

@@ -22,7 +22,7 @@ from osmosis_ai.controller.http_driver import HttpRolloutDriver, RolloutProtocol
 from osmosis_ai.controller.listener import CallbackListener
 from osmosis_ai.controller.store import CallbackStore
 from osmosis_ai.evaluation.attempts import MAX_LOSSES
-from osmosis_ai.evaluation.classify import Verdict, classify, rejected
+from osmosis_ai.evaluation.classify import Verdict, classify, failed, rejected
 from osmosis_ai.evaluation.concurrency import choose_limit
 from osmosis_ai.evaluation.engine import Dispatcher
 from osmosis_ai.evaluation.metrics import NO_REWARD
@@ -227,7 +227,7 @@ class RolloutSampler:
             flight.losses += 1
             if flight.losses <= MAX_LOSSES:
                 return None
-            verdict = Verdict("failed", error_type=LOST, boundary="rollout_server", error=_last_words(lost))
+            verdict = failed(LOST, "rollout_server", _last_words(lost))
         duration_ms = (time.monotonic() - flight.started) * 1000
         return Sample(attempt, verdict, recorded, usage, duration_ms, grader_reward)
 

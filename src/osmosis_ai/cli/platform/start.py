@@ -68,6 +68,11 @@ def _serve(config: PlatformConfig, *, login: bool) -> Iterator[dict[str, Any]]:
     from osmosis_ai.platform.server import run_platform
 
     logging.getLogger().addHandler(_ToStderr(level=logging.WARNING))
+    # An update of a large database takes a while, which is worth a word before the platform answers.
+    migrations = logging.getLogger("osmosis_ai.platform.db.migrations")
+    migrations.setLevel(logging.INFO)
+    migrations.propagate = False
+    migrations.addHandler(_ToStderr())
     with run_platform(config) as platform:
         saved_in = _log_in(platform) if login else None
         ready = _ready(platform, saved_in)

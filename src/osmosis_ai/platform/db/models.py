@@ -273,6 +273,7 @@ class Run(Base):
     progress: Mapped[dict[str, Any] | None]
     results: Mapped[dict[str, Any] | None]
     metrics: Mapped[dict[str, Any] | None]
+    grader_digest: Mapped[str | None] = mapped_column(String(64))
 
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     lease_token: Mapped[str | None] = mapped_column(String(64))
@@ -282,9 +283,16 @@ class Run(Base):
 
 
 class Sample(Base):
-    """A finished row x attempt of an evaluation run. ``trajectory_key``: its blob, when there is one."""
+    """A finished row x attempt of an evaluation run.
+
+    What is known of a journal's record since 0.3.11 is NULL in samples of runs before that.
+    """
 
     __tablename__ = "samples"
+    __table_args__ = (
+        Index("ix_samples_run_category", "run_id", "category"),
+        Index("ix_samples_run_row_digest", "run_id", "row_digest"),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     row_index: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
@@ -297,6 +305,16 @@ class Sample(Base):
     duration_ms: Mapped[float] = mapped_column(Float)
     error_type: Mapped[str | None] = mapped_column(String(64))
     resumed: Mapped[bool] = mapped_column(default=False)
+    boundary: Mapped[str | None] = mapped_column(String(32))
+    category: Mapped[str | None] = mapped_column(String(64))
+    error: Mapped[str | None] = mapped_column(Text)
+    prompt_tokens: Mapped[int | None] = mapped_column(Integer)
+    completion_tokens: Mapped[int | None] = mapped_column(Integer)
+    cost_usd: Mapped[float | None] = mapped_column(Float)
+    model_calls: Mapped[int | None] = mapped_column(Integer)
+    model_latency_ms: Mapped[float | None] = mapped_column(Float)
+    lost_attempts: Mapped[int | None] = mapped_column(Integer)
+    row_digest: Mapped[str | None] = mapped_column(String(32))
 
 
 class RunFile(Base):

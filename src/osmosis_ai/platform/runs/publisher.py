@@ -18,12 +18,13 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.models import Run, RunFile, Sample
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.logs import Line, Logs, storable
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.results import live_results, summarised_results
 from osmosis_ai.platform.runs.sample_files import SampleFiles
@@ -176,6 +177,8 @@ class Publisher:
             run.metrics = written or run.metrics
             run.results = live_results(run.results or {}, progress, run.metrics)
             run.progress = {"completed": progress.completed, "total": progress.total}
+            if self._directory is not None:
+                run.grader_digest = run.grader_digest or _grader_digest(self._directory)
         self._logs.add(session, run.id, lines, redactor=self._redactor)
 
 
@@ -183,6 +186,7 @@ def record_metrics(run: Run, directory: RunDirectory) -> None:
     """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
     metrics = _metrics(directory)
     if metrics is not None:
+        run.grader_digest = run.grader_digest or _grader_digest(directory)
         run.metrics = metrics
         run.results = summarised_results(run.results or {}, metrics)
 
@@ -193,6 +197,11 @@ def _metrics(directory: RunDirectory) -> dict[str, Any] | None:
         return None
     duration_ms = written["eval_run"]["duration_ms"]
     return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
+
+
+def _grader_digest(directory: RunDirectory) -> str | None:
+    # The engine writes the manifest before anything else, and never again.
+    return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None
 
 
 def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any]:
@@ -208,4 +217,14 @@ def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any
         "duration_ms": record.duration_ms,
         "error_type": record.error_type,
         "resumed": resumed,
+        "boundary": record.boundary,
+        "category": record.category,
+        "error": storable(record.error) if record.error is not None else None,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "cost_usd": record.cost_usd,
+        "model_calls": record.model_calls,
+        "model_latency_ms": record.model_latency_ms,
+        "lost_attempts": record.lost_attempts,
+        "row_digest": record.row_digest,
     }

@@ -79,7 +79,10 @@ def value_from_environment(variable: str) -> str:
     """
     value = os.environ.get(variable)
     if value is None:
-        raise OsmosisError(f"The environment variable {variable} is not set.")
+        raise OsmosisError(
+            f"The environment variable {variable} is not set.",
+            hint="export it in this shell; of a `.env` only the keys of model providers are taken",
+        )
     return check_value(value, source=f"The environment variable {variable}")
 
 

@@ -20,11 +20,20 @@ def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored:
         scratch=scratch,
         status=0,
         results=scratch.workspace / ".osmosis" / "evals" / name,
-        counts={"planned": 400, "scored": scored},
+        counts={
+            "planned": 400,
+            "scored": scored,
+            "failed_by_boundary": {"agent": 400 - scored} if scored < 400 else {},
+        },
         metrics={
             "eval_run": {"name": name, "model_name": model},
             "summary": {},
-            "estimates": {"pass_rate": estimate, "reward": estimate, "tokens": {"per_sample": 94.1}},
+            "estimates": {
+                "pass_threshold": 1.0,
+                "pass_rate": estimate,
+                "reward": estimate,
+                "tokens": {"per_sample": 94.1},
+            },
         },
         sample=None,
         run=None,
@@ -68,13 +77,19 @@ def test_scripts_get_one_document_with_both_pass_rates_and_their_paired_differen
 
 
 def test_people_see_both_side_by_side(cli: Cli, trained: dict[str, Any], tmp_path: Path) -> None:
+    trained["scored"] = 399
     result = cli("demo", "--train", "--keep", "--plain", "--keep-dir", str(tmp_path / "d"))
-    assert result.status == 0, result.err
+    assert result.status == 1, result.err
     lines = result.out.splitlines()
     assert lines[0] == (
         "2 training steps in 1m 1s took the pass rate from 41.8 % to 95.2 % on rows that were not trained on."
     )
-    assert "Pass rate\t41.8 % (36.8 – 46.8)\t95.2 % (90.2 – 100.2)\t+53.5 points (+49.5 – +57.5)" in lines
+    assert (
+        "Pass rate (reward >= 1.0, scored samples only)\t41.8 % (36.8 – 46.8)\t95.2 % (90.2 – 100.2)\t"
+        "+53.5 points (+49.5 – +57.5)"
+    ) in lines
+    assert "Samples scored\t400 of 400 planned\t399 of 400 planned\t–" in lines
+    assert "Samples failed\t0\t1: 1 agent\t–" in lines
     assert "paired over the 100 rows" in result.out
     assert "model download calm-fern-1-step-40" in result.out
     assert trained["seed"] == 0

@@ -239,8 +239,7 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
     assert "Environment Variables: LOG_LEVEL=INFO" in plain
     assert (
-        "Pass rate (reward >= 1.0, scored samples only)\t50.0 %\t30.0 – 70.0 %\t8 samples of 5 rows, "
-        "each row weighing the same"
+        "Pass rate (reward >= 1.0, scored samples only)\t50.0 %\t30.0 – 70.0 %\t8 samples of 5 rows"
     ) in plain
     assert "Scored\t8 of 10 planned" in plain
     assert "Unscored\t1: 1 agent_error" in plain

@@ -180,6 +180,19 @@ def test_the_index_keeps_labels_lengths_bounds_and_people(data: Path) -> None:
     assert index.human[3] != index.human[3]
 
 
+def test_records_that_a_judge_cannot_tell_apart_are_copies(data: Path) -> None:
+    write(
+        data,
+        {"id": "a", "solution_str": "s", "metadata": {"x": 1, "y": 2}},
+        {"id": "b", "solution_str": "s"},
+        {"id": "c", "solution_str": "s", "metadata": {"y": 2, "x": 1}, "human_score": 0.5},
+        {"id": "d", "solution_str": "s", "score_max": 5},
+    )
+    index = scan(data)
+    assert list(index.copy_of) == [0, 1, 0, 3]
+    assert index.has_copies
+
+
 def test_a_label_outside_the_scale_is_a_class_and_no_score(data: Path) -> None:
     index = scan(write(data, {"solution_str": "s", "label": 7}))
     assert index.ignored_labels == 1 and index.human[0] != index.human[0]

@@ -162,6 +162,51 @@ def test_repeatability_that_was_not_measured_is_no_good_news() -> None:
     assert "`-n 5`" in finding.text
 
 
+def test_a_grade_goes_by_the_bound_of_the_interval_and_not_by_the_point() -> None:
+    rng = np.random.default_rng(7)
+    quality = rng.uniform(size=30)
+    noisy = np.clip(quality[:, None, None] + rng.normal(size=(30, 1, 3)) * 0.14, 0, 1)
+    report = trust_report(table(noisy))
+    alpha = report.judges[0].alpha
+    assert alpha.value is not None and alpha.low is not None
+    assert alpha.value > 0.8 > alpha.low > 0.667
+    finding = next(found for found in report.findings if found.topic == "Repeatability")
+    assert finding.level == "fair"
+    assert "agree enough for tentative conclusions" in alpha.sentence
+
+
+def test_under_twenty_records_nothing_is_graded() -> None:
+    quality = np.random.default_rng(0).uniform(size=(19, 1, 1)).round(1)
+    report = trust_report(table(np.repeat(quality, 3, axis=2), human=quality.ravel().tolist()))
+    levels = {found.topic: found.level for found in report.findings}
+    assert (levels["Repeatability"], levels["People"]) == ("note", "note")
+    graded = (report.judges[0].alpha, report.judges[0].retest.single, report.judges[0].calibration.kappa)
+    assert all("not graded (too few records, under 20)" in figure.sentence for figure in graded)
+
+
+def test_copies_of_a_record_count_once_in_every_figure_and_are_said() -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.uniform(size=(25, 2, 3))
+    human = rng.uniform(size=25)
+    once = trust_report(table(scores, human=human.tolist()))
+    places = [*range(25), *[4] * 10]
+    thrice = trust_report(table(scores[places], human=human[places].tolist(), copy_of=places))
+    assert (thrice.counts.records, thrice.counts.copied_records) == (35, 10)
+    assert thrice.judges[0].mean == once.judges[0].mean
+    assert thrice.judges[0].alpha == once.judges[0].alpha
+    assert thrice.judges[0].calibration == once.judges[0].calibration
+    assert thrice.panel == once.panel
+    (said,) = (found for found in thrice.findings if found.topic == "Copies")
+    assert said.text == "10 of 35 records are copies of another: each counts once in every figure."
+    assert not [found for found in once.findings if found.topic == "Copies"]
+
+
+def test_of_copies_the_one_that_people_scored_and_judges_scored_most_is_kept() -> None:
+    scores = [[[0.5, NAN]], [[0.4, 0.6]], [[0.1, 0.1]], [[0.2, NAN]]]
+    sheet = table(scores, human=[NAN, NAN, NAN, 0.3], copy_of=[0, 0, 2, 2])
+    assert list(sheet.distinct().labels) == ["record[2]", "record[4]"]
+
+
 def test_the_same_table_and_seed_give_the_same_report() -> None:
     sheet = simulated(60)
     assert encoded(trust_report(sheet, seed=3)) == encoded(trust_report(sheet, seed=3))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.results import Block, Cell, Column, Table
+from osmosis_ai.evaluation.headline import breakdown, pass_rule, scored_of_planned
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Estimate
@@ -30,7 +31,7 @@ def side_by_side(outcome: TrainingOutcome) -> list[Block]:
     base, trained = outcome.base, outcome.trained
     rows: list[list[Cell]] = [
         [
-            "Pass rate",
+            f"Pass rate ({pass_rule(base.metrics['estimates']['pass_threshold'])})",
             *(_with_interval(_estimate(run, "pass_rate")) for run in (base, trained)),
             _points(outcome.pass_rate),
         ],
@@ -40,7 +41,8 @@ def side_by_side(outcome: TrainingOutcome) -> list[Block]:
             _mean_change(outcome.reward),
         ],
         ["Tokens a sample", *(_tokens(run) for run in (base, trained)), None],
-        ["Samples scored", *(f"{run.scored} of {run.total}" for run in (base, trained)), None],
+        ["Samples scored", *(scored_of_planned(run.scored, run.total) for run in (base, trained)), None],
+        ["Samples failed", *(_failed(run) for run in (base, trained)), None],
     ]
     columns = (
         Column("", keep=True),
@@ -98,6 +100,11 @@ def _mean_change(found: Estimate | None) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:+.3f}"
     return f"{found.value:+.3f} ({found.low:+.3f} – {found.high:+.3f})"
+
+
+def _failed(outcome: DemoOutcome) -> str:
+    failed = outcome.counts["failed_by_boundary"]
+    return breakdown(failed) if failed else "0"
 
 
 def _tokens(outcome: DemoOutcome) -> str:

@@ -11,10 +11,13 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE, estimate_mean, estimate
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats, Integers
 
-__all__ = ["CONFIDENCE", "EXACT_METHOD", "STUDENT_METHOD", "Figure"]
+__all__ = ["CONFIDENCE", "EXACT_METHOD", "LEAST_GRADED", "STUDENT_METHOD", "Figure"]
 
 STUDENT_METHOD = "Student's t, clustered by record"
 EXACT_METHOD = "Clopper and Pearson, by record"
+
+LEAST_GRADED = 20
+"""With fewer records a word such as "good" would be a guess: a figure is shown, and not graded."""
 
 _ROUNDING = 1e-12
 _NO_SPREAD = "no interval: one record, or no variation among records"
@@ -96,6 +99,16 @@ class Figure:
     def at_least(self, bound: float) -> Figure:
         """Return the figure with its interval cut at what the number cannot go below."""
         return self if self.low is None else replace(self, low=max(self.low, bound))
+
+    @property
+    def graded(self) -> float | None:
+        """What a grade goes by: the lower bound of the interval; None where nothing can be graded.
+
+        Where resampling the records never changes the value there is no interval, and the value stands.
+        """
+        if self.value is None or self.records < LEAST_GRADED:
+            return None
+        return self.value if self.low is None else self.low
 
     @property
     def excludes_zero(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -44,7 +45,7 @@ def findings(
         together: their consensus against people.
     """
     people = together if together is not None else (judges[0].calibration if judges else None)
-    found = [_completeness(counts), _retest(judges, counts.runs)]
+    found = [_completeness(counts), *_copies(counts), _retest(judges, counts.runs)]
     if panel is not None:
         found.append(_panel(panel))
     if people is not None:
@@ -77,13 +78,20 @@ def _completeness(counts: Counts) -> Finding:
     return Finding(level, "Scored", text)
 
 
+def _copies(counts: Counts) -> Iterator[Finding]:
+    if counts.copied_records:
+        are = "record is a copy" if counts.copied_records == 1 else "records are copies"
+        text = f"{counts.copied_records:,} of {counts.records:,} {are} of another: each counts once in every figure."
+        yield Finding("fair", "Copies", text)
+
+
 def _retest(judges: Sequence[JudgeTrust], runs: int) -> Finding:
     measured = [judge for judge in judges if judge.alpha.value is not None]
     if not measured:
         reason = judges[0].alpha.reason if judges else "no judge"
         hint = " Repeat each call, for instance with `-n 5`." if runs < 2 else ""
         return Finding("note", "Repeatability", f"Not measurable: {reason}.{hint}")
-    worst = min(measured, key=lambda judge: judge.alpha.value or 0.0)
+    worst = min(measured, key=lambda judge: (_sure(judge.alpha), judge.alpha.value or 0.0))
     name = f"{worst.model} is the least repeatable judge. " if len(measured) > 1 else ""
     return Finding(_grade(worst.alpha), "Repeatability", name + worst.alpha.sentence)
 
@@ -100,9 +108,8 @@ def _people(people: Calibration) -> Finding:
         return Finding(
             "note", "People", f"{text} Without it a judge may repeat itself perfectly and still be wrong."
         )
-    kappa = people.weighted_kappa.value
     # Landis and Koch 1977: substantial above 0.6, moderate above 0.4.
-    level: Level = "note" if kappa is None else "good" if kappa >= 0.6 else "fair" if kappa >= 0.4 else "bad"
+    level = _level(people.weighted_kappa, good=0.6, fair=0.4)
     return Finding(level, "People", f"{people.weighted_kappa.sentence} {people.bias.sentence}")
 
 
@@ -119,5 +126,14 @@ def _biases(judges: Sequence[JudgeTrust]) -> Iterator[Finding]:
 
 
 def _grade(alpha: Figure) -> Level:
-    value = alpha.value or 0.0
-    return "good" if value >= RELIABLE else "fair" if value >= TENTATIVE else "bad"
+    return _level(alpha, good=RELIABLE, fair=TENTATIVE)
+
+
+def _level(figure: Figure, *, good: float, fair: float) -> Level:
+    """Grade by what is sure of a figure; under too few records nothing is, which is news of neither kind."""
+    sure = figure.graded
+    return "note" if sure is None else "good" if sure >= good else "fair" if sure >= fair else "bad"
+
+
+def _sure(figure: Figure) -> float:
+    return -math.inf if figure.graded is None else figure.graded

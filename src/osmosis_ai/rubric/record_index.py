@@ -6,6 +6,8 @@ found before the first call is paid for.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +62,7 @@ class RecordIndex:
         human: the score people gave on that scale; NaN where there is none.
         bare_line: the first line whose record is nothing but its text; None when every one has more.
         ignored_labels: numeric ``label`` fields outside the scale, which cannot be scores.
+        copy_of: the place of the first record with the same text and the same of all else that a judge sees.
     """
 
     def __init__(self, path: Path, rules: RecordRules, bounds: tuple[float, float]) -> None:
@@ -72,6 +75,8 @@ class RecordIndex:
         self.lows, self.highs, self.human = array("d"), array("d"), array("d")
         self.bare_line: int | None = None
         self.ignored_labels = 0
+        self.copy_of = array("Q")
+        self._first_places: dict[bytes, int] = {}
         self._stamp = (0, 0)
 
     @classmethod
@@ -103,12 +108,18 @@ class RecordIndex:
             index._add(record)
             if record.index % 1000 == 0:
                 progress(record.index)
+        index._first_places.clear()
         index.digest = file_digest(path)
         index._require_unchanged()
         return index
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a record is a copy of another."""
+        return any(place != first for place, first in enumerate(self.copy_of))
 
     def records(self) -> Iterator[RubricRecord]:
         """Read the records again, one at a time.
@@ -131,6 +142,7 @@ class RecordIndex:
             )
         if self.bare_line is None and not (record.ground_truth or record.original_input or record.metadata):
             self.bare_line = record.line
+        self.copy_of.append(self._first_places.setdefault(_seen_by_judge(record), len(self)))
         self.labels.append(record.label)
         self.lengths.append(len(record.solution_str))
         self.lows.append(low)
@@ -158,6 +170,14 @@ class RecordIndex:
     def _require_unchanged(self) -> None:
         if _stamp(self.path) != self._stamp:
             raise ConflictError(f"'{self.path}' was changed while its records were being judged.")
+
+
+def _seen_by_judge(record: RubricRecord) -> bytes:
+    """Return a digest of what a judge sees of a record."""
+    bounds = (record.score_min, record.score_max)
+    seen = (record.solution_str, record.ground_truth, record.original_input, record.metadata, *bounds)
+    text = json.dumps(seen, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 A score is read from exactly one JSON object. Thoughts, fences and prose around it do not matter, nor does an
 object around it. Nothing is ever guessed: no score is made of a word, a boolean or a string, a list is no
-object, and several objects that name different scores are no score at all.
+object, and several objects that name different scores are no score at all, nor is one that names two.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ _MOST_STARTS = 500
 _DEEPEST_WRAPPING = 3
 _LONGEST_QUOTED = 120
 
+
+class _ScoredTwice(dict[str, Any]):
+    """An object that has the key ``score`` more than once, of which Python's own reader keeps the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = sum(key == "score" for key, _ in pairs) > 1
+    return _ScoredTwice(pairs) if twice else dict(pairs)
+
+
 # Python's own reader, but a line break within a string is let through: many models write them.
-_DECODER = json.JSONDecoder(strict=False)
+_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_object)
 _START = re.compile(r"[{\[]")
 _THOUGHTS = re.compile(r"<(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
@@ -101,6 +111,8 @@ def parse_reply(text: str) -> Verdict:
     holders = [holder for value in objects for holder in _holders(value, _DEEPEST_WRAPPING)]
     if not holders:
         raise _nothing_found(text, values, objects)
+    if any(isinstance(holder, _ScoredTwice) for holder in holders):
+        raise ReplyError("unparsable", "the reply's JSON object has 'score' more than once.", text=text)
     return _agreed([_verdict(holder, text) for holder in holders], text)
 
 
@@ -143,10 +155,10 @@ def _nothing_found(text: str, values: list[Any], objects: list[dict[str, Any]]) 
     return ReplyError("unparsable", f"the reply is not valid JSON: {_quoted(text)}.", text=text)
 
 
-def _holders(value: Mapping[str, Any], depth: int) -> Iterator[dict[str, Any]]:
+def _holders(value: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
     """Yield the outermost objects with a score: ``value`` itself, or those it wraps."""
     if "score" in value:
-        yield dict(value)
+        yield value
     elif depth:
         for inner in value.values():
             if isinstance(inner, dict):

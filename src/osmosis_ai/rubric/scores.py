@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class ScoreTable:
         lengths: (records,) characters of the scored text.
         presentations: one word per run that names the order in which the prompt quoted its blocks,
             when the runs differ in it; None when every call used the same order.
+        copy_of: (records,) the place of the first record that each is a copy of, its own where it is none; None
+            when no record is a copy.
 
     Raises:
         ValueError: when the shapes do not fit together, a score is infinite or outside the scale.
@@ -50,6 +52,7 @@ class ScoreTable:
     human: Floats = field(repr=False)
     lengths: Floats = field(repr=False)
     presentations: Sequence[str] | None = None
+    copy_of: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -80,6 +83,8 @@ class ScoreTable:
         for name in ("human", "lengths"):
             if getattr(self, name).shape != (records,):
                 raise ValueError(f"`{name}` must hold one value for each of the {records} records")
+        if self.copy_of is not None and len(self.copy_of) != records:
+            raise ValueError(f"`copy_of` must hold one place for each of the {records} records")
         if self.presentations is not None and len(self.presentations) != self.runs:
             raise ValueError(f"`presentations` must name the order of each of the {self.runs} runs")
 
@@ -97,6 +102,27 @@ class ScoreTable:
     def span(self) -> float:
         """The width of the scale."""
         return self.score_max - self.score_min
+
+    def distinct(self) -> ScoreTable:
+        """Return the table with one record of each group of copies: one that people scored, with most scores."""
+        import numpy as np
+
+        if self.copy_of is None:
+            return self
+        groups = np.asarray(self.copy_of, dtype=np.int64)
+        known = (~np.isnan(self.scores)).sum(axis=(1, 2))
+        # Sorted by group, the best of each group first; ties by place in the file.
+        order = np.lexsort((-known, np.isnan(self.human), groups))
+        _, first = np.unique(groups[order], return_index=True)
+        kept = np.sort(order[first])
+        return replace(
+            self,
+            labels=[self.labels[place] for place in kept],
+            scores=self.scores[kept],
+            human=self.human[kept],
+            lengths=self.lengths[kept],
+            copy_of=None,
+        )
 
     def model_means(self) -> Floats:
         """Return (records, models): each model's mean over its runs; NaN where it scored none."""

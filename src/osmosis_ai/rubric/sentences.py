@@ -3,8 +3,9 @@
 Words of judgement follow published bars, and only those: Krippendorff 2004, "Content Analysis",
 p. 241 for alpha (0.8 to rely on, 0.667 for tentative conclusions); Koo and Li 2016, "A Guideline of
 Selecting and Reporting Intraclass Correlation Coefficients" for intraclass correlations; Landis and
-Koch 1977, "The Measurement of Observer Agreement for Categorical Data" for kappa. An effect is
-stated as one only when its interval excludes zero.
+Koch 1977, "The Measurement of Observer Agreement for Categorical Data" for kappa. What is
+graded is the lower bound of the interval, not the point, and nothing under 20 records. An effect is stated as
+one only when its interval excludes zero.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from osmosis_ai.rubric.agreement import Intraclass
 from osmosis_ai.rubric.biases import LengthBias
 from osmosis_ai.rubric.calibration import Bin, Calibration
-from osmosis_ai.rubric.figure import Figure
+from osmosis_ai.rubric.figure import LEAST_GRADED, Figure
 from osmosis_ai.rubric.panel import LeftOut, Pair, Panel
 from osmosis_ai.rubric.spread import Spread
 
@@ -75,7 +76,7 @@ class Wording:
 
     def retest_alpha(self, figure: Figure) -> Figure:
         """Word Krippendorff's alpha over repeated calls."""
-        text = f"Repeated calls {alpha_word(figure.value)}: Krippendorff's alpha {_coefficient(figure)}"
+        text = f"Repeated calls {alpha_word(figure)}: Krippendorff's alpha {_coefficient(figure)}"
         return figure.saying(f"{text}, over {_over(figure)}; 1 is perfect agreement, 0 is chance.")
 
     def ordinal_alpha(self, figure: Figure) -> Figure:
@@ -88,11 +89,11 @@ class Wording:
         single, average = retest.single, retest.average
         return Intraclass(
             single.saying(
-                f"A single call is {icc_word(single.value)}: ICC(1,1) {_coefficient(single)}, the share of the "
+                f"A single call is {icc_word(single)}: ICC(1,1) {_coefficient(single)}, the share of the "
                 f"variance of scores that lies between records, over {_over(single)}."
             ),
             average.saying(
-                f"The mean of {self.runs} runs is {icc_word(average.value)}: ICC(1,{self.runs}) "
+                f"The mean of {self.runs} runs is {icc_word(average)}: ICC(1,{self.runs}) "
                 f"{_coefficient(average)}, over {_over(average)}."
             ),
         )
@@ -113,11 +114,11 @@ class Wording:
                 f"{_coefficient(found.spearman)}, over {_number(found.spearman.records, 'record')}."
             ),
             kappa=kappa.saying(
-                f"On {categories}, agreement beyond chance is {kappa_word(kappa.value)}: Cohen's kappa "
+                f"On {categories}, agreement beyond chance is {kappa_word(kappa)}: Cohen's kappa "
                 f"{_coefficient(kappa)}, over {over}."
             ),
             weighted_kappa=weighted.saying(
-                f"With near misses counted as such, agreement is {kappa_word(weighted.value)}: quadratic-weighted "
+                f"With near misses counted as such, agreement is {kappa_word(weighted)}: quadratic-weighted "
                 f"kappa {_coefficient(weighted)}, over {over}."
             ),
             exact=found.exact.saying(
@@ -175,7 +176,7 @@ class Wording:
         return replace(
             panel,
             alpha=alpha.saying(
-                f"The {judges} judges {alpha_word(alpha.value)}: Krippendorff's alpha {_coefficient(alpha)}, over "
+                f"The {judges} judges {alpha_word(alpha)}: Krippendorff's alpha {_coefficient(alpha)}, over "
                 f"{_number(alpha.records, 'record')} scored by at least two of them."
             ),
             alpha_ordinal=self.ordinal_alpha(panel.alpha_ordinal),
@@ -238,7 +239,7 @@ class Wording:
 
     def _icc(self, figure: Figure, subject: str, name: str) -> Figure:
         over = f"over {_number(figure.records, 'record')} that every judge scored"
-        return figure.saying(f"{subject}: {icc_word(figure.value)}, {name} {_coefficient(figure)}, {over}.")
+        return figure.saying(f"{subject}: {icc_word(figure)}, {name} {_coefficient(figure)}, {over}.")
 
     def _bin(self, place: Bin, who: str) -> Bin:
         over = _number(place.bias.records, "record")
@@ -264,8 +265,8 @@ class Wording:
         return f" (95 % interval {self.points(figure.low)} to {self.points(figure.high)})"
 
 
-def alpha_word(alpha: float | None) -> str:
-    """Return what Krippendorff's alpha allows (Krippendorff 2004, p. 241)."""
+def alpha_word(alpha: Figure) -> str:
+    """Return what Krippendorff's alpha surely allows (Krippendorff 2004, p. 241)."""
     return _graded(
         alpha,
         (TENTATIVE, RELIABLE),
@@ -273,8 +274,8 @@ def alpha_word(alpha: float | None) -> str:
     )
 
 
-def icc_word(icc: float | None) -> str:
-    """Return the grade of an intraclass correlation (Koo and Li 2016)."""
+def icc_word(icc: Figure) -> str:
+    """Return the least grade of an intraclass correlation (Koo and Li 2016 take the interval, too)."""
     words = (
         "of poor reliability",
         "of moderate reliability",
@@ -284,8 +285,8 @@ def icc_word(icc: float | None) -> str:
     return _graded(icc, (0.5, 0.75, 0.9), words)
 
 
-def kappa_word(kappa: float | None) -> str:
-    """Return the grade of a kappa (Landis and Koch 1977)."""
+def kappa_word(kappa: Figure) -> str:
+    """Return the least grade of a kappa (Landis and Koch 1977)."""
     words = ("poor", "slight", "fair", "moderate", "substantial", "almost perfect")
     return _graded(kappa, (0.0, 0.2, 0.4, 0.6, 0.8), words)
 
@@ -295,8 +296,10 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share * 100:.3g} %"
 
 
-def _graded(value: float | None, bars: Sequence[float], words: Sequence[str]) -> str:
-    return words[bisect_right(bars, value)] if value is not None else "cannot be told"
+def _graded(figure: Figure, bars: Sequence[float], words: Sequence[str]) -> str:
+    if figure.graded is None:
+        return f"not graded (too few records, under {LEAST_GRADED})"
+    return words[bisect_right(bars, figure.graded)]
 
 
 def _effect(figure: Figure, subject: str) -> str:

@@ -100,6 +100,7 @@ class SessionResult:
             human=human,
             lengths=np.asarray(self.index.lengths, dtype=np.float64),
             presentations=self.spec.presentations,
+            copy_of=self.index.copy_of if self.index.has_copies else None,
         )
 
     def records(self) -> Iterator[JudgedRecord]:

@@ -39,6 +39,7 @@ class Counts:
         scored_records: records with at least one score.
         complete_records: records that every model scored in every run.
         labelled_records: records that carry a score given by people.
+        copied_records: records that are copies of another; the figures are taken over one of each.
     """
 
     records: int
@@ -51,6 +52,7 @@ class Counts:
     scored_records: int
     complete_records: int
     labelled_records: int
+    copied_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +152,14 @@ def trust_report(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) ->
         pending_calls: how many of the calls without a score were not made.
     """
     wording = Wording(table.score_min, table.score_max, table.runs)
-    judges = tuple(_judge(table, place, wording, seed) for place in range(len(table.models)))
-    panel = measure_panel(table, seed=seed)
+    # Copies are one draw, and a record that stands thrice is no more evidence than one that stands once.
+    units = table.distinct()
+    judges = tuple(_judge(units, place, wording, seed) for place in range(len(table.models)))
+    panel = measure_panel(units, seed=seed)
     together = None
     if panel is not None:
         panel = wording.panel(panel)
-        together = wording.calibration(_against_people(table, table.consensus(), seed), "the panel")
+        together = wording.calibration(_against_people(units, units.consensus(), seed), "the panel")
     counts = _counts(table, pending_calls)
     return TrustReport(
         score_min=table.score_min,
@@ -189,6 +193,7 @@ def _counts(table: ScoreTable, pending: int) -> Counts:
         scored_records=int(known.any(axis=(1, 2)).sum()),
         complete_records=int(known.all(axis=(1, 2)).sum()),
         labelled_records=int((~np.isnan(table.human)).sum()),
+        copied_records=table.records - table.distinct().records,
     )
 
 

@@ -165,7 +165,7 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
         yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
     if rate is not None:
-        over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}, each row weighing the same"
+        over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}"
         label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
         yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
     for k, estimate in estimates.pass_at_k.items():

@@ -14,6 +14,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
+from osmosis_ai.platform.gitsync.mirror_lock import only_one
 from osmosis_ai.platform.gitsync.remote import SyncError
 from tests.platform.gitsync.repositories import Repository, Source
 
@@ -447,3 +448,34 @@ def test_a_removed_mirror_is_gone_and_can_come_back(mirrors: MirrorStore, reposi
     with pytest.raises(SyncError, match="was not fetched yet"):
         mirrors.head(repository.source)
     assert mirrors.sync(repository.source, max_age_s=600).sha == sha
+
+
+def test_locks_that_a_killed_git_has_left_do_not_stop_the_next_sync(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+    sha = repository.commit("b")
+    mirror = mirrors.root / f"{repository.source.id}.git"
+    for left in ("packed-refs.lock", "HEAD.lock", "refs/heads/main.lock"):
+        (mirror / left).touch()
+    assert mirrors.sync(repository.source).sha == sha
+    assert list(mirror.rglob("*.lock")) == []
+
+
+def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
+    mirrors: MirrorStore, repository: Repository
+) -> None:
+    repository.commit("a")
+    mirrors.sync(repository.source)
+    path = mirrors.root / f"{repository.source.id}.lock"
+    with only_one(path, timeout_s=5) as lock:
+        orphan = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+    try:
+        with pytest.raises(TimeoutError), only_one(path, timeout_s=0):
+            pass
+    finally:
+        orphan.kill()
+        orphan.wait()
+    with only_one(path, timeout_s=0):
+        pass

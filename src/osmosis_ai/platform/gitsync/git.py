@@ -90,6 +90,7 @@ class Git:
         *,
         timeout_s: float = LOCAL_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
+        keep_open: Sequence[int] = (),
     ) -> GitResult:
         """Run one command to its end, whatever its exit status.
 
@@ -97,11 +98,13 @@ class Git:
             arguments: the subcommand and its arguments.
             timeout_s: seconds after which it is ended.
             environment: more variables for it.
+            keep_open: descriptors of this process that it inherits.
 
         Raises:
             GitError: when it takes longer, Git is not installed, or the platform is stopping.
         """
-        with self._started(arguments, environment or {}, stdin=subprocess.DEVNULL) as process:
+        started = self._started(arguments, environment or {}, stdin=subprocess.DEVNULL, keep_open=keep_open)
+        with started as process:
             try:
                 output, errors = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -143,6 +146,7 @@ class Git:
         *,
         stdin: int,
         stderr: int = subprocess.PIPE,
+        keep_open: Sequence[int] = (),
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start Git in a process group of its own; when the block ends, the whole group does."""
         with self._lock:
@@ -156,6 +160,7 @@ class Git:
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
+                    pass_fds=keep_open,
                     start_new_session=True,
                 )
             except FileNotFoundError:

@@ -22,6 +22,7 @@ from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.gitsync.export import ExportedTree, export_commit
 from osmosis_ai.platform.gitsync.git import Git, GitError
+from osmosis_ai.platform.gitsync.mirror_lock import only_one, remove_stale_locks
 from osmosis_ai.platform.gitsync.remote import QUERY_TIMEOUT_S, Remote, RemoteRefs, SyncError
 from osmosis_ai.platform.gitsync.rollouts import RolloutEntry, find_rollouts
 from osmosis_ai.platform.gitsync.tree import REGULAR, list_tree, read_objects
@@ -118,15 +119,16 @@ class MirrorStore:
             SyncError: when the repository cannot be fetched; the mirror is as it was before.
         """
         mirror = self._path(repository)
-        with self._only_one(repository):
+        with self._only_one(repository) as lock:
             if max_age_s > 0 and _age_s(mirror) <= max_age_s:
                 return self.head(repository)
             remote = self._remote(repository)
             refs = remote.refs()
             if mirror.is_dir():
-                self._fetch(remote, mirror, refs)
+                remove_stale_locks(mirror)
+                self._fetch(remote, mirror, refs, lock)
             else:
-                self._clone(remote, mirror, refs)
+                self._clone(remote, mirror, refs, lock)
             (mirror / _STAMP).touch()
         return self.head(repository)
 
@@ -293,34 +295,32 @@ class MirrorStore:
         return result.output.decode("utf-8", "surrogateescape")
 
     @contextlib.contextmanager
-    def _only_one(self, repository: RepositorySource) -> Iterator[None]:
-        from filelock import FileLock, Timeout
-
+    def _only_one(self, repository: RepositorySource) -> Iterator[int]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._path(repository).with_suffix(".lock")
         try:
-            with FileLock(lock, timeout=self._fetch_timeout_s + QUERY_TIMEOUT_S, mode=0o600):
-                yield
-        except Timeout:
+            with only_one(lock, timeout_s=self._fetch_timeout_s + QUERY_TIMEOUT_S) as descriptor:
+                yield descriptor
+        except TimeoutError:
             raise SyncError(
                 f"another process has been fetching {repository.identity} for too long."
             ) from None
 
-    def _clone(self, remote: Remote, mirror: Path, refs: RemoteRefs) -> None:
+    def _clone(self, remote: Remote, mirror: Path, refs: RemoteRefs, lock: int) -> None:
         for leftover in self.root.glob(f".{mirror.name}.*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{mirror.name}.", suffix=".partial", dir=self.root))
         try:
             self._read(partial, "init", "--bare", "--quiet", "--template=", "--", str(partial))
-            self._fetch(remote, partial, refs)
+            self._fetch(remote, partial, refs, lock)
             partial.rename(mirror)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
 
-    def _fetch(self, remote: Remote, mirror: Path, refs: RemoteRefs) -> None:
+    def _fetch(self, remote: Remote, mirror: Path, refs: RemoteRefs, lock: int) -> None:
         if refs.commits != self._known_refs(mirror):
-            remote.fetch(mirror, timeout_s=self._fetch_timeout_s)
+            remote.fetch(mirror, timeout_s=self._fetch_timeout_s, lock=lock)
         if refs.default:
             self._read(mirror, "symbolic-ref", "HEAD", refs.default)
 

@@ -95,8 +95,13 @@ class Remote:
                 commits[name] = value
         return RemoteRefs(commits, head if head in commits else _likely_default(commits, head_commit))
 
-    def fetch(self, mirror: Path, *, timeout_s: float) -> None:
+    def fetch(self, mirror: Path, *, timeout_s: float, lock: int) -> None:
         """Make the branches and tags of ``mirror`` those of the repository.
+
+        Args:
+            mirror: the bare repository.
+            timeout_s: how long it may take.
+            lock: the descriptor that holds the mirror's lock; Git holds it, too, as long as it lives.
 
         Raises:
             SyncError: when it cannot be fetched.
@@ -104,12 +109,16 @@ class Remote:
         options = ["--quiet", "--prune", "--force", "--no-tags", "--no-write-fetch-head"]
         # A checkout that was itself cloned without its history can be connected as well.
         options += ["--no-recurse-submodules", "--update-shallow"]
-        self._run([f"--git-dir={mirror}", "fetch", *options, "--", self.url.address, *_REFSPECS], timeout_s)
+        self._run(
+            [f"--git-dir={mirror}", "fetch", *options, "--", self.url.address, *_REFSPECS], timeout_s, lock
+        )
 
-    def _run(self, arguments: list[str], timeout_s: float) -> GitResult:
+    def _run(self, arguments: list[str], timeout_s: float, *keep_open: int) -> GitResult:
         shown = f"{self._identity} cannot be fetched from {self.url.address}"
         try:
-            result = self._git.run(arguments, timeout_s=timeout_s, environment=self._environment())
+            result = self._git.run(
+                arguments, timeout_s=timeout_s, environment=self._environment(), keep_open=keep_open
+            )
         except GitError as error:
             raise SyncError(f"{shown}: {error.message}") from None
         if result.exit_status != 0:

@@ -39,6 +39,26 @@ async def test_a_declared_retry_of_an_answered_call_gets_the_same_answer(world: 
     assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
 
 
+def test_a_call_that_its_only_client_left_is_said_to_be_cut_off_and_one_that_was_retried_is_not() -> None:
+    class Connection(asyncio.BaseTransport):
+        open = True
+
+        def is_closing(self) -> bool:
+            return not self.open
+
+    calls = call_record.RolloutCalls()
+    assert (calls.usage("m").requests, calls.usage("m").cut_off_since) == (0, None)
+    first, second = Connection(), Connection()
+    call = calls.begin(b"digest")
+    call.delivery(first)
+    assert (calls.usage("m").requests, calls.usage("m").cut_off_since) == (1, None)
+    first.open = False
+    assert calls.usage("m").cut_off_since == call.began
+    call.delivery(second).completed()
+    second.open = False
+    assert calls.usage("m").cut_off_since is None, "it had its answer before it left"
+
+
 async def test_the_same_request_without_a_sign_of_a_retry_is_a_new_call(world: BridgeWorld) -> None:
     number_the_answers(world)
     assert await world.content(retry_count=0) == "answer-1"

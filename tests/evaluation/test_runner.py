@@ -16,6 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.machine import MachineWatch
 from osmosis_ai.evaluation.manifest import ResumeRefusedError
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import LocalEvalRunner
@@ -25,7 +26,7 @@ from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
-from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.evaluation.rollouts import LATE_AGENT, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
 pytestmark = pytest.mark.e2e
@@ -217,6 +218,68 @@ async def test_a_row_that_failed_on_its_model_is_the_providers_failure(world: Wo
     assert [(record["row_index"], record["boundary"]) for record in failed] == [(1, "provider")]
     assert "refuses to talk about two" in failed[0]["error"]
     assert world.metrics()["estimates"]["counts"]["infrastructure_failures"] == 1
+
+
+def say_when_asked(body: Mapping[str, Any]) -> Reply:
+    """Leave the file that a prompt of the late agent names."""
+    _, _, path = body["messages"][-1]["content"].partition(": ")
+    if path:
+        Path(path).touch()
+    return Reply(latency_s=0.0 if body["messages"][-1]["content"].startswith("never") else 1.0)
+
+
+async def test_what_a_late_machine_lost_is_made_again_and_counted_apart(world: World, tmp_path: Path) -> None:
+    write_rollout(world.rollout_dir, LATE_AGENT)
+    world.model.respond = say_when_asked
+    write_rows(
+        world.rows,
+        [
+            f"cut off: {tmp_path}/1",
+            f"never heard once: {tmp_path}/2",
+            f"always cut off: {tmp_path}/3",
+            "on time",
+        ],
+    )
+    # One at a time: what one stands still for is no other's lateness.
+    summary = await world.run(options={"max_in_flight": 1})
+
+    records = [record for _, record in sorted((record["row_index"], record) for record in world.records())]
+    assert [record["status"] for record in records] == ["success", "success", "failed", "success"]
+    assert [record.get("lost_attempts") for record in records] == [1, 1, 2, None]
+    assert (records[2]["error_type"], records[2]["boundary"]) == ("timeout", "rollout_server")
+    assert "cut off 3 times while this machine was late" in records[2]["error"]
+    counts = world.metrics()["estimates"]["counts"]
+    assert (counts["scored"], counts["lost_attempts"], counts["infrastructure_failures"]) == (3, 4, 1)
+    assert summary.dispatched == 8
+    log = (world.directory / "logs.txt").read_text()
+    assert log.count("its model call was cut off by its client while this machine was late") == 3
+    assert log.count("its model call never arrived while this machine was late") == 1
+
+
+async def test_a_client_that_gives_up_on_a_slow_model_is_the_agents_failure(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_time(watch: MachineWatch, since: float) -> bool:
+        return False
+
+    # What else this machine does must not matter here.
+    monkeypatch.setattr(MachineWatch, "was_late", on_time)
+    write_rollout(world.rollout_dir, LATE_AGENT)
+    world.model.respond = say_when_asked
+    write_rows(world.rows, [f"impatient: {tmp_path}/1"])
+    await world.run()
+    (record,) = world.records()
+    assert (record["status"], record["error_type"], record["boundary"]) == ("failed", "timeout", "agent")
+    assert record["error"] == "no answer in time"
+    assert "lost_attempts" not in record
+
+
+async def test_the_result_says_what_held_the_run_back(world: World) -> None:
+    world.model.latency_s = 0.5
+    await world.run()
+    limited = world.metrics()["estimates"]["limited_by"]
+    assert limited["most"] in ("provider", "this_machine")
+    assert limited["provider"] + limited["rate_limit"] + limited["this_machine"] == pytest.approx(1, abs=1e-3)
 
 
 async def test_a_key_that_is_refused_ends_the_run_before_the_first_row_in_the_providers_words(

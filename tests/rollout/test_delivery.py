@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from osmosis_ai.rollout import LocalBackend
 from osmosis_ai.rollout.server import app
-from osmosis_ai.rollout.server.courier import ATTEMPTS, PATIENCE_S, Courier, DeliveryError
+from osmosis_ai.rollout.server.courier import ATTEMPTS, PATIENCE_S, PROBE_S, Courier, DeliveryError
 
 from .world import Controller, ExactMatch, SayOk, serving
 
@@ -118,6 +119,57 @@ async def test_a_controller_that_is_down_is_waited_for(courier: Courier, time: T
 
     with pytest.raises(DeliveryError, match="in 3 tries"):
         await courier.deliver(url, b"{}", None, attempts=3)
+
+
+async def test_copies_of_callbacks_never_outnumber_first_tries_at_a_controller_that_is_late(
+    courier: Courier, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: set[bytes] = set()
+    copies = 0
+    most_copies_of = 0.0
+    waits: list[float] = []
+
+    async def silence(url: str, body: bytes, headers: object) -> tuple[int | None, bytes, str, float, bool]:
+        nonlocal copies, most_copies_of
+        copies += body in first
+        first.add(body)
+        most_copies_of = max(most_copies_of, copies / len(first))
+        if len(first) > 40:
+            return 200, b"{}", "", 0.0, False
+        await time.sleep(courier._timeout_s)
+        waits.append(courier._timeout_s)
+        return None, b"", "TimeoutError()", 0.0, True
+
+    monkeypatch.setattr(courier, "_post", silence)
+    late = [asyncio.create_task(courier.deliver("u", b"%d" % index, None)) for index in range(20)]
+    for _ in range(400):
+        await asyncio.sleep(0)
+    assert len(first) == 20
+    assert copies >= 20, "each may be sent again, once for each first try"
+    probes = time.now / PROBE_S + 1
+    assert copies <= 20 + probes
+    # Work that comes in makes room for copies again, and then the controller has caught up.
+    more = [asyncio.create_task(courier.deliver("u", b"%d" % index, None)) for index in range(20, 60)]
+    await asyncio.gather(*late, *more)
+    assert most_copies_of <= 1 + probes / 20
+
+
+async def test_an_answer_that_is_late_is_waited_for_twice_as_long_the_next_time(
+    courier: Courier, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    class Late:
+        def post(self, url: str, *, timeout: aiohttp.ClientTimeout, **_: Any) -> Any:
+            assert timeout.sock_read is not None
+            tried.append(timeout.sock_read)
+            raise asyncio.TimeoutError
+
+    monkeypatch.setattr(courier, "_open", Late)
+    with pytest.raises(DeliveryError):
+        await courier.deliver("http://controller/x", b"{}", None, patience_s=PATIENCE_S)
+    assert tried[:5] == [10.0, 20.0, 40.0, 80.0, 160.0]
+    assert set(tried[5:]) <= {160.0}
 
 
 async def test_an_outage_longer_than_the_first_tries_costs_no_reward(

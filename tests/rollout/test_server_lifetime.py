@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,11 +70,16 @@ class TestStatusAndCancellation:
 
 
 class TestHealth:
-    async def test_health_is_the_backends(self) -> None:
+    async def test_health_is_the_backends_and_how_late_the_process_is(self) -> None:
         async with serving(LocalBackend(workflow=SayOk)) as client:
-            reply = await client.get("/health")
+            told = (await client.get("/health")).json()
+            time.sleep(0.4)  # noqa: ASYNC251 - it is this that is told
+            late = (await client.get("/health")).json()["event_loop"]
 
-        assert reply.json() == {
+        assert set(told.pop("event_loop")) == set(late) == {"lag_ms", "busy", "late_ago_ms"}
+        assert late["lag_ms"] >= 250
+        assert late["late_ago_ms"] is not None
+        assert told == {
             "status": "ok",
             "concurrency": {"max_concurrent": 4, "queued": 0, "running": 0},
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ class RolloutUsage:
         total_tokens: the provider's totals.
         cost_usd: the cost of all calls; None as soon as the cost of one is not known.
         model_latency_s: how long each call took at the provider, in seconds.
+        requests: calls that arrived here at all, whatever became of them.
+        cut_off_since: when the first call began whose client went away before it had its answer, in
+            seconds of the monotonic clock; None when no client did.
         last_error: the failure of the latest call, None when it was answered.
         report: the trajectory report for the acknowledgement of a callback; None without calls.
     """
@@ -44,6 +48,8 @@ class RolloutUsage:
     total_tokens: int = 0
     cost_usd: float | None = 0.0
     model_latency_s: list[float] = field(default_factory=list)
+    requests: int = 0
+    cut_off_since: float | None = None
     last_error: ModelCallError | None = None
     report: dict[str, Any] | None = None
 
@@ -129,6 +135,7 @@ class Call:
     def __init__(self, index: int, digest: bytes) -> None:
         self.index = index
         self.digest = digest
+        self.began = time.monotonic()
         self.answer = Answer()
         self.task: asyncio.Task[None] | None = None
         self._deliveries: list[Delivery] = []
@@ -143,6 +150,11 @@ class Call:
     def failed(self) -> bool:
         """Whether it ended in an error: nothing was sampled, asking again is a new call."""
         return self.answer.error is not None
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether there were clients, and none of them stayed for its answer."""
+        return bool(self._deliveries) and self.abandoned
 
     @property
     def abandoned(self) -> bool:
@@ -265,7 +277,9 @@ class RolloutCalls:
 
     def usage(self, model: str) -> RolloutUsage:
         """Add everything up."""
-        total = RolloutUsage(calls=len(self._metrics))
+        total = RolloutUsage(calls=len(self._metrics), requests=self._next_index)
+        cut_off = (call.began for calls in self._by_digest.values() for call in calls if call.cut_off)
+        total.cut_off_since = min(cut_off, default=None)
         if self._last_failure is not None and self._last_failure[0] > self._last_answered:
             total.last_error = self._last_failure[1]
         ordered = [self._metrics[index] for index in sorted(self._metrics)]

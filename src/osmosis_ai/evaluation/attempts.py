@@ -13,7 +13,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,13 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.classify import Verdict, classify, rejected
 from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.overload import (
+    MAX_OVERLOADS,
+    OverloadedError,
+    blame_machine,
+    overloaded,
+    suspected_since,
+)
 from osmosis_ai.evaluation.pending import WorkItem
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.rollout_host import AttemptLostError, RolloutHost
@@ -59,6 +66,7 @@ class _Flight:
     usage: RolloutUsage | None = None
     recording: asyncio.Task[Mapping[str, Any]] | None = None
     given_up: bool = False
+    overloaded: OverloadedError | None = None
 
 
 class AttemptRunner:
@@ -71,6 +79,7 @@ class AttemptRunner:
 
     Attributes:
         host: runs the rollouts; to be set before the first attempt.
+        was_late: tells whether this machine was late at any time since a moment of the monotonic clock.
         dispatched: attempts started.
         cancelled: ids of the rollouts that were cancelled with the run.
     """
@@ -93,6 +102,7 @@ class AttemptRunner:
         self._on_fault = on_fault
         self._flights: dict[str, _Flight] = {}
         self.host: RolloutHost | None = None
+        self.was_late: Callable[[float], Awaitable[bool]] = _never
         self._counted, self._counted_at = NOTHING, -math.inf
         # (source row, run) of attempts that went down with their server, and how often. Those come first
         # again, so there are never many.
@@ -118,7 +128,8 @@ class AttemptRunner:
             loss = await self._drive(flight)
             if flight.recording is None:
                 flight.given_up = True
-                self._note_loss(item, loss or AttemptLostError("its server reported no result", death=None))
+                missing = AttemptLostError("its server reported no result", death=None)
+                self._note_loss(item, flight.overloaded or loss or missing)
                 return False
             await asyncio.shield(flight.recording)
             self._deaths.pop((item.row.source_row_index, item.run_index), None)
@@ -143,8 +154,15 @@ class AttemptRunner:
         if flight.given_up:
             return {"ok": True}
         usage = self._close_endpoint(flight)
+        late = await self._was_late_for(flight, terminal, usage)
+        if late and flight.item.overloads < MAX_OVERLOADS:
+            flight.overloaded, flight.given_up = overloaded(usage), True
+        if flight.given_up:
+            return {"ok": True}
         expects_trajectory = terminal.grader is not None and terminal.grader.sample is not None
         verdict = classify(terminal, usage.last_error)
+        if late and usage.requests:
+            verdict = blame_machine(verdict, times=flight.item.overloads + 1)
         return await self._record(flight, verdict, usage, expects_trajectory=expects_trajectory)
 
     def acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
@@ -196,8 +214,23 @@ class AttemptRunner:
             )
         return None
 
+    async def _was_late_for(
+        self, flight: _Flight, terminal: TerminalCallbackResult, usage: RolloutUsage
+    ) -> bool:
+        """Whether this machine, being late, explains the attempt's failure."""
+        since = suspected_since(
+            terminal,
+            usage,
+            started=flight.started,
+            ended=time.monotonic(),
+            agent_timeout_s=self._spec.agent_timeout_sec,
+        )
+        return since is not None and await self.was_late(since)
+
     def _note_loss(self, item: WorkItem, loss: AttemptLostError) -> None:
-        item.losses += 1
+        overload = isinstance(loss, OverloadedError)
+        item.overloads += overload
+        item.losses += not overload
         if loss.death is not None:
             self._deaths[item.row.source_row_index, item.run_index] += 1
         self._state.log.write(
@@ -206,7 +239,7 @@ class AttemptRunner:
             level="WARNING",
             row_index=item.row_index,
             run_index=item.run_index,
-            losses=item.losses,
+            losses=item.losses + item.overloads,
         )
         if item.losses > MAX_LOSSES:
             raise self._lost_too_often(item, loss)
@@ -275,7 +308,7 @@ class AttemptRunner:
             completion_tokens=usage.completion_tokens if called else None,
             cost_usd=usage.cost_usd if called else None,
             model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
-            lost_attempts=flight.item.losses or None,
+            lost_attempts=(flight.item.losses + flight.item.overloads) or None,
             row_digest=flight.item.row_digest,
         )
 
@@ -295,6 +328,10 @@ class AttemptRunner:
             del self._flights[flight.rollout_id]
         else:
             flight.recording.add_done_callback(lambda _: self._flights.pop(flight.rollout_id, None))
+
+
+async def _never(_since: float) -> bool:
+    return False
 
 
 def _acknowledgement(usage: RolloutUsage) -> dict[str, Any]:

@@ -32,6 +32,7 @@ CATEGORIES: dict[str, str] = {
     "server_error": "the provider, or the rollout's server, failed",
     "bad_reply": "what came back is not what was asked for",
     "timeout": "it took longer than it may",
+    "overloaded": "the machine was too late for the attempt's model calls, every time",
     "exception": "the code raised an exception",
     "invalid_value": "the code gave a value that is not allowed",
     "nothing_to_grade": "the agent left nothing that could be graded",

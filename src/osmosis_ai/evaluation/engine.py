@@ -42,7 +42,7 @@ class Dispatcher(Generic[Item]):
     Args:
         items: the stream; read item by item, when one can start.
         attempt: returns whether the item is finished; False gives it back. What it raises is a fault.
-        limit: attempts in flight at most.
+        limit: attempts in flight at most; :meth:`narrow` lets fewer start for a while.
         gate: asked before each start; a reason closes the gate for good.
     """
 
@@ -57,7 +57,9 @@ class Dispatcher(Generic[Item]):
         self._items = items
         self._attempt = attempt
         self._limit = limit
+        self._allowed = limit
         self._gate = gate
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._returned: deque[Item] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._stop: Stop | None = None
@@ -76,6 +78,11 @@ class Dispatcher(Generic[Item]):
             await asyncio.gather(*self._workers, return_exceptions=True)
         return self._stop
 
+    def narrow(self, allowed: int) -> None:
+        """Start no attempt while ``allowed`` or more are in flight; what is in flight goes on."""
+        self._allowed = max(1, min(allowed, self._limit))
+        self._admit()
+
     def halt(self, stop: Stop) -> None:
         """Start nothing more and cancel what is in flight; the first reason stands."""
         if self._stop is None or self._stop.kind == "budget":
@@ -88,6 +95,7 @@ class Dispatcher(Generic[Item]):
     async def _work(self) -> None:
         while True:
             try:
+                await self._room()
                 item = self._next()
                 if item is None:
                     return
@@ -101,6 +109,23 @@ class Dispatcher(Generic[Item]):
             except Exception as error:  # whatever went wrong here is no result of the item
                 self.halt(Stop("fault", str(error) or type(error).__name__, error))
                 return
+            finally:
+                self._admit()
+
+    async def _room(self) -> None:
+        while self.in_flight >= self._allowed:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+
+    def _admit(self) -> None:
+        """Wake as many workers as may start; one that finds nothing left to do wakes the next."""
+        for _ in range(self._allowed - self.in_flight):
+            while self._waiting and self._waiting[0].done():
+                self._waiting.popleft()
+            if not self._waiting:
+                return
+            self._waiting.popleft().set_result(None)
 
     def _next(self) -> Item | None:
         if self._stop is not None:

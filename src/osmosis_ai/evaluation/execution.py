@@ -19,12 +19,15 @@ from osmosis_ai.evaluation.concurrency import choose_limit
 from osmosis_ai.evaluation.engine import Dispatcher, Stop
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.machine import MachineWatch
+from osmosis_ai.evaluation.pace import Pace
 from osmosis_ai.evaluation.pending import WorkItem, pending_items
 from osmosis_ai.evaluation.rollout_host import RolloutHost
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
 from osmosis_ai.evaluation.unwinding import wait_until_unwound
+from osmosis_ai.event_loop import LoopLag, LoopState
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.http_driver import HttpRolloutDriver
@@ -87,6 +90,7 @@ class Execution:
         self._dispatcher: Dispatcher[WorkItem] | None = None
         self._task: asyncio.Task[Stop | None] | None = None
         self._interrupted = False
+        self._told_late = False
         self.attempts: AttemptRunner | None = None
         self.limit = 0
 
@@ -139,7 +143,7 @@ class Execution:
             self._log("server", "the rollout's server is healthy", capacity=host.capacity)
             assert self.attempts is not None
             self.attempts.host = host
-            stop = await self._dispatch(host, self.attempts)
+            stop = await self._dispatch(stack, host, client, self.attempts)
             if "seed" in client.snapshot().refused_parameters:
                 self._note("the model's endpoint takes no seed: running this again will give other samples.")
             return stop
@@ -241,7 +245,9 @@ class Execution:
             health_timeout_s=health_timeout(self._job.environ),
         )
 
-    async def _dispatch(self, host: RolloutHost, attempts: AttemptRunner) -> Stop | None:
+    async def _dispatch(
+        self, stack: AsyncExitStack, host: RolloutHost, client: ModelClient, attempts: AttemptRunner
+    ) -> Stop | None:
         job, state = self._job, self._state
         wished = choose_limit(
             max_in_flight=job.options.max_in_flight, batch_size=job.spec.batch_size, capacity=host.capacity
@@ -261,16 +267,58 @@ class Execution:
         )
         if self._interrupted:
             return INTERRUPTED
+        pace = Pace(self.limit)
+        watch = self._watch_machine(stack, host, client, pace)
+        attempts.was_late, state.limited_by = watch.was_late, watch.limited_by
+        following = asyncio.create_task(
+            watch.watch(in_flight=lambda: self.in_flight, changed=lambda: self._follow(pace))
+        )
         state.projector.start()
         try:
             stop = await self._dispatcher.run()
         finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             await attempts.settle()
         if stop is not None and attempts.cancelled and host.base_url is not None:
             await self._unwind(host.base_url, attempts.cancelled)
         patience_s = _LAST_COPIES_WAIT_S if stop is None or stop.kind == "budget" else 0.0
         await asyncio.to_thread(state.projector.stop, patience_s=patience_s)
         return stop
+
+    def _watch_machine(
+        self, stack: AsyncExitStack, host: RolloutHost, client: ModelClient, pace: Pace
+    ) -> MachineWatch:
+        from osmosis_ai.controller.server_health import ServerHealth
+
+        lag, health = LoopLag(), ServerHealth()
+        lag.start()
+        stack.callback(lag.stop)
+        stack.push_async_callback(health.aclose)
+
+        async def ask() -> LoopState | None:
+            base_url = host.base_url
+            return await health.ask(base_url) if base_url is not None else None
+
+        return MachineWatch(
+            pace,
+            engine=lag.state,
+            server=lambda: health.state,
+            ask_server=ask,
+            rate_limited=client.rate_limit_holds,
+        )
+
+    def _follow(self, pace: Pace) -> None:
+        """Let as many rollouts be in flight as the machine keeps up with."""
+        assert self._dispatcher is not None
+        self._dispatcher.narrow(pace.allowed)
+        self._log("schedule", "this machine sets the pace", in_flight=pace.allowed, of=pace.ceiling)
+        if not self._told_late:
+            self._told_late = True
+            self._note(
+                "this machine is late: fewer rollouts run at once until it keeps up "
+                f"({pace.allowed} of {pace.ceiling} now)."
+            )
 
     async def _unwind(self, base_url: str, rollout_ids: list[str]) -> None:
         self._hooks.stage(f"waiting for {len(rollout_ids)} cancelled rollouts to end")

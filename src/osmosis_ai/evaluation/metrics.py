@@ -108,6 +108,8 @@ class MetricsAccumulator:
         self.n = n
         self.pass_threshold = pass_threshold
         self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
+        # Few attempts are ever lost.
+        self._lost: dict[tuple[int, int], int] = {}
         self._reasons = [UNKNOWN]
         self._reason_codes = {UNKNOWN: 0}
 
@@ -132,6 +134,7 @@ class MetricsAccumulator:
         model_calls: int | None = None,
         boundary: str | None = None,
         error_type: str | None = None,
+        lost_attempts: int | None = None,
     ) -> None:
         """Record the outcome of one attempt.
 
@@ -148,6 +151,7 @@ class MetricsAccumulator:
             model_calls: how many calls that were.
             boundary: of a failure, one of ``BOUNDARIES``.
             error_type: of a failure, its machine-readable reason.
+            lost_attempts: how often the attempt was lost and made again before.
 
         Raises:
             ValueError: when the position is outside the run or a word is not one of those above.
@@ -160,6 +164,9 @@ class MetricsAccumulator:
             raise ValueError(f"unknown boundary {boundary!r}")
         if tokens is None and prompt_tokens is not None and completion_tokens is not None:
             tokens = prompt_tokens + completion_tokens
+        self._lost.pop((row_index, run_index), None)
+        if lost_attempts:
+            self._lost[row_index, run_index] = lost_attempts
         self._samples[row_index * self.n + run_index] = (
             _STATUS_CODES[status],
             _BOUNDARY_CODES[boundary],
@@ -190,6 +197,7 @@ class MetricsAccumulator:
             model_calls=record.model_calls,
             boundary=record.boundary,
             error_type=record.error_type,
+            lost_attempts=record.lost_attempts,
         )
 
     def summary(self) -> EvalMetrics:
@@ -289,6 +297,7 @@ class MetricsAccumulator:
             skipped=int((status == _SKIPPED).sum()),
             pending=int((status == _PENDING).sum()),
             copies=self.rows - np.unique(self._clusters).size,
+            lost_attempts=sum(self._lost.values()),
         )
 
     def _token_totals(self) -> TokenTotals:

@@ -5,7 +5,7 @@ Every number is finite or absent, so that all of it can be written as JSON.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -40,10 +40,29 @@ class WireSummary(_Model):
     pass_at_k: list[PassAtKPoint] | None = None
 
 
+LimitName = Literal["provider", "rate_limit", "this_machine"]
+LIMITS: tuple[LimitName, ...] = get_args(LimitName)
+
+
+class LimitedBy(_Model):
+    """What held a session back, as shares of the time it had rollouts in flight.
+
+    ``provider``: it waited for the model. ``rate_limit``: calls waited because the provider refused some for
+    their rate. ``this_machine``: the engine or the rollout's server was late, or computed all the time.
+    """
+
+    most: LimitName
+    provider: float
+    rate_limit: float
+    this_machine: float
+
+
 class Counts(_Model):
     """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned.
 
     ``copies`` counts rows that are copies of another.
+    ``lost_attempts`` were lost with their server or to a machine that was late; they were made again, and
+    are no work items of their own.
     """
 
     planned: int
@@ -54,6 +73,7 @@ class Counts(_Model):
     skipped: int
     pending: int
     copies: int = 0
+    lost_attempts: int = 0
 
 
 class TokenTotals(_Model):
@@ -100,6 +120,7 @@ class Estimates(_Model):
     cost_usd: CostTotal
     latency: Latency
     warnings: list[str] = []
+    limited_by: LimitedBy | None = None
 
 
 class EvalMetrics(_Model):

@@ -21,6 +21,7 @@ class WorkItem:
         run_index: which attempt on it this is, from 0.
         row_digest: what the row is, wherever it stands.
         losses: how often the attempt was lost with the server that ran it.
+        overloads: how often it was lost to a machine that was late.
     """
 
     row: DatasetRow
@@ -28,6 +29,7 @@ class WorkItem:
     run_index: int
     row_digest: str
     losses: int = 0
+    overloads: int = 0
 
 
 def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:

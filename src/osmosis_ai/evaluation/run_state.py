@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.metrics_models import LimitedBy
 from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import RunLog
@@ -64,6 +66,9 @@ class RunState:
 
     Args:
         pass_threshold: a sample passes at this reward or above.
+
+    Attributes:
+        limited_by: tells what has held this session back so far; set by whoever dispatches.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class RunState:
         self.log = log
         self.redact = redact
         self._pass_threshold = pass_threshold
+        self.limited_by: Callable[[], LimitedBy | None] = lambda: None
         self._reward_sum = 0.0
         self._scored = 0
         self._passed = 0
@@ -136,7 +142,9 @@ class RunState:
         """Return the metrics over the records so far; may be called from another thread."""
         with self._metrics_lock:
             frozen = copy.deepcopy(self.metrics)
-        return frozen.summary()
+        summary = frozen.summary()
+        limited = {"limited_by": self.limited_by()}
+        return summary.model_copy(update={"estimates": summary.estimates.model_copy(update=limited)})
 
     def progress(self, *, in_flight: int | None, elapsed_s: float) -> ProgressSnapshot:
         """Return how far the run is."""

@@ -184,6 +184,11 @@ class ModelClient:
             refused_parameters=self._fit.refused,
         )
 
+    def rate_limit_holds(self) -> bool:
+        """Whether calls wait now because the provider refused some for their rate; call it inside the event loop."""
+        limiter = self._limiter
+        return limiter.refusals > 0 and limiter.waiting > 0
+
     def cost_of(self, usage: TokenUsage | None) -> float | None:
         """Return what a call with this usage costs, in USD; None when that is not known."""
         if usage is None:

@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, score
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import RunPlan
-    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.metrics_models import Estimates, LimitName
     from osmosis_ai.evaluation.statistics import Estimate, Percentiles
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.eval_run import EvalRunResult, PreparedEval
@@ -208,6 +208,13 @@ def _counts(summary: RunSummary) -> Iterator[Row]:
     yield "Output", shown_path(summary.run_dir)
 
 
+_LIMITS: Mapping[LimitName, str] = {
+    "provider": "the provider",
+    "rate_limit": "the provider's rate limit",
+    "this_machine": "this machine",
+}
+
+
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
     """Yield what became of the work items, and of which rows they are."""
     counts = estimates.counts
@@ -221,6 +228,11 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]
         yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
     if counts.skipped:
         yield "Skipped by the grader", formats.count(counts.skipped)
+    if counts.lost_attempts:
+        yield "Lost and made again", formats.count(counts.lost_attempts)
+    limited = estimates.limited_by
+    if limited is not None:
+        yield "Held back by", f"{_LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
 
 
 def _number(count: int, noun: str) -> str:

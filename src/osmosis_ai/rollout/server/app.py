@@ -14,6 +14,8 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 
+from osmosis_ai.event_loop import LoopLag, LoopState
+
 from ..backend.base import ExecutionBackend
 from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
 from .courier import Courier
@@ -52,6 +54,7 @@ def create_rollout_server(
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     host = RolloutHost(backend, Courier())
+    lag = LoopLag()
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
@@ -59,13 +62,15 @@ def create_rollout_server(
             # Not earlier: uvicorn sets its own levels when it starts.
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         async with AsyncExitStack() as stack:
+            lag.start()
+            stack.callback(lag.stop)
             state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
             stack.push_async_callback(_close_model_connections)
             stack.push_async_callback(host.close)
             yield state
 
     app = FastAPI(title="Osmosis rollout server", lifespan=life)
-    _add_routes(app, backend, host, os.environ.get(INSTANCE_ID_ENV))
+    _add_routes(app, backend, host, lag, os.environ.get(INSTANCE_ID_ENV))
     return app
 
 
@@ -75,13 +80,15 @@ async def _close_model_connections() -> None:
         await model_client.close_shared_connections()
 
 
-def _add_routes(app: FastAPI, backend: ExecutionBackend, host: RolloutHost, instance_id: str | None) -> None:
+def _add_routes(
+    app: FastAPI, backend: ExecutionBackend, host: RolloutHost, lag: LoopLag, instance_id: str | None
+) -> None:
     # The handlers read and write JSON themselves: FastAPI's own validation costs more than the rollout's
     # admission, and cannot render an error about a number that is not finite.
 
     @app.get("/health")
     async def health() -> Response:
-        told = backend.health()
+        told = {**backend.health(), "event_loop": _described(lag.state())}
         return _reply(200, {**told, "instance_id": instance_id} if instance_id else told)
 
     @app.post("/rollout", status_code=202)
@@ -107,6 +114,15 @@ def _add_routes(app: FastAPI, backend: ExecutionBackend, host: RolloutHost, inst
         if isinstance(selection, Response):
             return selection
         return _reply(200, (await host.cancel(selection)).model_dump())
+
+
+def _described(loop: LoopState) -> dict[str, float | None]:
+    """Return how late this process is, for a controller that sends less work to one that is."""
+    return {
+        "lag_ms": round(loop.lag_s * 1000, 1),
+        "busy": round(loop.busy, 3),
+        "late_ago_ms": None if loop.late_ago_s is None else round(loop.late_ago_s * 1000, 1),
+    }
 
 
 def _read(model: type[Any], body: bytes) -> Any:

@@ -3,6 +3,10 @@
 A callback that the controller does not take (connection errors, 429, 5xx) is tried again with
 growing pauses; one that it refuses (any other status) is not. The receiver must be idempotent: an
 answer slower than the timeout is lost, and the same payload is sent again.
+
+A controller that is late has every copy to read, so copies make it later. All callbacks of a server
+therefore learn from each that was not answered in time: the next wait twice as long, and copies never
+outnumber first tries.
 """
 
 from __future__ import annotations
@@ -28,14 +32,22 @@ PATIENCE_S = 900.0
 """How long the outcome of a rollout is offered to a controller that does not answer, in seconds."""
 
 TIMEOUT_S = 10.0
-"""How long connecting may take, and then the answer once all is sent, in seconds."""
+"""How long connecting may take, and then the answer once all is sent, in seconds; twice as long after
+every time that this was too short."""
 
-TOTAL_TIMEOUT_S = 60.0
-"""How long one try may take in all, a large sample over a slow line included, in seconds."""
+LONGEST_TIMEOUT_S = 160.0
+"""How long it can become, in seconds."""
+
+SENDING_S = 50.0
+"""How long a try may take beyond that, for a large sample over a slow line, in seconds."""
+
+PROBE_S = 60.0
+"""How often a callback without an answer is sent once more all the same, one of all, in seconds."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 _LONGEST_RETRY_AFTER_S = 30.0
+_FORGETTING = 0.98
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
@@ -68,6 +80,10 @@ class Courier:
         self._sleep = sleep
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
+        self._timeout_s = TIMEOUT_S
+        self._begun = 0
+        self._copies = 0
+        self._probe_at = 0.0
 
     async def deliver(
         self,
@@ -93,9 +109,10 @@ class Courier:
         started = self._clock()
         pause_s = _FIRST_PAUSE_S
         attempt = 0
+        self._begun += 1
         while True:
             attempt += 1
-            status, answer, trouble, retry_after_s = await self._post(url, body, headers)
+            status, answer, trouble, retry_after_s, unanswered = await self._post(url, body, headers)
             if status is not None and 200 <= status < 300:
                 return answer
             if status is not None and status not in _RETRIED:
@@ -108,6 +125,8 @@ class Courier:
             logger.warning("callback to %s failed (%s); next try in %.1fs", url, trouble, wait_s)
             await self._sleep(wait_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            if unanswered:
+                await self._wait_for_a_copy()
 
     async def close(self) -> None:
         """Close the session."""
@@ -115,14 +134,27 @@ class Courier:
             await self._session.close()
             self._session = None
 
+    async def _wait_for_a_copy(self) -> None:
+        """Wait until a callback may be sent again that the controller may have, unanswered, already."""
+        while self._copies >= self._begun and (wait_s := self._probe_at - self._clock()) > 0:
+            await self._sleep(min(wait_s, _LONGEST_PAUSE_S))
+        self._copies += 1
+        self._probe_at = self._clock() + PROBE_S
+
     async def _post(
         self, url: str, body: bytes, headers: Mapping[str, str] | None
-    ) -> tuple[int | None, bytes, str, float]:
-        """Try once: the status (None when there was no answer), the answer, what was wrong, Retry-After."""
+    ) -> tuple[int | None, bytes, str, float, bool]:
+        """Try once.
+
+        Returns:
+            The status (None when there was no answer), the answer, what was wrong, Retry-After, and whether
+            time ran out.
+        """
         import aiohttp
 
         all_headers = {"Content-Type": "application/json", **(headers or {})}
-        timeout = aiohttp.ClientTimeout(TOTAL_TIMEOUT_S, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+        patience_s = self._timeout_s
+        timeout = aiohttp.ClientTimeout(patience_s + SENDING_S, sock_connect=patience_s, sock_read=patience_s)
         try:
             async with self._open().post(
                 url,
@@ -134,19 +166,26 @@ class Courier:
             ) as reply:
                 answer = await reply.read()
                 if reply.status < 300:
-                    return reply.status, answer, "", 0.0
+                    # What was late once may be late again, but not for ever.
+                    self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
+                    return reply.status, answer, "", 0.0, False
                 trouble = f"HTTP {reply.status} {answer[:300].decode(errors='replace')}"
-                return reply.status, answer, trouble, _retry_after_s(reply.headers.get("Retry-After"))
+                wait_s = _retry_after_s(reply.headers.get("Retry-After"))
+                return reply.status, answer, trouble, wait_s, False
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise DeliveryError(f"{url} is no URL to call back: {error!r}", refused=True) from error
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            return None, b"", repr(error), 0.0
+        except asyncio.TimeoutError as error:
+            # Of many tries that ran out together, the first one doubles it.
+            self._timeout_s = min(max(self._timeout_s, patience_s * 2), LONGEST_TIMEOUT_S)
+            return None, b"", repr(error), 0.0, True
+        except (aiohttp.ClientError, OSError) as error:
+            return None, b"", repr(error), 0.0, False
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             from osmosis_ai.llm.transport import open_session
 
-            self._session = open_session(timeout_s=TOTAL_TIMEOUT_S)
+            self._session = open_session(timeout_s=LONGEST_TIMEOUT_S + SENDING_S)
         return self._session
 
 

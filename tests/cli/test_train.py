@@ -357,6 +357,36 @@ def test_who_looks_for_the_metrics_is_led_to_them(maze: Maze) -> None:
     assert outcome.status == 2 and "No such command 'metrics'. Did you mean 'info'?" in outcome.err
 
 
+def test_a_run_that_can_go_on_is_resumed_and_says_how_to_follow_it(maze: Maze) -> None:
+    reply = {"id": "tr_8", "name": "copper", "status": "pending", "step": 40}
+    maze.post("/training-runs/copper/resume").respond(json=reply)
+    resumed = maze.osmosis("train", "resume", "copper", "--json").json
+    assert (resumed["operation"], resumed["status"]) == ("train.resume", "success")
+    assert resumed["message"] == 'Training run "copper" goes on behind step 40.'
+    assert resumed["resource"] == {**reply, **maze.resource}
+    assert "goes on behind step 40" in maze.osmosis("train", "resume", "copper", "--plain").out
+    shown = maze.osmosis("train", "resume", "copper")
+    assert "Follow with: osmosis train watch copper" in shown.out
+
+
+def test_a_run_that_can_not_go_on_says_why(maze: Maze) -> None:
+    refusal = {"error": "the run 'copper' has finished: there is nothing left to do.", "code": "CONFLICT"}
+    maze.post("/training-runs/copper/resume").respond(status_code=409, json=refusal)
+    outcome = maze.osmosis("train", "resume", "copper", "--json")
+    assert (outcome.status, outcome.error["code"]) == (1, "CONFLICT")
+    assert "there is nothing left to do" in outcome.error["message"]
+
+
+def test_a_platform_that_knows_no_resuming_is_told_apart_from_a_run_that_is_not_there(maze: Maze) -> None:
+    maze.post("/training-runs/copper/resume").respond(status_code=404, json={"error": "Not found"})
+    offer(maze, "failed")
+    assert (
+        "this platform can not resume" in maze.osmosis("train", "resume", "copper", "--json").error["message"]
+    )
+    maze.get("/training-runs/copper").respond(status_code=404, json={"error": "no such run"})
+    assert "no such run" in maze.osmosis("train", "resume", "copper", "--json").error["message"]
+
+
 def test_stopping_asks_first_and_says_what_had_ended_before(maze: Maze) -> None:
     maze.post("/training-runs/copper/stop").respond(json={"id": "tr_8", "status": "stopping"})
     error = maze.osmosis("train", "stop", "copper", "--json").error

@@ -199,6 +199,7 @@ def main() -> None:
     parser.add_argument("--max-loras", required=True, type=int, choices=[2])
     parser.add_argument("--enable-lora", required=True, action="store_true")
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])
+    parser.add_argument("--dtype", required=True, choices=["float32"])
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--seed", help="stands for an argument that the user adds")
     arguments = parser.parse_args()

@@ -116,6 +116,11 @@ def run_stop(runs: str, name_or_id: str) -> str:
     return f"{run(runs, name_or_id)}/stop"
 
 
+def training_run_resume(name_or_id: str) -> str:
+    """The order to go on with a training run; a route of self-hosted platforms."""
+    return f"{run(TRAINING_RUNS, name_or_id)}/resume"
+
+
 def eval_run_manifest(name_or_id: str) -> str:
     """The list of an evaluation run's files."""
     return f"{run(EVAL_RUNS, name_or_id)}/samples/manifest"

@@ -281,15 +281,6 @@ def end_tokens_of(model_path: str | Path) -> frozenset[int]:
     return _end_tokens(generation, config)
 
 
-def type_of(model_path: str | Path) -> torch.dtype | None:
-    """Return the type that a model's configuration names, or None; raises OsmosisError."""
-    try:
-        named = getattr(AutoConfig.from_pretrained(model_path), "dtype", None)
-    except (OSError, ValueError) as error:
-        raise OsmosisError(f"the model `{model_path}` can not be read: {error}") from error
-    return named if isinstance(named, torch.dtype) else None
-
-
 def _end_tokens(generation: GenerationConfig | None, config: PretrainedConfig) -> frozenset[int]:
     """Those of the generation config, where chat models name them, or else of the model's."""
     named = getattr(generation, "eos_token_id", None)

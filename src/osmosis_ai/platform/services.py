@@ -22,6 +22,7 @@ from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.downloads import Downloads
 from osmosis_ai.platform.runs.reading import Runs
 from osmosis_ai.platform.runs.request_body import RunKind
+from osmosis_ai.platform.runs.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit import Submits
 from osmosis_ai.platform.secrets import Secrets
 from osmosis_ai.platform.served import ServedModels
@@ -53,6 +54,7 @@ class PlatformServices:
     submits: Submits
     eval_runs: Runs
     training_runs: Runs
+    resumption: TrainingResumption
     lora_models: LoraModels
     downloads: Downloads
 
@@ -75,6 +77,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
     rollouts = Rollouts(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
+    training_runs = Runs("training", db, used_clock, logs, counts["training"])
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -93,7 +96,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         served=ServedModels(ModelServers(db, blobs)),
         submits=Submits(db, used_clock, vault, mirrors, rollouts, counts),
         eval_runs=Runs("eval", db, used_clock, logs, counts["eval"]),
-        training_runs=Runs("training", db, used_clock, logs, counts["training"]),
+        training_runs=training_runs,
+        resumption=TrainingResumption(db, used_clock, logs, training_runs, config.runs_dir),
         lora_models=LoraModels(db, blobs, used_clock),
         downloads=Downloads(db, blobs),
     )

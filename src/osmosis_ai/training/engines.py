@@ -15,6 +15,7 @@ from osmosis_ai.training.policy_model import model_source
 
 if TYPE_CHECKING:
     from osmosis_ai.training.run_directory import TrainingDirectory
+    from osmosis_ai.training.settings import TrainingSettings
     from osmosis_ai.training.spec import TrainingSpec
 
 # Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
@@ -42,19 +43,14 @@ def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = N
     return PretrainedChat.load(source, tool_call_format=chosen, note=note)
 
 
-def computes_in_float32(spec: TrainingSpec) -> bool:
-    """Whether the engine that the settings name computes in float32 or better where the learner does.
+def computes_in_float32(settings: TrainingSettings, device: str) -> bool:
+    """Whether the engine computes in float32 or better where a learner on ``device`` does.
 
-    vLLM takes the type that the model's configuration names, unless it is told another.
+    That of a server which runs already is not known; vLLM's own choice for a float32 model is 16 bits.
     """
-    if spec.settings.policy_engine == "torch":
-        return True
-    import torch
-
-    from osmosis_ai.inference.torch_model import type_of
-
-    source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
-    return bool(type_of(source) == torch.float32)
+    if settings.policy_engine == "torch":
+        return device == "cpu"
+    return settings.vllm_command is not None and device == "cpu" and "--dtype" not in settings.vllm_args
 
 
 async def open_policy_engine(
@@ -82,7 +78,7 @@ async def open_policy_engine(
     import asyncio
 
     if spec.settings.policy_engine == "vllm":
-        return await _open_vllm(stack, spec, directory, environ, note)
+        return await _open_vllm(stack, spec, directory, device, environ, note)
     return await asyncio.to_thread(_open_torch, stack, spec, device)
 
 
@@ -114,6 +110,7 @@ async def _open_vllm(
     stack: AsyncExitStack,
     spec: TrainingSpec,
     directory: TrainingDirectory,
+    device: str,
     environ: Mapping[str, str],
     note: Callable[[str], None],
 ) -> PolicyEngine:
@@ -131,6 +128,7 @@ async def _open_vllm(
                 model=source,
                 served_as=spec.model_path,
                 lora_rank=settings.lora_rank,
+                dtype="float32" if device == "cpu" else "bfloat16",
                 max_positions=settings.max_prompt_length + settings.max_response_length,
                 args=settings.vllm_args,
                 environ=environ,

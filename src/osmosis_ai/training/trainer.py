@@ -239,8 +239,6 @@ class LocalTrainer:
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
     ) -> None:
         """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
-        import torch
-
         from osmosis_ai.training.engines import computes_in_float32
         from osmosis_ai.training.sampling_probe import probe, probe_prompts
 
@@ -250,7 +248,7 @@ class LocalTrainer:
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
         found.require_agreement(
-            float32=learner.model.dtype == torch.float32 and computes_in_float32(self._spec),
+            float32=computes_in_float32(settings, learner.device.type),
             truncated=settings.rollout_top_p < 1,
         )
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")

@@ -46,6 +46,7 @@ class VllmServerSpec:
         served_as: the name requests call it by.
         lora_rank: of the adapters it will serve.
         max_positions: the longest sequence.
+        dtype: what it computes in: that of the learner.
         args: further arguments of `vllm serve`; they win over ours.
         environ: the variables it inherits.
         offline: whether it may not fetch a model.
@@ -59,6 +60,7 @@ class VllmServerSpec:
     lora_rank: int
     max_positions: int
     log_path: Path
+    dtype: str = "auto"
     args: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     offline: bool = True
@@ -156,6 +158,7 @@ class VllmServer:
             "--max-model-len": str(spec.max_positions),
             "--max-lora-rank": str(_lora_rank_of_vllm(spec.lora_rank)),
             "--max-loras": str(_ADAPTERS),
+            "--dtype": spec.dtype,  # by itself it makes 16 bits of a float32 model
             "--logprobs-mode": "processed_logprobs",
             # Not the model's own defaults for what a request might leave out.
             "--generation-config": "vllm",

@@ -13,8 +13,10 @@ from fastapi.testclient import TestClient
 pytest.importorskip("torch")
 
 from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.runs.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.training_store import ROLLOUTS, TrainingStore
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
@@ -366,6 +368,105 @@ def test_a_worker_that_was_replaced_writes_nothing(
 
 def test_the_metrics_that_the_platform_reads_are_those_the_trainer_writes() -> None:
     assert {ROLLOUTS, TRAINING_REWARD, VALIDATION_REWARD} <= set(TITLES)
+
+
+# -- resume ------------------------------------------------------------------------------------
+
+
+def ended_with_checkpoint(
+    api: TestClient,
+    services: PlatformServices,
+    outcome: Any = "failed",
+    *,
+    step: int | None = 7,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A run that ended, and what its worker left behind."""
+    run = submitted(api, **changes)
+    lease = claimed(services, run["id"])
+    directory = WorkingDirectory(services.config.runs_dir, run["id"])
+    directory.create()
+    (directory.path / "worker.log").write_text("words")
+    directory.source.mkdir()
+    for number in (step - 1, step) if step is not None else ():
+        (directory.training.checkpoints / f"step-{number:08d}").mkdir(parents=True)
+    leases = Leases(services.db, services.clock)
+    with leases.writing(lease) as (_, row):
+        leases.end(row, outcome, "the disk is full" if outcome == "failed" else None)
+    directory.keep_what_resumes()
+    return run
+
+
+@pytest.mark.parametrize("outcome", ["failed", "stopped"])
+def test_a_run_that_ended_early_goes_on_as_the_same_run(
+    api: TestClient, services: PlatformServices, outcome: str
+) -> None:
+    run = ended_with_checkpoint(api, services, outcome)
+    assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
+    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+    assert reply.json() == {"id": run["id"], "name": run["name"], "status": "pending", "step": 7}
+    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert found["status"] == "pending"
+    assert not {"error", "completed_at", "resumable"} & found.keys()
+    assert api.get(RUNS).json()["training_runs"][0]["status"] == "pending", "lists do not remember its end"
+    lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
+    assert "resumed the run: it goes on from the checkpoint of step 7" in lines[-1]["message"]
+    assert claimed(services, run["id"], "worker-2").attempt == 2
+
+
+def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    def refused(run: dict[str, Any], words: str) -> None:
+        reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+        assert_flat_error(reply, 409, "CONFLICT")
+        assert words in reply.json()["error"]
+        assert not api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("resumable")
+
+    waiting = submitted(api)
+    refused(waiting, "is pending: it goes on by itself")
+    claimed(services, waiting["id"])
+    refused(waiting, "is running: it goes on by itself")
+    refused(ended_with_checkpoint(api, services, "finished"), "has finished")
+    refused(ended_with_checkpoint(api, services, step=None), "has no checkpoint")
+    old = ended_with_checkpoint(api, services)
+    clock.advance(31 * 86_400)
+    refused(old, "more than 30 days ago")
+    assert_flat_error(api.post(f"{RUNS}/nobody/resume", json={}), 404, "NOT_FOUND")
+
+
+def test_a_run_whose_own_secrets_were_forgotten_names_them(
+    api: TestClient, services: PlatformServices
+) -> None:
+    secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
+    run = ended_with_checkpoint(api, services, secrets=secrets)
+    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+    assert_flat_error(reply, 404, "SECRETS_NOT_FOUND")
+    assert reply.json()["missing"] == ["HF_TOKEN"]
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["status"] == "failed"
+
+
+def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    stopped, failed = (ended_with_checkpoint(api, services, outcome) for outcome in ("stopped", "failed"))
+    finished = ended_with_checkpoint(api, services, "finished")
+    directories = {
+        run["id"]: WorkingDirectory(services.config.runs_dir, run["id"])
+        for run in (stopped, failed, finished)
+    }
+    executor = LocalExecutor(services.config, services.db, clock, services.logs)
+    executor._remove_leftovers()
+    kept = {id: directory.checkpoint_step() for id, directory in directories.items()}
+    assert kept == {stopped["id"]: 7, failed["id"]: 7, finished["id"]: None}
+    checkpoints = directories[stopped["id"]].training.checkpoints
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000007"], "the last one alone"
+    assert not directories[stopped["id"]].source.exists()
+    clock.advance(31 * 86_400)
+    executor._remove_leftovers()
+    assert not any(directory.checkpoint_step() for directory in directories.values())
+    assert directories[failed["id"]].log.read_text() == "words", "why it failed is still told"
 
 
 # -- stop --------------------------------------------------------------------------------------

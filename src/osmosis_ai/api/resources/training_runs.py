@@ -1,4 +1,4 @@
-"""Training runs: submit, follow, measure, stop."""
+"""Training runs: submit, follow, measure, stop, resume."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from osmosis_ai.api.resources.runs import Runs
 from osmosis_ai.api.wire.runs import TrainingRunSubmit
 from osmosis_ai.api.wire.training_runs import (
     CheckpointList,
+    ResumeReply,
     TrainingMetrics,
     TrainingRunDetail,
     TrainingRunList,
@@ -30,6 +31,10 @@ class TrainingRuns(Runs[TrainingRunSubmit]):
     def metrics(self, name_or_id: str) -> TrainingMetrics:
         """Return every point of every metric so far."""
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=TrainingMetrics)
+
+    def resume(self, name_or_id: str) -> ResumeReply:
+        """Let a run that failed or was stopped go on from its last checkpoint."""
+        return self._client.post(routes.training_run_resume(name_or_id), None, model=ResumeReply)
 
     def checkpoints(self, name_or_id: str) -> CheckpointList:
         """Return the adapters that a run has saved, the earliest first."""

@@ -71,6 +71,17 @@ class DescribedTrainingRun(TrainingRun):
 
     examples_processed_count: Counted = None
     notes: str | None = None
+    resumable: bool | None = None
+    """Whether it can go on from a checkpoint; a platform that knows no resuming says nothing."""
+
+
+class ResumeReply(WireModel):
+    """A run that goes on, behind ``step``."""
+
+    id: str
+    name: str | None = None
+    status: str = ""
+    step: Counted = None
 
 
 class TrainingRunDetail(WireModel):

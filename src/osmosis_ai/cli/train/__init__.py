@@ -10,6 +10,7 @@ from osmosis_ai.cli.train.estimate import estimate
 from osmosis_ai.cli.train.info import info
 from osmosis_ai.cli.train.list import list_
 from osmosis_ai.cli.train.logs import logs
+from osmosis_ai.cli.train.resume import resume
 from osmosis_ai.cli.train.stop import stop
 from osmosis_ai.cli.train.submit import submit
 from osmosis_ai.cli.train.watch import watch
@@ -24,3 +25,4 @@ app.command("logs")(logs)
 app.command("compare")(compare)
 app.command("checkpoints")(checkpoints)
 app.command("stop")(stop)
+app.command("resume")(resume)

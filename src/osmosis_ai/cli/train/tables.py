@@ -98,6 +98,8 @@ def hints(described: DescribedTraining, *, more: bool = False) -> list[str]:
         said.append(f"Every metric: osmosis train info {name}")
     if run.status in ("failed", "crashed"):
         said.append(f"See logs with: osmosis train logs {name}")
+    if run.resumable:
+        said.append(f"Resume with: osmosis train resume {name}")
     if not described.ended:
         said.append(f"Follow with: osmosis train watch {name}")
         said.append(f"Stop with: osmosis train stop {name}")

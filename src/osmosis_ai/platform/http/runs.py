@@ -103,12 +103,17 @@ def _refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterato
             error.status, error.reason, error.message, field=error.field, issues=error.wire_issues(), **extra
         ) from None
     except MissingSecretsError as error:
-        # Clients read the names out of this very sentence.
-        page = page_url(services, scope.workspace, "secrets")
-        names = list(error.names)
-        raise ApiError(
-            404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra
-        ) from None
+        raise missing_secrets(services, scope, error, **extra) from None
+
+
+def missing_secrets(
+    services: PlatformServices, scope: Scope, error: MissingSecretsError, **extra: Any
+) -> ApiError:
+    """Return the refusal of a run whose secrets are not stored."""
+    # Clients read the names out of this very sentence.
+    page = page_url(services, scope.workspace, "secrets")
+    names = list(error.names)
+    return ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra)
 
 
 def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:

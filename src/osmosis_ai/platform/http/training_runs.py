@@ -1,4 +1,4 @@
-"""Training runs, in the order of their life: submitted, listed, followed, stopped."""
+"""Training runs, in the order of their life: submitted, listed, followed, stopped, resumed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from osmosis_ai.platform.http.routing import api_router, brief
 from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 from osmosis_ai.platform.runs.training_curves import Curve, read_curves
 from osmosis_ai.platform.runs.training_request import effective_config, read_training_request
+from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.workspace.config_checks import TRAINING
 
 router = api_router("/api/cli/training-runs")
@@ -77,7 +78,11 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
             **runs.detail_fields(services, scope, found),
             **_standing(run.results),
             **runs.present(
-                {"examples_processed_count": _examples(run), "notes": notes or None},
+                {
+                    "examples_processed_count": _examples(run),
+                    "notes": notes or None,
+                    "resumable": services.resumption.resumable(run) or None,
+                },
             ),
         ),
         model=runs.named(None, run.model_path),
@@ -136,6 +141,17 @@ def training_run_checkpoints(
 def stop_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
     """Ask for a run to stop; its checkpoints stay."""
     return runs.stop(services.training_runs, scope, name_or_id)
+
+
+@router.post("/{name_or_id}/resume")
+def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.ResumeReply:
+    """Let a run that failed or was stopped go on from its last checkpoint."""
+    try:
+        resumed = services.resumption.resume(scope.workspace_id, name_or_id, by=scope.user.email)
+    except MissingSecretsError as error:
+        raise runs.missing_secrets(services, scope, error) from None
+    run = resumed.run
+    return wire.ResumeReply(id=run.id, name=run.name, status=run.status, step=resumed.step)
 
 
 def _standing(results: dict[str, Any] | None) -> dict[str, Any]:

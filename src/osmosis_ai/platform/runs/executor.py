@@ -35,7 +35,7 @@ from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.logs import Line, Logs
 from osmosis_ai.platform.runs.leases import Leases, is_free
 from osmosis_ai.platform.runs.process_environment import worker_environment
-from osmosis_ai.platform.runs.status import OPEN
+from osmosis_ai.platform.runs.status import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.worker_status import ENDED, LEARNER_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import ChildProcess
@@ -328,12 +328,20 @@ class LocalExecutor:
             return
         found = [path.name for path in self._config.runs_dir.iterdir() if path.is_dir()]
         with self._db.session() as session:
-            # What a worker printed before it died is the only trace of why.
-            kept = session.scalars(
-                select(Run.id).where(Run.id.in_(found), Run.status.in_((*OPEN, "failed")))
-            ).all()
-        for run_id in set(found) - set(kept):
-            WorkingDirectory(self._config.runs_dir, run_id).remove()
+            known = select(Run.id, Run.status, Run.completed_at).where(Run.id.in_(found))
+            runs = {run_id: (status, ended_at) for run_id, status, ended_at in session.execute(known)}
+        for run_id in found:
+            status, ended_at = runs.get(run_id, ("removed", None))
+            directory = WorkingDirectory(self._config.runs_dir, run_id)
+            if status in OPEN:
+                continue
+            if status not in UNFINISHED:
+                directory.remove()
+            elif ended_at is not None and self._clock.now() - ended_at > CHECKPOINT_KEPT:
+                directory.remove_checkpoints()
+            elif status == "stopped":
+                directory.keep_what_resumes()
+            # Of a failed run all stays: what a worker printed before it died is the only trace of why.
 
 
 class WorkerStarter:

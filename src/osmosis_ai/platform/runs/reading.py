@@ -1,7 +1,7 @@
 """Runs as people see them: lists, details, numbers, logs, and the request to stop.
 
 Every query names the workspace first, so the run of another one is not there. Lists read no more of a row than
-they show, and that of an ended run once, because it never changes again; the numbers of a run are its own
+they show, and that of an ended run once, because it does not change until somebody resumes it; the numbers of a run are its own
 row's, so that no list ever counts samples.
 """
 
@@ -164,6 +164,10 @@ class Runs:
             else:
                 run.stop_requested_at = self._clock.now()
             return run
+
+    def goes_on(self, run_id: str) -> None:
+        """Forget what an ended run was remembered by: it has not ended any more."""
+        self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
 
     def _summaries(self, session: Session, ids: Sequence[str]) -> list[RunSummary]:
         ended = self._ended

@@ -111,8 +111,10 @@ class Worker:
                 self.leases.end(run, outcome, sentence)
         if set_back or outcome is None:
             self.leases.release(self.lease.run_id, self.lease.token)
-        else:
+        elif outcome == "finished":
             self.directory.remove()
+        else:
+            self.directory.keep_what_resumes()
         return SET_BACK if set_back else ENDED
 
 

@@ -15,6 +15,7 @@ The lock is the kernel's: it is free exactly when no worker of this machine is a
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -73,8 +74,13 @@ class WorkingDirectory:
             journalled = self.evaluation(run_name).events.stat().st_size
         except FileNotFoundError:
             journalled = 0
-        steps = [checkpoint.step for checkpoint in checkpoints_in(self.training.checkpoints)]
-        return journalled + max(steps, default=0)
+        return journalled + (self.checkpoint_step() or 0)
+
+    def checkpoint_step(self) -> int | None:
+        """Return the step that a training run would go on behind; None without a checkpoint."""
+        return max(
+            (checkpoint.step for checkpoint in checkpoints_in(self.training.checkpoints)), default=None
+        )
 
     def note_setback(self, reason: str) -> None:
         """Say why a worker gives up for now; on a full disk it stays unsaid."""
@@ -109,6 +115,31 @@ class WorkingDirectory:
         except Timeout:
             return True
 
+    def keep_what_resumes(self) -> None:
+        """Delete everything but what a training run goes on from: its last checkpoint, its curve, and its inputs."""
+        checkpoints, training = checkpoints_in(self.training.checkpoints), self.training
+        if not checkpoints:
+            self.remove()
+            return
+        for path in (self.source, self.adapter, self.output_root, *self.path.glob("dataset.*")):
+            _delete(path)
+        for path in (training.trials, training.served_adapters, training.learner):
+            _delete(path)
+        for checkpoint in checkpoints[:-1]:
+            _delete(checkpoint.directory)
+
+    def remove_checkpoints(self) -> None:
+        """Delete what a training run would go on from; what its worker printed stays."""
+        _delete(self.training.path)
+
     def remove(self) -> None:
         """Delete everything; what could not be deleted is left to the next start of the platform."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _delete(self.path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -73,7 +73,7 @@ def ended(api: TestClient, name: str, runs: str = RUNS) -> dict[str, Any]:
         run: dict[str, Any] = api.get(f"{runs}/{name}").json()[of_kind]
         return run if run["status"] in ("finished", "failed", "stopped") else None
 
-    found: dict[str, Any] = wait_until(look, within_s=240)
+    found: dict[str, Any] = wait_until(look, within_s=600)
     return found
 
 
@@ -211,10 +211,7 @@ def test_a_run_that_is_killed_then_stopped_and_resumed_comes_to_the_same_curve(
     disturbed = submit(api)
 
     def until_step(wanted: int) -> None:
-        wait_until(
-            lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])),
-            within_s=120,
-        )
+        wait_until(lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])))
 
     until_step(1)
     worker = executor._workers.get(disturbed["id"])

@@ -67,6 +67,9 @@ class NumberLearner:
     def merged_state(self) -> dict[str, Any]:
         return {}
 
+    def low_rank_state(self) -> dict[str, Any]:
+        return {}
+
     def save_adapter(self, directory: Path) -> None:
         directory.mkdir()
         (directory / "adapter_config.json").write_text("{}")

@@ -414,6 +414,10 @@ class Shifted:
         name = "model.layers.1.mlp.down_proj.weight"
         return {name: np.asarray(Model.load(MODEL_DIR).tensors[name]) * 1.2}
 
+    def low_rank_state(self) -> dict[str, Any]:
+        name = "model.layers.1.mlp.down_proj.weight"
+        return {name: np.asarray(Model.load(MODEL_DIR).tensors[name]) * 1.2}
+
     def save_adapter(self, directory: Any) -> None:
         raise AssertionError("an engine in this process needs no files")
 

@@ -37,6 +37,9 @@ class Policy:
     def merged_state(self) -> dict[str, Any]:
         raise AssertionError("vLLM takes adapters, not weights")
 
+    def low_rank_state(self) -> dict[str, Any]:
+        raise AssertionError("vLLM takes adapters, not weights")
+
     def save_adapter(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text("{}")

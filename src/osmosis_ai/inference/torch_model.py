@@ -31,6 +31,7 @@ from transformers.utils import logging
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.language_model import Drawn, Ints, SamplingRows
+from osmosis_ai.inference.low_rank import LowRankUpdate, LowRankUpdates
 from osmosis_ai.inference.torch_sampling import draw
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
@@ -139,6 +140,7 @@ class TorchModel:
         )
         self._model = model.eval().requires_grad_(False)
         self._weights = dict(model.state_dict(keep_vars=True))
+        self._updates = LowRankUpdates(self._model)
         self._window: int | None = getattr(config, "sliding_window", None)
         self._mixed = kinds == {FULL, SLIDING}
         self._all_sliding = self._window is not None and (not kinds or kinds == {SLIDING})
@@ -175,6 +177,11 @@ class TorchModel:
         device: torch.device = self._model.device
         return device
 
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether its type has too few bits for a small change of a weight; it then wants low-rank updates as such."""
+        return bool(self._model.dtype.itemsize < torch.float32.itemsize)
+
     def new_cache(self, slots: int) -> SlotCache:
         """Make room for the keys and values of ``slots`` sequences."""
         return SlotCache(slots, self.config.max_positions)
@@ -210,7 +217,7 @@ class TorchModel:
             return draw(logits[sources], sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy tensors over those of the same names; all or none.
+        """Copy tensors over those of the same names, and add low-rank updates to what these compute; all or none.
 
         Raises:
             OsmosisError: a name is unknown or a shape is wrong.
@@ -221,11 +228,14 @@ class TorchModel:
                 raise OsmosisError(
                     f"the tensor `{name}` does not fit the model: the model has none of this name."
                 )
-            if own.shape != tensor.shape:
+            if tuple(own.shape) != tuple(tensor.shape):
                 shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
                 raise OsmosisError(f"the tensor `{name}` does not fit the model: it has the shape {shapes}.")
         with torch.no_grad():
             for name, tensor in weights.items():
+                if isinstance(tensor, LowRankUpdate):
+                    self._updates.put(name, tensor.to(self.device))
+                    continue
                 self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
 
     def _forward(

@@ -1,4 +1,4 @@
-"""Any Hugging Face model, with an adapter merged into it, as the endpoint serves it. Loading this loads torch."""
+"""Any Hugging Face model, with an adapter, as the endpoint serves it. Loading this loads torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServedChat(PretrainedChat):
 
 
 def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
-    """Load a model onto the GPU if there is one, and merge an adapter into it.
+    """Load a model onto the GPU if there is one, and put an adapter on it: merged in float32, beside it in bfloat16.
 
     Args:
         model_path: a folder, or a name on the Hugging Face hub.
@@ -68,14 +68,15 @@ def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
     except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
         raise OsmosisError(f"the model `{model_path}` can not be loaded: {error}") from error
     if adapter is not None:
-        model = _merged(model, model_path, adapter)
+        model = _adapted(model, model_path, adapter)
     return TorchModel(model, fingerprint=_fingerprint(model_path, adapter))
 
 
-def _merged(model: PreTrainedModel, model_path: str, adapter: Path) -> Any:
+def _adapted(model: PreTrainedModel, model_path: str, adapter: Path) -> Any:
     try:
-        # In float32 even where the model is in bfloat16, as the learner merges what it serves.
-        return PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True).merge_and_unload()
+        adapted = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
+        # Merged into bfloat16, most of a small update would be rounded away (``low_rank``).
+        return adapted.merge_and_unload() if model.dtype == torch.float32 else adapted.get_base_model()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise OsmosisError(f"the adapter in `{adapter}` can not be put on `{model_path}`: {error}") from error
 

@@ -103,7 +103,7 @@ def _open_torch(stack: AsyncExitStack, spec: TrainingSpec, device: str) -> Polic
         max_positions=settings.max_prompt_length + settings.max_response_length,
         kept=min(ENGINE_BATCH, rollouts),
     )
-    return LocalPolicyEngine(stack.enter_context(engine))
+    return LocalPolicyEngine(stack.enter_context(engine), unmerged=engine.model.rounds_weights)
 
 
 async def _open_vllm(

@@ -286,6 +286,13 @@ class Learner:
             self.world.share(("merge", None))
         return self._merge()
 
+    def low_rank_state(self) -> dict[str, Any]:
+        """Return the adapter's updates by the matrices' names in the base model, for who adds them to what these compute.
+
+        A model that is split over ranks has them merged, by all of them.
+        """
+        return self.merged_state() if self._sharded else dict(policy_model.low_rank_updates(self.model))
+
     def _merge(self) -> dict[str, Tensor]:
         # A sharded matrix is put together by all ranks; only the one that serves has a use for it.
         merged = policy_model.merged_tensors(self.model)

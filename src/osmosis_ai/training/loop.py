@@ -60,6 +60,9 @@ class PolicyLearner(Protocol):
     def merged_state(self) -> dict[str, Any]:
         """Return the weights to serve."""
 
+    def low_rank_state(self) -> dict[str, Any]:
+        """Return the adapter's updates of them."""
+
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter in PEFT's format."""
 

@@ -24,6 +24,9 @@ class Policy(Protocol):
     def merged_state(self) -> Mapping[str, Any]:
         """Return the tensors of the base model that the adapter changes, with the adapter merged into them."""
 
+    def low_rank_state(self) -> Mapping[str, Any]:
+        """Return the adapter's updates of these tensors, to be added to what they compute."""
+
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter in PEFT's format."""
 
@@ -52,10 +55,12 @@ class LocalPolicyEngine:
 
     Args:
         engine: running; whoever started it ends it.
+        unmerged: keep the adapter beside the weights, which would round it away.
     """
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    def __init__(self, engine: InferenceEngine, *, unmerged: bool = False) -> None:
         self._engine = engine
+        self._unmerged = unmerged
 
     @property
     def model(self) -> ServedModel:
@@ -78,4 +83,5 @@ class LocalPolicyEngine:
 
     async def publish(self, policy: Policy, version: int) -> None:
         """Exchange the weights between two steps; calls under way go on with the new ones."""
-        await asyncio.to_thread(self._engine.publish, policy.merged_state(), version)
+        state = policy.low_rank_state() if self._unmerged else policy.merged_state()
+        await asyncio.to_thread(self._engine.publish, state, version)

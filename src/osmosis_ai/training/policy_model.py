@@ -1,7 +1,7 @@
 """The policy: a frozen base model and a LoRA adapter, which alone is trained.
 
-The base is never written to: what is served is a copy, base + merged adapter, made afresh from the
-pristine base after every update (merging in place and back drifts). Dropout is off everywhere, since
+The base is never written to. What is served in float32 is a copy, base + merged adapter, made afresh from the
+pristine base after every update (merging in place and back drifts); in bfloat16 the adapter is served beside its base. Dropout is off everywhere, since
 the learner must compute the very probabilities that the tokens were sampled with.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
+from osmosis_ai.inference.low_rank import LowRankUpdate
 
 if TYPE_CHECKING:
     from osmosis_ai.training.settings import TrainingSettings
@@ -193,6 +194,23 @@ def save_adapter(policy: Any, directory: Path) -> None:
     config.save_pretrained(str(directory))
 
 
+def low_rank_updates(policy: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the adapter's update of every linear layer, copied, with the name of its matrix in the base model.
+
+    Of layers of another kind, the merged matrix.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in policy.named_modules():
+        if isinstance(module, LoraLayer):
+            full_name = f"{name.removeprefix(_PEFT_PREFIX)}.weight"
+            if isinstance(module.get_base_layer(), nn.Linear):
+                a, b = (side[ADAPTER].weight.detach().clone() for side in (module.lora_A, module.lora_B))
+                yield full_name, LowRankUpdate(a, b, module.scaling[ADAPTER])
+            else:
+                yield full_name, _merged(module)
+
+
 def merged_tensors(policy: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield W + (alpha / r) B A for every adapted matrix, with its name in the base model.
 
@@ -201,13 +219,16 @@ def merged_tensors(policy: Any) -> Iterator[tuple[str, Tensor]]:
     part in.    LoRA, arXiv:2106.09685, eq. 3
     """
     from peft.tuners.lora import LoraLayer
+
+    for name, module in policy.named_modules():
+        if isinstance(module, LoraLayer):
+            yield f"{name.removeprefix(_PEFT_PREFIX)}.weight", _merged(module)
+
+
+def _merged(module: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     with torch.no_grad():
-        for name, module in policy.named_modules():
-            if isinstance(module, LoraLayer):
-                weight = module.get_base_layer().weight
-                whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-                delta = module.get_delta_weight(ADAPTER)
-                full_name = f"{name.removeprefix(_PEFT_PREFIX)}.weight"
-                yield full_name, (whole.float() + delta.float()).to(whole.dtype)
+        weight = module.get_base_layer().weight
+        whole: Tensor = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        return (whole.float() + module.get_delta_weight(ADAPTER).float()).to(whole.dtype)

@@ -15,7 +15,6 @@ The lock is the kernel's: it is free exactly when no worker of this machine is a
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -141,5 +140,5 @@ def _delete(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()

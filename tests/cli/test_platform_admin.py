@@ -13,6 +13,7 @@ import pytest
 from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 
@@ -172,10 +173,12 @@ def repository(path: Path, origin: str | None = None) -> Path:
 
 def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, running: PlatformServices) -> None:
     url = "https://gitlab.fern.example/lab/agents.git"
-    resource = envelope(cli, "connect", url)["resource"]
+    resource = envelope(cli, "connect", url, "--no-check")["resource"]
     assert resource["identity"] == identify_origin(url).identity
     assert (resource["clone_url"], resource["workspace"]) == (url, "default")
-    named = envelope(cli, "connect", "ssh://git@host/x.git", "--identity", "Fern/Agents", "--branch", "main")
+    named = envelope(
+        cli, "connect", "ssh://git@host/x.git", "--identity", "Fern/Agents", "--branch", "main", "--no-check"
+    )
     assert named["resource"]["identity"] == "fern/agents"
     assert named["resource"]["default_branch"] == "main"
 
@@ -225,11 +228,11 @@ def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
 ) -> None:
     url = "https://gitlab.fern.example/lab/agents.git"
     sent = identify_origin(url).identity
-    first = envelope(cli, "connect", url)["resource"]
-    named = envelope(cli, "connect", url, "--identity", "Fern/Agents")["resource"]
+    first = envelope(cli, "connect", url, "--no-check")["resource"]
+    named = envelope(cli, "connect", url, "--identity", "Fern/Agents", "--no-check")["resource"]
     assert (named["id"], named["identity"]) == (first["id"], "fern/agents")
     assert named["identities"] == sorted(["fern/agents", sent])
-    again = envelope(cli, "connect", url, "--identity", "fern/tools")["resource"]
+    again = envelope(cli, "connect", url, "--identity", "fern/tools", "--no-check")["resource"]
     assert again["id"] == first["id"]
     assert again["identities"] == sorted(["fern/agents", "fern/tools", sent])
     listed = envelope(cli, "workspace", "list")["items"]
@@ -250,8 +253,8 @@ def test_an_origin_that_means_another_repository_is_told(
 ) -> None:
     running.workspaces.create("moss")
     url = "https://git.example/x.git"
-    assert cli("platform", "connect", url, "-w", "default").status == 0
-    done = cli("platform", "connect", url, "-w", "moss", "--identity", "moss/x", "--json")
+    assert cli("platform", "connect", url, "-w", "default", "--no-check").status == 0
+    done = cli("platform", "connect", url, "-w", "moss", "--identity", "moss/x", "--no-check", "--json")
     assert done.status == 0
     assert json.loads(done.out)["resource"]["identities"] == ["moss/x"]
     assert identify_origin(url).identity in json.loads(done.err)["warning"]["message"]
@@ -279,8 +282,8 @@ def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: Platf
     running.workspaces.create("moss")
     url = "https://git.example/x.git"
     assert cli("platform", "connect", url).status == 1  # which of the two?
-    assert cli("platform", "connect", url, "-w", "moss").status == 0
-    error = json.loads(cli("--json", "platform", "connect", url, "-w", "default").err)["error"]
+    assert cli("platform", "connect", url, "-w", "moss", "--no-check").status == 0
+    error = json.loads(cli("--json", "platform", "connect", url, "-w", "default", "--no-check").err)["error"]
     assert error["code"] == "CONFLICT"
 
 
@@ -321,3 +324,113 @@ def test_the_secret_key_is_rotated(cli: Cli, running: PlatformServices) -> None:
     assert done["resource"] == {"resealed": 1, "forgotten_keys": 0, "damaged": []}
     plain = cli("platform", "secret-key", "rotate", "--plain")
     assert plain.status == 0 and "1 secrets sealed anew" in plain.out
+
+
+def committed(path: Path) -> Path:
+    """A repository with a commit on its branch ``main``."""
+    repository(path)
+    who = ("-c", "user.name=Mara", "-c", "user.email=mara@fern.example")
+    for command in (("checkout", "-q", "-b", "main"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", "-C", str(path), *who, *command], check=True)
+    return path
+
+
+def test_what_does_not_clone_is_not_connected_unless_it_is_to_be(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    gone = f"file://{tmp_path / 'gone.git'}"
+    error = json.loads(cli("--json", "platform", "connect", gone).err)["error"]
+    assert "does not appear to be a git repository" in error["message"]
+    assert "--no-check" in error["hint"]
+    assert envelope(cli, "repository", "list")["items"] == []
+    assert cli("platform", "connect", gone, "--no-check").status == 0
+
+
+def test_a_branch_that_is_not_there_is_not_connected(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    root = committed(tmp_path / "agents")
+    done = cli("platform", "connect", str(root), "--branch", "mian")
+    assert (done.status, "has no branch 'mian'" in done.err, "did you mean main?" in done.err) == (
+        1,
+        True,
+        True,
+    )
+    assert envelope(cli, "connect", str(root), "--branch", "main")["resource"]["default_branch"] == "main"
+    empty = repository(tmp_path / "empty")
+    assert "has no commit yet" in cli("platform", "connect", str(empty), "--plain").err
+
+
+def test_repositories_are_listed_with_where_they_are_cloned_from(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    assert "osmosis platform connect" in cli("platform", "repository", "list").out
+    root = committed(tmp_path / "agents")
+    connected = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
+    running.rollouts.sync(connected["id"])
+    running.workspaces.create("moss")
+    (item,) = envelope(cli, "repository", "list")["items"]
+    assert (item["identity"], item["workspace"], item["clone_url"]) == ("fern/agents", "default", str(root))
+    assert (item["identities"], item["sync_error"]) == (connected["identities"], None)
+    assert len(item["last_synced_sha"]) == 40 and item["last_synced_at"].endswith("Z")
+    assert envelope(cli, "repository", "list", "-w", "moss")["items"] == []
+    for mode in ((), ("--plain",)):
+        assert "fern/agents" in cli("platform", "repository", "list", *mode).out
+    assert cli("platform", "repository", "list", "-w", "mos").status == 1
+
+
+def test_a_repository_is_disconnected_by_any_of_its_names(
+    cli: Cli, running: PlatformServices, tmp_path: Path, platform_home: Path
+) -> None:
+    root = committed(tmp_path / "agents")
+    for name in ("fern/agents", identify_origin(str(root)).identity, str(root)):
+        connected = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
+        running.rollouts.sync(connected["id"])
+        mirror = platform_home / "git" / f"{connected['id']}.git"
+        assert mirror.is_dir()
+        asked = json.loads(cli("--json", "platform", "disconnect", name).err)["error"]
+        assert asked["code"] == "INTERACTIVE_REQUIRED" and mirror.is_dir()
+        done = envelope(cli, "disconnect", name, "--yes")
+        assert (done["operation"], done["resource"]["identity"]) == ("platform.disconnect", "fern/agents")
+        assert not mirror.exists()
+        assert envelope(cli, "repository", "list")["items"] == []
+
+
+def test_a_repository_that_is_not_connected_is_told_with_the_one_that_is(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    assert "osmosis platform repository list" in cli("platform", "disconnect", "fern/agents", "-y").err
+    envelope(cli, "connect", str(committed(tmp_path / "agents")), "--identity", "fern/agents")
+    done = cli("platform", "disconnect", "fern/agnets", "-y")
+    assert (done.status, "did you mean fern/agents?" in done.err) == (1, True)
+
+
+def test_runs_that_have_not_begun_are_told_before_their_repository_goes(
+    cli: Cli, running: PlatformServices, tmp_path: Path
+) -> None:
+    connected = envelope(cli, "connect", str(committed(tmp_path / "agents")))["resource"]
+    described = {
+        "kind": "eval",
+        "status": "pending",
+        "request": {},
+        "rollout_name": "x",
+        "dataset_name": "x",
+        "model_path": "x",
+    }
+    home = running.workspaces.find("default")
+    with running.db.transaction() as session:
+        session.add(
+            Run(
+                **described,
+                id="run_1",
+                workspace_id=home.id,
+                repository_id=connected["id"],
+                name="amber-otter-42",
+                created_at=running.clock.now(),
+            )
+        )
+    done = cli("platform", "disconnect", connected["identity"], "--yes", "--plain")
+    assert (done.status, "1 pending run will fail without its code: amber-otter-42" in done.err) == (0, True)
+    with running.db.session() as session:
+        run = session.get(Run, "run_1")
+        assert run is not None and run.repository_id is None

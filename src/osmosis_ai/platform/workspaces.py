@@ -20,8 +20,17 @@ from osmosis_ai.api.git_identity import identify_origin, parse_identity
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Membership, Repository, RepositoryIdentity, User, Workspace, new_id
+from osmosis_ai.platform.db.models import (
+    Membership,
+    Repository,
+    RepositoryIdentity,
+    Run,
+    User,
+    Workspace,
+    new_id,
+)
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
+from osmosis_ai.workspace.spelling import closest
 
 Role = Literal["owner", "admin", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -184,6 +193,41 @@ class Workspaces:
                 )
             )
 
+    def find_repository(self, name: str) -> Repository:
+        """Return a repository by any of its identities, its id or what it is cloned from.
+
+        Raises:
+            NotFoundError: there is none; the hint names the one that was probably meant.
+        """
+        with self._db.session() as session:
+            by_identity = (
+                select(Repository)
+                .join(RepositoryIdentity, RepositoryIdentity.repository_id == Repository.id)
+                .where(RepositoryIdentity.identity == name.lower())
+            )
+            named = (Repository.id == name) | (Repository.clone_url == name)
+            found = session.scalar(by_identity) or session.scalar(select(Repository).where(named))
+            if found is None:
+                known = session.scalars(select(RepositoryIdentity.identity)).all()
+        if found is None:
+            near = closest(name, known)
+            listing = "`osmosis platform repository list` lists them"
+            raise NotFoundError(
+                f"no repository '{name}' is connected.", hint=f"did you mean {near}?" if near else listing
+            )
+        return found
+
+    def waiting_runs(self, repository_id: str) -> list[str]:
+        """Return the names of runs of a repository that have not begun, and so still need its code."""
+        with self._db.session() as session:
+            waiting = select(Run.name).where(Run.repository_id == repository_id, Run.status == "pending")
+            return list(session.scalars(waiting.order_by(Run.created_at, Run.id)))
+
+    def disconnect_repository(self, repository_id: str) -> None:
+        """Take a repository out of its workspace, with its identities and rollouts; its runs stay."""
+        with self._db.transaction() as session:
+            session.execute(delete(Repository).where(Repository.id == repository_id))
+
     def connect_repository(
         self,
         workspace_id: str,
@@ -210,7 +254,7 @@ class Workspaces:
             OsmosisError: the identity or the URL is no good.
         """
         known_as = parse_identity(identity)
-        source = _checked_clone_url(clone_url)
+        source = checked_clone_url(clone_url)
         names = {known_as, *also_known_as, *_identities_of(source)}
         with self._db.transaction() as session:
             owners = _owners(session, names)
@@ -263,7 +307,7 @@ def _identities_of(clone_url: str) -> list[str]:
         return []
 
 
-def _checked_clone_url(clone_url: str) -> str:
+def checked_clone_url(clone_url: str) -> str:
     """Return what Git will be given; credentials would lie readable in the database."""
     parsed = parse_clone_url(clone_url, allow_local=True)
     if parsed.username or parsed.password:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from osmosis_ai.cli.platform import member, secret_key, token, user, workspace
+from osmosis_ai.cli.platform import member, repository, secret_key, token, user, workspace
 from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
+from osmosis_ai.cli.platform.disconnect import disconnect
 from osmosis_ai.cli.platform.restore import restore
 from osmosis_ai.cli.platform.start import start
 from osmosis_ai.cli.platform.status import status
@@ -17,6 +18,7 @@ app.command("start")(start)
 app.command("status")(status)
 app.command("stop")(stop)
 app.command("connect")(connect)
+app.command("disconnect")(disconnect)
 app.command("backup")(backup)
 app.command("restore")(restore)
 
@@ -43,6 +45,10 @@ app.add_typer(workspaces, name="workspace")
 secret_keys = typer.Typer(help="Rotate the key that seals the platform's secrets.")
 secret_keys.command("rotate")(secret_key.rotate)
 app.add_typer(secret_keys, name="secret-key")
+
+repositories = typer.Typer(help="List the connected repositories.")
+repositories.command("list")(repository.list_)
+app.add_typer(repositories, name="repository")
 
 members = typer.Typer(help="Let users into workspaces and out of them.")
 members.command("add")(member.add)

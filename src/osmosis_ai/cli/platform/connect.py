@@ -13,6 +13,7 @@ from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.workspace.git import read_origin, without_credentials, worktree_root
+from osmosis_ai.workspace.spelling import closest
 
 
 def connect(
@@ -34,8 +35,17 @@ def connect(
     branch: Annotated[
         str | None, typer.Option(help="The branch runs use; the repository's default when not given.")
     ] = None,
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check", help="Connect it although it may not clone: its host is away, or no key is set up."
+        ),
+    ] = False,
 ) -> OperationResult:
-    """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts."""
+    """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts.
+
+    What does not clone is refused.
+    """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.opened import opened_platform
 
@@ -43,6 +53,8 @@ def connect(
     sent = _identity_of(located.origin, required=identity is None)
     with opened_platform() as platform:
         home = platform.workspace(workspace)
+        if not no_check:
+            _require_clone(platform.config.git_dir, identity or sent, located.clone_url, branch)
         repository = platform.workspaces.connect_repository(
             home.id,
             identity or sent,
@@ -69,6 +81,41 @@ def connect(
         },
         next_steps=located.next_steps,
     )
+
+
+def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | None) -> None:
+    """Ask the repository what it has.
+
+    Raises:
+        OsmosisError: it does not answer as one, or has no such branch.
+    """
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
+    from osmosis_ai.platform.workspaces import checked_clone_url
+
+    # A password in the URL is refused before it could reach Git.
+    source = Source(identity, checked_clone_url(clone_url))
+    mirrors = MirrorStore(git_dir)
+    try:
+        with current().status(f"Asking {source.clone_url}"):
+            refs = mirrors.probe(source)
+    except OsmosisError as error:
+        error.hint = f"{error.hint}; " if error.hint else ""
+        error.hint += "or connect it all the same with --no-check"
+        raise
+    finally:
+        mirrors.close()
+    branches = [name.removeprefix("refs/heads/") for name in refs.commits if name.startswith("refs/heads/")]
+    if branch is not None and branch not in branches:
+        near = closest(branch, branches)
+        raise NotFoundError(
+            f"{source.clone_url} has no branch '{branch}'.",
+            hint=f"did you mean {near}?"
+            if near
+            else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}",
+        )
+    if not branches:
+        current().warn(f"{source.clone_url} has no commit yet; a run needs one.")
 
 
 @dataclass(frozen=True)

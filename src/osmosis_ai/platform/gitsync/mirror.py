@@ -78,6 +78,16 @@ class RevisionError(OsmosisError):
 
 
 @dataclass(frozen=True)
+class Source:
+    """A repository that is not connected yet, as :class:`RepositorySource`."""
+
+    identity: str
+    clone_url: str
+    id: str = ""
+    default_branch: str | None = None
+
+
+@dataclass(frozen=True)
 class MirrorHead:
     """The default branch as last fetched; both are None while the repository is empty."""
 
@@ -104,6 +114,15 @@ class MirrorStore:
     def close(self) -> None:
         """End what Git still does; nothing can be asked afterwards."""
         self._git.close()
+
+    def probe(self, repository: RepositorySource) -> RemoteRefs:
+        """Ask the place a repository is cloned from what it has; nothing is fetched, and nothing written.
+
+        Raises:
+            SyncError: when it cannot be asked; a clone would fail in the same words.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._remote(repository).refs()
 
     def sync(self, repository: RepositorySource, *, max_age_s: float = 0.0) -> MirrorHead:
         """Fetch what is new; blocks while it does, and while another thread or process fetches the same.

@@ -1,8 +1,8 @@
 """An agent that multiplies: it may call a tool, and is graded against the known product.
 
-The model is asked over plain HTTP, so every step is visible: the endpoint and its key come from
-the rollout context, the conversation is a list of OpenAI messages, and what `run` returns is
-what the grader sees.
+The model is asked over plain HTTP, so every step is visible: the rollout context has a client with
+the endpoint and its key, the conversation is a list of OpenAI messages, and what `run` returns is
+what the grader sees. (`get_rollout_context().openai()` is the same as an OpenAI client.)
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
-import aiohttp
 import uvicorn
 
 from osmosis_ai.rollout.agent_workflow import AgentWorkflow
@@ -42,8 +39,6 @@ MULTIPLY_TOOL = {
 class MultiplyWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     """Asks the model, executes the tool calls it makes, and stops at its first plain answer."""
 
-    http: ClassVar[aiohttp.ClientSession]  # shared by all rollouts of this process
-
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> AgentWorkflowOutput:
         messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]
         for _ in range(MAX_TURNS):
@@ -63,12 +58,10 @@ class MultiplyWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         assert rollout is not None, "the rollout server sets the context around run()"
         # The run decides which model answers, so the body names none in particular.
         body = {"model": "policy", "messages": messages, "tools": [MULTIPLY_TOOL], "temperature": 1.0}
-        url = f"{rollout.chat_completions_url}/chat/completions"
-        headers = {"Authorization": f"Bearer {rollout.api_key}"}
-        async with self.http.post(url, json=body, headers=headers) as response:
-            if response.status != 200:
-                raise RuntimeError(f"the model answered HTTP {response.status}: {await response.text()}")
-            reply = (await response.json())["choices"][0]["message"]
+        response = await rollout.http().post("/chat/completions", json=body)
+        if response.status_code != 200:
+            raise RuntimeError(f"the model answered HTTP {response.status_code}: {response.text}")
+        reply = response.json()["choices"][0]["message"]
         return {key: value for key, value in reply.items() if value is not None}
 
 
@@ -97,19 +90,11 @@ def call_tool(function: dict[str, Any]) -> str:
         return f"error: bad arguments ({error})"
 
 
-@asynccontextmanager
-async def lifespan(_app: object) -> AsyncIterator[None]:
-    # No limit here: how many rollouts run at once is the controller's choice.
-    pool, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=900)
-    async with aiohttp.ClientSession(connector=pool, timeout=timeout) as session:
-        MultiplyWorkflow.http = session
-        yield
-
-
 def main() -> None:
+    # No limit here: how many rollouts run at once is the controller's choice.
     config = AgentWorkflowConfig(name="multiply", concurrency=ConcurrencyConfig(max_concurrent=None))
     backend = LocalBackend(workflow=MultiplyWorkflow, workflow_config=config, grader=MultiplyGrader)
-    app = create_rollout_server(backend=backend, lifespan=lifespan)
+    app = create_rollout_server(backend=backend)
     host = os.environ.get("_OSMOSIS_ROLLOUT_HOST", "0.0.0.0")
     port = int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000"))
     uvicorn.run(app, host=host, port=port, log_level="warning")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from osmosis_ai.rollout import RolloutContext
+from osmosis_ai.rollout import RolloutContext, model_client
 from osmosis_ai.rollout.model_client import close_shared_connections
 
 REPLY = {
@@ -28,7 +28,6 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
-        self.connections: list[object] = []
         self.retries: list[str | None] = []
         self.base_url = ""
         self.breaks = 0
@@ -37,7 +36,6 @@ class Endpoint:
         self.asked.append((request.path, request.headers.get("Authorization")))
         self.retries.append(request.headers.get("x-stainless-retry-count"))
         assert request.transport is not None
-        self.connections.append(request.transport.get_extra_info("peername"))
         if self.breaks:
             self.breaks -= 1
             request.transport.abort()
@@ -79,7 +77,8 @@ async def test_each_rollout_calls_its_own_address_with_its_own_key_over_shared_c
     assert endpoint.asked == [
         (f"/v1/rollouts/{name}/chat/completions", f"Bearer key-{name}") for name in ("a", "a", "b", "b")
     ]
-    assert len(set(endpoint.connections)) == 1
+    # Not the sockets: on a busy machine one may have been idle for too long in between.
+    assert len(model_client._shared[asyncio.get_running_loop()]) == 1
 
 
 async def test_many_calls_at_once_wait_for_no_connection(endpoint: Endpoint) -> None:

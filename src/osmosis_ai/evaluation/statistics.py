@@ -335,15 +335,19 @@ class _RowMeans:
         if data.size == 0:
             return None
         first, which, counts = _places(labels)
-        # Equal values have exactly their own mean, which sums may miss.
-        scale = _scale_of(data)
-        scaled = data / scale
-        base = scaled[first]
-        means = (base + np.bincount(which, weights=scaled - base[which]) / counts) * scale
+        means = data[first]
+        if means.size < data.size:
+            # Equal values have exactly their own mean, which sums may miss.
+            scale = _scale_of(data)
+            scaled, base = data / scale, means / scale
+            means = (base + np.bincount(which, weights=scaled - base[which]) / counts) * scale
         if clusters is None:
             return cls(means, np.arange(means.size), means.size, data.size)
         _, cluster_labels = _as_arrays(values, clusters)
-        groups, within = np.unique(cluster_labels[first], return_inverse=True)
+        by_row = cluster_labels[first]
+        if np.all(by_row[1:] > by_row[:-1]):
+            return cls(means, np.arange(means.size), means.size, data.size)
+        groups, within = np.unique(by_row, return_inverse=True)
         return cls(means, within.reshape(-1), groups.size, data.size)
 
 
@@ -351,6 +355,11 @@ def _places(labels: Integers) -> tuple[Integers, Integers, Integers]:
     """Return (first sample of each row, place of each sample's row, samples of each row)."""
     import numpy as np
 
+    if np.all(labels[1:] >= labels[:-1]):
+        # A run's samples come row by row, and sorting them again would cost most of the time.
+        starts = np.concatenate(([True], labels[1:] != labels[:-1]))
+        first = np.flatnonzero(starts)
+        return first, np.cumsum(starts) - 1, np.diff(first, append=labels.size)
     _, first, which, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     return first, which.reshape(-1), counts
 

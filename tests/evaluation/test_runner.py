@@ -473,3 +473,31 @@ async def test_the_last_progress_shows_the_numbers_of_the_results(world: World) 
     last = world.hooks.snapshots[-1]
     assert (last.total, last.completed, last.in_flight) == (3, 3, 0)
     assert last.pass_rate == estimates.pass_rate.value
+
+
+async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: World) -> None:
+    first = await world.run(n=2)
+    assert first.complete
+    events = world.directory / "events.jsonl"
+    damaged = events.read_bytes().replace(b'"reward":1.0', b'"reward":0.0', 1)
+    events.write_bytes(damaged)
+    with pytest.raises(OsmosisError, match="damaged at line 1") as refused:
+        await world.run(n=2)
+    assert "--salvage" in (refused.value.hint or "")
+    assert events.read_bytes() == damaged
+
+    world.hooks = RecordingHooks()
+    rest = await world.run(n=2, options={"salvage": True})
+    assert (rest.resumed, rest.dispatched, rest.succeeded) == (5, 1, 6)
+    assert any("5 results are intact and kept; line 1 of the journal" in note for note in world.hooks.notes)
+    assert world.metrics()["summary"]["pass_rate"] == 1.0
+    assert len(list((world.directory / "trajectories").iterdir())) == 6
+    assert (world.directory / "events.jsonl.damaged").read_bytes() == damaged
+
+
+async def test_rows_that_are_copies_are_one_cluster_and_said_before_anything_is_spent(world: World) -> None:
+    write_rows(world.rows, ["one", "two", "one", "three", "one"])
+    await world.run()
+    assert any("2 of 5 rows are copies of another" in note for note in world.hooks.notes)
+    estimates = world.metrics()["estimates"]
+    assert (estimates["pass_rate"]["clusters"], estimates["counts"]["copies"]) == (3, 2)

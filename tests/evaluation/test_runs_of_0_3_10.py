@@ -65,6 +65,7 @@ async def test_a_partial_one_is_continued_and_its_finished_rows_are_kept(old_wor
     before = directory.events.read_bytes()
     summary = await old_world.run(options={"name": "partial"})
     assert (summary.resumed, summary.dispatched, summary.pending) == (1, 3, 0)
+    assert any("1 result has no digest" in note for note in old_world.hooks.notes)
     assert directory.events.read_bytes().startswith(before)
     records = [entry.record for entry in replay(directory.events)]
     assert [(each.row_index, each.status) for each in sorted(records, key=lambda each: each.row_index)] == [

@@ -23,6 +23,7 @@ from osmosis_ai.evaluation.machine import MachineWatch
 from osmosis_ai.evaluation.pace import Pace
 from osmosis_ai.evaluation.pending import WorkItem, pending_items
 from osmosis_ai.evaluation.rollout_host import RolloutHost
+from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
@@ -55,6 +56,7 @@ class Job:
     options: LocalEvalOptions
     dataset: DatasetInput
     selection: Selection
+    copies: RowCopies
     rollout_dir: Path
     directory: RunDirectory
     environ: Mapping[str, str]

@@ -5,6 +5,9 @@ Invariant: a record counts if and only if its whole line, newline included, is o
 from the journal. Appends that arrive while the disk is busy share the next write and its one
 fsync (group commit), so durability costs one flush per moment, not one per record.
 
+Each record is chained to the one before it by a digest (``journal_chain.py``), so that damage is seen when
+the journal is read from its beginning.
+
 On opening, an unterminated last line is cut off even if it would parse: nobody was told that it
 counts. A terminated line that is not a record is never repaired, it is refused with its number.
 """
@@ -17,10 +20,12 @@ import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal_chain import Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.files import sync_directory
 
@@ -55,7 +60,8 @@ class Journal:
         self._descriptor = descriptor
         self._size = size
         self._full_hint = full_hint
-        self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
+        self._last_digest = _last_digest(path)
+        self._waiting: list[_Append] = []
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalWriteError | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
@@ -87,13 +93,13 @@ class Journal:
         """Committed bytes."""
         return self._size
 
-    def replay(self) -> Iterator[Entry]:
-        """Yield every committed record, oldest first, in constant memory.
+    def replay(self, chain: Chain | None = None) -> Iterator[Entry]:
+        """Yield every committed record, oldest first, in constant memory; ``chain`` as in :func:`replay`.
 
         Raises:
             JournalCorruptionError: at the first line that is not a record.
         """
-        return replay(self.path)
+        return replay(self.path, chain=chain)
 
     async def append(self, record: TerminalRecord) -> int:
         """Make ``record`` durable and return its offset. Cancelling the caller does not undo the write.
@@ -101,14 +107,17 @@ class Journal:
         Raises:
             JournalWriteError: when the disk refused it; every later append fails the same way.
         """
-        return await self.append_line(record.to_line())
+        return await self._append(record.to_line(), chained=True)
 
     async def append_line(self, line: bytes) -> int:
-        """Make a line, its newline included, durable as :meth:`append` does; return its offset."""
+        """Make a line, its newline included, durable as it is; return its offset."""
+        return await self._append(line, chained=False)
+
+    async def _append(self, line: bytes, *, chained: bool) -> int:
         if self._failure is not None:
             raise self._failure
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((line, durable))
+        self._waiting.append(_Append(line, chained, durable))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush())
         return await durable
@@ -127,15 +136,23 @@ class Journal:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             offset = self._size
+            lines = [self._in_chain(append) for append in batch]
             try:
-                await loop.run_in_executor(self._thread, self._write, b"".join(line for line, _ in batch))
+                await loop.run_in_executor(self._thread, self._write, b"".join(lines))
             except OSError as error:
                 self._fail(error, batch)
                 return
-            for line, durable in batch:
-                if not durable.done():
-                    durable.set_result(offset)
+            for line, append in zip(lines, batch, strict=True):
+                if not append.durable.done():
+                    append.durable.set_result(offset)
                 offset += len(line)
+
+    def _in_chain(self, append: _Append) -> bytes:
+        """Return the line to be written. Should that fail, nothing is ever written behind it."""
+        if not append.chained:
+            return append.line
+        line, self._last_digest = sealed(append.line, self._last_digest)
+        return line
 
     def _write(self, block: bytes) -> None:
         """Write and flush ``block``; on an error the file is as before, as far as the disk lets it."""
@@ -150,13 +167,21 @@ class Journal:
             raise
         self._size += len(block)
 
-    def _fail(self, error: OSError, batch: list[tuple[bytes, asyncio.Future[int]]]) -> None:
+    def _fail(self, error: OSError, batch: list[_Append]) -> None:
         # After a failed fsync the kernel may have dropped the pages: nothing more can be promised.
         self._failure = _write_error(self.path, error, self._full_hint)
         refused, self._waiting = batch + self._waiting, []
-        for _, durable in refused:
-            if not durable.done():
-                durable.set_exception(self._failure)
+        for append in refused:
+            if not append.durable.done():
+                append.durable.set_exception(self._failure)
+
+
+class _Append(NamedTuple):
+    """A line that waits for the disk; ``chained`` ones get their digest when their predecessor is known."""
+
+    line: bytes
+    chained: bool
+    durable: asyncio.Future[int]
 
 
 class Entry(NamedTuple):
@@ -167,26 +192,39 @@ class Entry(NamedTuple):
     record: TerminalRecord
 
 
-def replay(path: Path, start: int = 0) -> Iterator[Entry]:
+def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterator[Entry]:
     """Yield every terminated line of ``path`` from byte ``start`` on.
 
-    An unterminated last line is passed over, so a file may be read while it is being written.
+    An unterminated last line is passed over, so a file may be read while it is being written. Digests are checked
+    when it is read from its beginning, and then by ``chain`` where one is given; what is read on from a later byte is
+    read as it is.
 
     Raises:
         JournalCorruptionError: at the first line that is not a record.
     """
+    followed = chain or (Chain() if start == 0 else None)
     for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
         try:
             record = TerminalRecord.from_line(line)
+            if followed is not None:
+                followed.follow(line)
         except ValueError as error:
             where = f"line {number}" if start == 0 else f"byte {offset}"
             raise JournalCorruptionError(
-                f"the journal `{path}` is damaged at {where}: {error}. Results before it are intact, "
-                "but a run is not continued from a damaged journal.",
+                f"the journal `{path}` is damaged at {where}: {error}. "
+                "A run is not continued from a damaged journal.",
                 details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
-                hint="run again with `--fresh`: the damaged run is kept beside the new one",
+                hint=salvage_hint(path),
             ) from None
         yield Entry(offset, offset + len(line), record)
+
+
+def salvage_hint(path: Path) -> str:
+    """Return what to do about the damaged journal of a run on this machine."""
+    return (
+        f"run it again with `--name {path.parent.name} --salvage`: what is intact is kept, the rest is done anew; "
+        "or with `--fresh`: the damaged run is kept beside the new one"
+    )
 
 
 def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -234,9 +272,9 @@ class JournalReader:
         return self._block[offset - self._start : end + 1]
 
 
-def _committed_size(descriptor: int) -> int:
-    """Return the offset after the last newline, looking from the end."""
-    end = os.fstat(descriptor).st_size
+def _committed_size(descriptor: int, *, before: int | None = None) -> int:
+    """Return the offset after the last newline (``before`` an offset), looking from the end."""
+    end = os.fstat(descriptor).st_size if before is None else before
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
@@ -244,6 +282,30 @@ def _committed_size(descriptor: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def _last_digest(path: Path) -> bytes:
+    """Return the digest that the next record is chained to: that of the last line, stated or worked out."""
+    chain = Chain()
+    for _, line in _from_last_line(path):
+        _, stated = opened(line)
+        if stated is not None:
+            return stated
+    for _, line in committed_lines(path):
+        with contextlib.suppress(ValueError):
+            chain.follow(line)
+    return chain.last
+
+
+def _from_last_line(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line) of the last terminated line, if there is one."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        end = _committed_size(descriptor)
+        start = _committed_size(descriptor, before=end - 1) if end else 0
+    finally:
+        os.close(descriptor)
+    yield from islice(committed_lines(path, start), 1)
 
 
 def _write_error(path: Path, error: OSError, hint: str) -> JournalWriteError:

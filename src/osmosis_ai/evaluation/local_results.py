@@ -13,6 +13,7 @@ from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 
@@ -49,11 +50,15 @@ def read_local_results(directory: Path) -> LocalResults:
     rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
     ledger = Ledger(rows, n)
     metrics = MetricsAccumulator(rows=rows, n=n, pass_threshold=_pass_threshold(found))
+    copies = RowCopies(rows)
     if found.events.exists():
         for offset, _, record in replay(found.events):
             if ledger.holds(record.row_index, record.run_index):
                 ledger.settle(record.row_index, record.run_index, record.status, offset)
                 metrics.add_record(record)
+                if record.row_digest is not None:
+                    copies.note(record.row_index, record.row_digest)
+    metrics.cluster(copies.clusters())
     return LocalResults(directory, manifest.run_name, rows, ledger.open_count, running, metrics.summary())
 
 

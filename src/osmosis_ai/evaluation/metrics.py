@@ -101,10 +101,8 @@ class MetricsAccumulator:
 
         if rows < 0 or n < 1:
             raise ValueError(f"cannot count {n} attempts on {rows} rows")
-        self._clusters = np.arange(rows) if clusters is None else np.asarray(clusters, dtype=np.int64)
-        if self._clusters.shape != (rows,):
-            raise ValueError(f"{self._clusters.size} clusters cannot be those of {rows} rows")
         self.rows = rows
+        self.cluster(np.arange(rows) if clusters is None else clusters)
         self.n = n
         self.pass_threshold = pass_threshold
         self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
@@ -112,6 +110,18 @@ class MetricsAccumulator:
         self._lost: dict[tuple[int, int], int] = {}
         self._reasons = [UNKNOWN]
         self._reason_codes = {UNKNOWN: 0}
+
+    def cluster(self, clusters: Labels) -> None:
+        """Learn which rows are copies, as ``clusters`` above, in place of what was known.
+
+        Raises:
+            ValueError: when there is not one cluster for each row.
+        """
+        import numpy as np
+
+        self._clusters = np.asarray(clusters, dtype=np.int64)
+        if self._clusters.shape != (self.rows,):
+            raise ValueError(f"{self._clusters.size} clusters cannot be those of {self.rows} rows")
 
     @property
     def memory_bytes(self) -> int:

@@ -7,6 +7,7 @@ be made again. A snapshot is streamed: its cost in memory does not depend on the
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ class RunDirectory:
         for unfinished in self.path.glob(".*.tmp"):
             unfinished.unlink(missing_ok=True)
         sync_directory(self.path.parent)
+
+    def remove_copies(self) -> None:
+        """Remove the copies of trajectories and artifacts; the run's next session makes them again."""
+        for directory in (self.trajectories, self.artifacts):
+            shutil.rmtree(directory, ignore_errors=True)
 
     def put_aside(self) -> Path | None:
         """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from osmosis_ai.evaluation.budget import Spending
-from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError
+from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
+from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.metrics_models import LimitedBy
@@ -69,6 +70,7 @@ class RunState:
 
     Attributes:
         limited_by: tells what has held this session back so far; set by whoever dispatches.
+        unverified: replayed records that have no digest, so that damage to them could not be seen.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RunState:
         self.projector = projector
         self.log = log
         self.redact = redact
+        self.unverified = 0
         self._pass_threshold = pass_threshold
         self.limited_by: Callable[[], LimitedBy | None] = lambda: None
         self._reward_sum = 0.0
@@ -103,14 +106,16 @@ class RunState:
         Raises:
             JournalCorruptionError: when a line is no record, or of an item that the run does not have.
         """
-        for offset, _, record in journal.replay():
+        chain = Chain()
+        for offset, _, record in journal.replay(chain):
             if not self.ledger.holds(record.row_index, record.run_index):
                 raise JournalCorruptionError(
                     f"the journal `{journal.path}` is damaged: it has a result of row {record.row_index}, "
                     f"attempt {record.run_index + 1}, which is not part of the run.",
-                    hint="run again with `--fresh`: the damaged run is kept beside the new one",
+                    hint=salvage_hint(journal.path),
                 )
             self._count(record, offset)
+        self.unverified = chain.without_digest
 
     async def prepare(self, record: TerminalRecord) -> None:
         """Make way for a record that may replace an older one: the older one's copies go first."""

@@ -21,6 +21,7 @@ from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.engine import Stop
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
 from osmosis_ai.evaluation.grader_digest import grader_digest
+from osmosis_ai.evaluation.headline import copied_rows
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
@@ -29,6 +30,7 @@ from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.pending import selected_rows
 from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
+from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.evaluation.run_state import RunState
@@ -106,8 +108,12 @@ class LocalEvalRunner:
         with ExitStack() as held:
             inputs = await asyncio.to_thread(self._inputs)
             opened = open_run(held, self._output_root, self._options, inputs, self._config_stem)
+            if self._options.salvage:
+                await asyncio.to_thread(self._salvage, opened)
             ledger = self._replay_ledger(opened)
             self._hooks.plan(self._plan(opened, ledger))
+            if warning := copied_rows(self._copies.count, len(self._selection)):
+                self._hooks.note(warning)
             pending = ledger.open_count
             if pending and not await self._hooks.confirm_dispatch(
                 pending=pending, model_path=self._spec.model_path
@@ -132,8 +138,7 @@ class LocalEvalRunner:
             raise OsmosisError(
                 f"no row is selected: `{self._dataset.path}` has {self._selection.total_rows} rows."
             )
-        for _ in selected_rows(self._dataset.path, self._selection):
-            pass
+        self._copies = RowCopies.of(row for _, row in selected_rows(self._dataset.path, self._selection))
         digest = source_digest(self._rollout_dir, output_root=self._output_root)
         rows = self._selection.describe()
         return run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
@@ -150,6 +155,30 @@ class LocalEvalRunner:
         if self._options.retry_failed:
             ledger.reopen_failed()
         return ledger
+
+    def _salvage(self, opened: OpenedRun) -> None:
+        """Make the run's journal whole again, and say what became of it; asked for, so nobody is asked again.
+
+        Raises:
+            OsmosisError: the new journal cannot be written.
+        """
+        from osmosis_ai.evaluation.salvage import salvage
+
+        directory = opened.directory
+        if opened.manifest is None or not directory.events.exists():
+            self._hooks.note(f"`{opened.name}` has no journal yet: there is nothing to salvage.")
+            return
+        ledger = Ledger(len(self._selection), self._spec.n)
+        try:
+            found = salvage(directory.events, lambda each: ledger.holds(each.row_index, each.run_index))
+        except OSError as error:
+            raise OsmosisError(
+                f"the journal of `{opened.name}` could not be salvaged: {error}. It is as it was."
+            ) from error
+        for told in found.sentences():
+            self._hooks.note(told)
+        if found.damaged is not None:
+            directory.remove_copies()
 
     def _plan(self, opened: OpenedRun, ledger: Ledger) -> RunPlan:
         return RunPlan(
@@ -193,6 +222,7 @@ class LocalEvalRunner:
             dataset=self._dataset,
             selection=self._selection,
             rollout_dir=self._rollout_dir,
+            copies=self._copies,
             directory=directory,
             environ=self._environ,
             cache_dir=self._cache_dir,
@@ -232,6 +262,8 @@ class _Session:
             log.write("run", "session starts", run=manifest.run_name, pending=state.ledger.open_count)
             if self._resumed:
                 log.write("resume", "continuing from the journal", finished=self._resumed)
+            if state.unverified:
+                self._note_unverified(state.unverified, log)
             self._write_snapshots("running")
             execution: Execution | None = None
             stop: Stop | None = None
@@ -242,6 +274,14 @@ class _Session:
             await journal.close()
         return await self._finalize(stop, execution)
 
+    def _note_unverified(self, count: int, log: RunLog) -> None:
+        told = (
+            f"{count} {'result has' if count == 1 else 'results have'} no digest in the journal "
+            "(0.3.10 wrote none): damage to them could not be seen."
+        )
+        log.write("resume", told, level="WARNING", unverified=count)
+        self._hooks.note(told)
+
     def _replay(self, journal: Journal, log: RunLog) -> RunState:
         job, spec = self._job, self._job.spec
         ledger = Ledger(len(job.selection), spec.n)
@@ -249,7 +289,12 @@ class _Session:
         spending = Spending(job.options.budget, earlier_s=earlier / 1000)
         state = RunState(
             ledger=ledger,
-            metrics=MetricsAccumulator(rows=len(job.selection), n=spec.n, pass_threshold=spec.pass_threshold),
+            metrics=MetricsAccumulator(
+                rows=len(job.selection),
+                n=spec.n,
+                pass_threshold=spec.pass_threshold,
+                clusters=job.copies.clusters(),
+            ),
             spending=spending,
             projector=Projector(job.directory, ledger, log),
             log=log,

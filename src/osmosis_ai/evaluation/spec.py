@@ -128,6 +128,7 @@ class LocalEvalOptions:
         name: the run's name; generated, or that of the run to continue, when None.
         fresh: put an existing run of that name aside and start anew.
         retry_failed: also redo failed and skipped attempts.
+        salvage: make a damaged journal whole again out of its intact lines, and redo the rest.
         max_in_flight: rollouts at once; wins over the specification's ``batch_size``.
         rollout_port: port of the rollout's server; None takes a free one.
         seed: the run's seed; part of the resume lock.
@@ -137,6 +138,7 @@ class LocalEvalOptions:
     name: str | None = None
     fresh: bool = False
     retry_failed: bool = False
+    salvage: bool = False
     max_in_flight: int | None = None
     rollout_port: int | None = None
     verbose: bool = False
@@ -149,6 +151,11 @@ class LocalEvalOptions:
         problems = [
             *_whole("--max-in-flight", self.max_in_flight),
             *_whole("--rollout-port", self.rollout_port),
+            *(
+                ["`--fresh` starts over and `--salvage` goes on: choose one"]
+                if self.fresh and self.salvage
+                else []
+            ),
             *([] if type(self.seed) is int else [f"`--seed` must be a whole number, not {self.seed!r}"]),
         ]
         if self.rollout_port is not None and self.rollout_port > 65535:

@@ -44,6 +44,7 @@ class EvalRunRequest:
     output: Path | None = None
     fresh: bool = False
     retry_failed: bool = False
+    salvage: bool = False
     max_in_flight: int | None = None
     secret_values: Mapping[str, str] | None = None
     seed: int = 0
@@ -153,6 +154,7 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
             name=request.name,
             fresh=request.fresh,
             retry_failed=request.retry_failed,
+            salvage=request.salvage,
             max_in_flight=request.max_in_flight,
             rollout_port=request.rollout_port,
             verbose=request.verbose,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.seeds import attempt_seeds
 from osmosis_ai.training.metrics import VALIDATION_PASS_RATE, VALIDATION_REWARD, finite
 from osmosis_ai.training.sampler import Attempt, Sample
@@ -112,7 +113,12 @@ async def validate(
         for index in range(plan.attempts)
     ]
     samples = await sampler.sample(attempts, finished=finished)
-    metrics = MetricsAccumulator(rows=len(rows), n=plan.attempts, pass_threshold=plan.pass_threshold)
+    metrics = MetricsAccumulator(
+        rows=len(rows),
+        n=plan.attempts,
+        pass_threshold=plan.pass_threshold,
+        clusters=RowCopies.of(rows).clusters(),
+    )
     for place, sample in enumerate(samples):
         verdict, usage = sample.verdict, sample.usage
         metrics.add(

@@ -45,6 +45,14 @@ def run(
         bool,
         typer.Option("--retry-failed", help="Also redo failed and skipped attempts.", rich_help_panel=WHERE),
     ] = False,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Keep what is intact of a damaged journal, redo the rest.",
+            rich_help_panel=WHERE,
+        ),
+    ] = False,
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Rollouts at once, at most.", rich_help_panel=PACE)
     ] = None,
@@ -86,6 +94,7 @@ def run(
         output=output,
         fresh=fresh,
         retry_failed=retry_failed,
+        salvage=salvage,
         max_in_flight=max_in_flight,
         secret_values=read_secrets_file(secrets_file) if secrets_file else {},
         seed=seed,

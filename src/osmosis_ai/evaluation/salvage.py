@@ -1,0 +1,109 @@
+"""A damaged journal, made whole again out of the lines that are intact; the damaged one is kept beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.evaluation.journal import committed_lines
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, digest_of, opened, sealed
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.files import replacing
+
+_SHOWN_LINES = 10
+Belongs = Callable[[TerminalRecord], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What became of a journal.
+
+    Attributes:
+        kept: results in the new journal.
+        unverified: those of them that had no digest, and still have none: nobody can tell whether they were changed.
+        dropped: numbers of the lines that were left out, from 1.
+        damaged: where the damaged journal is; None when nothing was damaged and nothing was written.
+    """
+
+    kept: int
+    unverified: int
+    dropped: tuple[int, ...]
+    damaged: Path | None
+
+    def sentences(self) -> list[str]:
+        """Return what to tell about it."""
+        if self.damaged is None:
+            return [f"nothing in the journal is damaged; all {self.kept} results are kept."]
+        shown = ", ".join(map(str, self.dropped[:_SHOWN_LINES])) + (
+            ", …" if len(self.dropped) > _SHOWN_LINES else ""
+        )
+        lines = "line" if len(self.dropped) == 1 else "lines"
+        return [
+            f"{self.kept} results are intact and kept; {lines} {shown} of the journal could not be trusted, "
+            f"and what is missing is done again. The damaged journal is kept as {self.damaged.name}."
+        ]
+
+
+def salvage(path: Path, belongs: Belongs) -> Salvage:
+    """Replace a damaged journal by one of its intact lines, in their order; no other process may be writing it.
+
+    A line is intact when it is a record of the run and has the digest that it states, behind the line before it. The
+    line behind a damaged one may be lost with it. At any moment the journal is either the old one or the new one, whole.
+
+    Args:
+        path: the journal.
+        belongs: whether a record is of an attempt of the run.
+
+    Raises:
+        OSError: the new one cannot be written; the old one is as it was.
+    """
+    kept = unverified = 0
+    dropped = []
+    for number, _, stated, intact in _judged(path, belongs):
+        kept += intact
+        unverified += intact and not stated
+        if not intact:
+            dropped.append(number)
+    if not dropped:
+        return Salvage(kept, unverified, (), None)
+    aside = _free_name(path)
+    with replacing(path) as new:
+        last = BEFORE_THE_FIRST
+        for _, body, stated, intact in _judged(path, belongs):
+            if intact:
+                line, digest = sealed(body, last) if stated else (body, digest_of(body, last))
+                new.write(line)
+                last = digest
+        _keep(path, aside)
+    return Salvage(kept, unverified, tuple(dropped), aside)
+
+
+def _judged(path: Path, belongs: Belongs) -> Iterator[tuple[int, bytes, bool, bool]]:
+    """Yield (number, body, whether it states a digest, whether it is intact) of every line."""
+    chain = Chain()
+    for number, (_, line) in enumerate(committed_lines(path), start=1):
+        body, stated = opened(line)
+        try:
+            chain.follow(line)
+            intact = belongs(TerminalRecord.from_line(body))
+        except ValueError:
+            intact = False
+        yield number, body, stated is not None, intact
+
+
+def _free_name(path: Path) -> Path:
+    aside, number = path.with_name(f"{path.name}.damaged"), 2
+    while aside.exists():
+        aside, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
+    return aside
+
+
+def _keep(path: Path, aside: Path) -> None:
+    """Give the old journal a second name, before the new one takes the first."""
+    try:
+        os.link(path, aside)
+    except OSError:  # a file system without links
+        shutil.copy2(path, aside)

@@ -10,13 +10,14 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts examples
 
-.PHONY: help demo demo-train test lint format unit e2e bench model test-pythons clean
+.PHONY: help demo demo-train test lint format unit e2e bench soak model test-pythons clean
 
 help:
 	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
 	@echo "make demo-train    train that model, too, and show what it learned (installs torch)"
 	@echo "make test          lint, type-check and test everything"
 	@echo "make bench         run the benchmarks"
+	@echo "make soak          kill and flood it for as long as that takes, and check that nothing is lost"
 	@echo "make format        format the code"
 	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
 	@echo "make test-pythons  run the unit tests on every Python 3.10-3.13 found"
@@ -52,6 +53,9 @@ e2e: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+soak: $(VENV)/.dev
+	$(BIN)/python scripts/soak_platform.py
 
 model: $(VENV)/.dev
 	$(BIN)/python scripts/make_tiny_model.py

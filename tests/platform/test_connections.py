@@ -76,7 +76,8 @@ def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(config
             assert reply.startswith(b"HTTP/1.1 408") and b"BODY_TOO_SLOW" in reply
         with connected(platform) as endless:
             endless.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 100_000)
-            assert rest(endless).startswith(b"HTTP/1.1 431")
+            # h11, which serves where httptools is not installed, has a limit of its own and calls it 400.
+            assert rest(endless).split(b" ")[1] in (b"431", b"400")
 
 
 def test_a_reply_may_take_longer_than_any_deadline_of_requests(

@@ -144,6 +144,19 @@ def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_pl
     assert "[advanced] `queue`: not a setting of this trainer, ignored." in warned
 
 
+def test_a_platform_that_would_take_a_run_is_believed_rather_than_this_release(maze: Maze) -> None:
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "los_type = 'grpo'"))
+    maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded"})
+    hosted = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
+    assert (hosted.status, "the platform is likely to refuse it" in hosted.err) == (0, True)
+    assert "model" in hosted.json["resource"]["unchecked"]
+    maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
+    asked = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
+    assert (asked.status, "likely to refuse" in asked.err) == (0, False)
+    assert (asked.json["operation"], asked.json["resource"]["unchecked"]) == ("train.check", [])
+    assert not maze.post("/training-runs").called
+
+
 def test_an_eval_config_is_no_training_config(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT + "\n[evaluation]\nn = 1\n")
     error = maze.osmosis("train", "submit", CONFIG, "--yes", "--json").error

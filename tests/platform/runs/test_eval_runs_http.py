@@ -15,7 +15,7 @@ from osmosis_ai.platform.runs import submit as submit_module
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, Submits, add_dataset, experiment, issue, submit_body
+from tests.platform.evaluations import Code, Submits, add_dataset, experiment, git, issue, submit_body
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)
@@ -220,6 +220,15 @@ def test_code_and_models_that_are_not_there_are_refused(
 ) -> None:
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(**changes))
     assert said in issue(body, key)["message"]
+
+
+def test_code_that_is_not_committed_is_refused(api: TestClient, code: Code) -> None:
+    code.write("rollouts/fresh/main.py", "")
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(rollout="fresh"))
+    assert "commit it and `git push`" in issue(body, "experiment.rollout")["message"]
+    git(code.path, "update-ref", "-d", "refs/heads/main")
+    body = refused(api, 400, "INVALID_CONFIG")
+    assert "has no commit on its default branch" in issue(body, "experiment.branch")["message"]
 
 
 def test_a_model_that_nobody_serves_is_said_beside_all_else(api: TestClient) -> None:

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.classify import Verdict
 from osmosis_ai.training.learner import OutOfMemoryError, StepRefusedError
 from osmosis_ai.training.loop_state import (
     REFUSED_STEPS_END,
@@ -178,6 +181,80 @@ async def test_rollouts_that_never_get_a_reward_end_the_run_with_the_first_failu
         await world.run()
     assert steps(world) == list(range(1, UNSCORED_STEPS_END))
     assert world.told.records[0].unscored == {"agent_error": 4}
+
+
+def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settings: Any) -> LoopWorld:
+    """Learning goes on as ever; the held-out rows get what is said, validation by validation."""
+    world = LoopWorld(path, held_out=12, eval_interval=2, **settings)
+    rewards = iter(rewards_by_validation)
+    made, current = world.sampler._made, {}
+
+    def validated(attempt: Any, step: int) -> Any:
+        sample = made(attempt, step)
+        if not attempt.name.startswith("valid"):
+            return sample
+        number = attempt.name.split("-")[1]
+        if number not in current:
+            current[number] = next(rewards)
+        reward = current[number](attempt.row.source_row_index)
+        verdict = (
+            Verdict("success", reward=reward)
+            if reward is not None
+            else Verdict("failed", error_type="agent_error", boundary="agent", error="broke")
+        )
+        return replace(sample, verdict=verdict)
+
+    world.sampler._made = validated  # type: ignore[method-assign]
+    return world
+
+
+async def test_a_validation_that_fell_below_the_start_beyond_chance_is_told_then_and_at_the_end(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: 0.6 + row / 100, lambda row: 0.6 + row / 90, lambda row: 0.3 + row / 80]
+    )
+    ending = await world.run()
+    records = {record.step: record for record in read_history(world.history.path)}
+    assert records[2].warnings == []
+    assert "fell below that of the start by 0.2" in records[4].warnings[-1]
+    assert ending.because == "finished"
+    assert "fell below that of the start" in str(ending.warning)
+    assert sum("fell below" in note for note in world.told.notes) == 2, "when it was found, and at the end"
+    assert records[4].metrics["eval/validation/reward_low"] < records[4].metrics["eval/validation/reward"]
+
+
+async def test_what_the_start_came_to_is_known_to_a_later_session(tmp_path):
+    rewards = [lambda row: 0.6 + row / 100, lambda row: 0.6 + row / 90, lambda row: 0.3 + row / 80]
+    world = world_whose_validation(tmp_path, rewards)
+    world.told.on_step = lambda record: world.loop.stop() if record.step == 1 else None
+    await world.run()
+    world.told.on_step = lambda record: None
+    world.resume()
+    ending = await world.run()
+    assert "fell below" in str(ending.warning)
+
+
+async def test_a_difference_that_may_be_chance_is_not_told(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: float(row % 2), lambda row: float(row % 3 == 0), lambda row: float(row % 2)]
+    )
+    ending = await world.run()
+    assert ending.warning is None
+    assert not any("fell below" in note for note in world.told.notes)
+
+
+async def test_a_validation_of_which_much_has_no_score_is_warned_of(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: 1.0, lambda row: None if row < 8 else 1.0, lambda row: 1.0]
+    )
+    await world.run()
+    records = {record.step: record for record in read_history(world.history.path)}
+    [warning] = [line for line in records[2].warnings if "validation samples" in line]
+    assert "only 10 of 12 validation samples have a score (2 x agent_error)" in warning
+    assert (records[2].metrics["eval/validation/scored"], records[2].metrics["eval/validation/samples"]) == (
+        10,
+        12,
+    )
+    assert not records[4].warnings
 
 
 async def test_samples_without_a_reward_are_left_out_of_the_lesson_and_counted(tmp_path):

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from osmosis_ai.training.cut_off import settled, timed_out
@@ -31,7 +31,7 @@ from osmosis_ai.training.rollout_batch import (
     lesson_of,
     rollout_metrics,
 )
-from osmosis_ai.training.validation import ValidationPlan, validate, validation_metrics
+from osmosis_ai.training.validation import ValidationPlan, few_scored, validate, validation_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,11 @@ class TrainingLoop:
         try:
             ending = await self._run()
             await self._keep_last_checkpoint()
-            return ending
+            if self.state.fallen is None:
+                return ending
+            warning = f"{self.state.fallen}; look at the curve before you deploy its last checkpoint."
+            self._hooks.note(warning)
+            return replace(ending, warning=warning)
         finally:
             await self._abandon_batches()
             await asyncio.to_thread(self._learner_thread.shutdown)
@@ -166,7 +170,9 @@ class TrainingLoop:
         publishing_s = await self._publish(learned)
         warnings += [refusal] if refusal else list(learned.warnings)
         metrics |= learning_metrics(learned, learning_s)
-        metrics |= await self._validate_if_due(step)
+        validated, worries = await self._validate_if_due(step)
+        metrics |= validated
+        warnings += worries
         metrics |= finite(
             {
                 "time/publishing_s": publishing_s,
@@ -255,21 +261,23 @@ class TrainingLoop:
         """Record step 0: how the policy does before it learned anything."""
         if self._parts.rows.held_out:
             self._hooks.stage("validating the policy before the first step")
-            await self._record(0, await self._unless_stopped(self._validate(0)), {}, [])
+            metrics, warnings = await self._unless_stopped(self._validate(0))
+            await self._record(0, metrics, {}, warnings)
 
-    async def _validate_if_due(self, step: int) -> dict[str, float]:
+    async def _validate_if_due(self, step: int) -> tuple[dict[str, float], list[str]]:
         due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
         if not due or not self._parts.rows.held_out:
-            return {}
+            return {}, []
         try:
             return await self._unless_stopped(self._validate(step))
         except _Stopped:
-            return {}  # the update counts all the same
+            return {}, []  # the update counts all the same
 
-    async def _validate(self, step: int) -> dict[str, float]:
+    async def _validate(self, step: int) -> tuple[dict[str, float], list[str]]:
+        """Return a validation's numbers, and what a person should know of them."""
         parts, started = self._parts, time.monotonic()
         total = len(parts.rows.held_out) * parts.validation.attempts
-        evaluation = await validate(
+        validation = await validate(
             parts.sampler,
             parts.rows.held_out,
             parts.validation,
@@ -277,7 +285,9 @@ class TrainingLoop:
             step=step,
             finished=self._progress(step, "validation", total),
         )
-        return validation_metrics(evaluation) | {"time/validation_s": time.monotonic() - started}
+        numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
+        worries = [few_scored(validation.metrics), self.state.judge_validation(validation.rewards)]
+        return numbers, [worry for worry in worries if worry]
 
     async def _record(
         self, step: int, metrics: dict[str, float], unscored: dict[str, int], warnings: list[str]

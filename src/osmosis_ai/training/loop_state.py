@@ -7,9 +7,10 @@ which a person must know of before more is spent.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.validation import fall
 
 if TYPE_CHECKING:
     from osmosis_ai.training.rollout_batch import Lesson, RolloutBatch
@@ -37,10 +38,11 @@ class NothingToLearnError(OsmosisError):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a session ended, in a word and in a sentence."""
+    """Why a session ended, in a word and in a sentence; and what must not be overlooked about the policy."""
 
     because: EndedBecause
     message: str
+    warning: str | None = None
 
 
 @dataclass
@@ -51,6 +53,8 @@ class LoopState:
         step: steps done.
         silent, unscored, refused: how many of the latest steps in a row were of that kind.
         reward: the mean of the latest step that had any.
+        start_rewards: of the first validation, by row; None before there was one.
+        fallen: how far the latest validation lies below it, if that is more than chance.
     """
 
     step: int = 0
@@ -58,8 +62,10 @@ class LoopState:
     unscored: int = 0
     refused: int = 0
     reward: float | None = None
+    start_rewards: list[float | None] | None = None
+    fallen: str | None = None
 
-    def as_dict(self) -> dict[str, float | None]:
+    def as_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return asdict(self)
 
@@ -83,6 +89,18 @@ class LoopState:
             f"{statistics.reward_mean:.3g}): there is nothing to learn from them. The run ends after "
             f"{SILENT_STEPS_END} such steps."
         ]
+
+    def judge_validation(self, rewards: list[float | None]) -> str | None:
+        """Take note of a validation; return what to tell when it fell below the first one by more than chance."""
+        if self.start_rewards is None:
+            self.start_rewards = rewards
+            return None
+        self.fallen = fall(self.start_rewards, rewards)
+        return (
+            f"{self.fallen}: the policy gets worse at rows that it does not learn from."
+            if self.fallen
+            else None
+        )
 
     def end_of_silence(self, updates: int) -> Ending | None:
         """Return the end when there is nothing to learn any more.

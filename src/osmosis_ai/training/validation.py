@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from osmosis_ai.training.sampler import RolloutSampler
 
 
+# A validation with a smaller share of scored samples is warned of.
+SCORED_SHARE = 0.9
+
+
 @dataclass(frozen=True)
 class ValidationPlan:
     """What to validate on.
@@ -50,6 +54,19 @@ class ValidationPlan:
             )
         if self.max_rows < 1 or self.attempts < 1:
             raise OsmosisError("a validation needs at least one row and one attempt.")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a validation came to.
+
+    Attributes:
+        metrics: in the evaluation's numbers.
+        rewards: of each row, the mean over its scored attempts; None where none was scored.
+    """
+
+    metrics: EvalMetrics
+    rewards: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,7 @@ async def validate(
     seed: int,
     step: int,
     finished: Callable[[Sample], None],
-) -> EvalMetrics:
+) -> Validation:
     """Measure the policy on ``rows``.
 
     Args:
@@ -133,17 +150,62 @@ async def validate(
             boundary=verdict.boundary,
             error_type=verdict.error_type,
         )
-    return metrics.summary()
+    size = plan.attempts
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    return Validation(metrics.summary(), [_mean([sample.reward for sample in group]) for group in groups])
+
+
+def _mean(rewards: Sequence[float | None]) -> float | None:
+    scored = [reward for reward in rewards if reward is not None]
+    return sum(scored) / len(scored) if scored else None
 
 
 def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
     """Return a validation as a step's metrics; over scored samples, absent where there are none."""
     reward, passed = evaluation.estimates.reward, evaluation.estimates.pass_rate
+    counts = evaluation.estimates.counts
     return finite(
         {
             VALIDATION_REWARD: reward.value if reward else None,
             "eval/validation/reward_stderr": reward.stderr if reward else None,
+            "eval/validation/reward_low": reward.low if reward else None,
+            "eval/validation/reward_high": reward.high if reward else None,
             VALIDATION_PASS_RATE: passed.value if passed else None,
-            "eval/validation/scored": evaluation.estimates.counts.scored,
+            "eval/validation/scored": counts.scored,
+            "eval/validation/samples": counts.planned,
         }
+    )
+
+
+def few_scored(evaluation: EvalMetrics) -> str | None:
+    """Return what to say beside a validation of which too much has no score; None when nearly all of it has."""
+    counts = evaluation.estimates.counts
+    if counts.scored >= SCORED_SHARE * counts.planned:
+        return None
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
+    return (
+        f"only {counts.scored} of {counts.planned} validation samples have a score"
+        f"{f' ({reasons})' if reasons else ''}: the validation's numbers say nothing of the others."
+    )
+
+
+def fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:
+    """Return by how much a validation lies below that of the start, if that is more than chance; else None.
+
+    Both made the same attempts on the same rows: differences are taken row by row, and their 95 % interval decides.
+    """
+    from osmosis_ai.evaluation.statistics import paired_difference
+
+    known = [
+        [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)
+    ]
+    if not all(known):
+        return None
+    (rows_now, values_now), (rows_start, values_start) = (zip(*pairs, strict=True) for pairs in known)
+    found = paired_difference(values_now, rows_now, values_start, rows_start)
+    if found is None or found.high is None or found.low is None or found.high >= 0:
+        return None
+    return (
+        f"the validation reward fell below that of the start by {-found.value:.3g} (95 % interval {-found.high:.3g} to "
+        f"{-found.low:.3g}, row by row)"
     )

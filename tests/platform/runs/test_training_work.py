@@ -175,6 +175,19 @@ def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: B
     assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
 
 
+def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench: Bench, ends: Any) -> None:
+    fell = "the validation reward fell below that of the start by 0.29"
+
+    def falls(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, STEPS)
+        return Ending("finished", f"all {STEPS} steps are done.", warning=fell)
+
+    ends(falls)
+    assert bench.work() == Verdict("finished")
+    notes = bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
+    assert "The validation reward fell below that of the start by 0.29" in notes
+
+
 def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends: Any) -> None:
     def runs_out_of_memory(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 3)

@@ -74,6 +74,7 @@ class TrainingResumption:
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = None
             run.secret_scopes = {**scopes}
+            run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
             line = Line(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
             self._logs.add(session, run.id, [line])
         self._runs.goes_on(run.id)

@@ -117,7 +117,7 @@ class TrainingWork(Work[PreparedTraining]):
         return await self._verdict(summary, findings, publisher)
 
     def record(self, run: Run) -> None:
-        """Say on ``run`` why it ended before its last step, if it did so of its own accord."""
+        """Say on ``run`` why it ended before its last step, if it did so of its own accord, and how its policy fell."""
         if self._ending is not None:
             run.results = {**(run.results or {}), "ending": self._ending}
 
@@ -139,11 +139,14 @@ class TrainingWork(Work[PreparedTraining]):
     async def _verdict(
         self, summary: TrainingSummary, findings: TrainingFindings, publisher: Publisher
     ) -> Verdict:
-        if summary.ending.because == "stopped":
+        ending = summary.ending
+        notes = [ending.message] if ending.because == "nothing_to_learn" else []
+        notes += [_as_sentence(ending.warning)] if ending.warning else []
+        if notes:
+            self._ending = " ".join(notes)
+        if ending.because == "stopped":
             return await self._left(findings)
-        publisher.log(Line(summary.ending.message, step="run"))
-        if summary.ending.because == "nothing_to_learn":
-            self._ending = summary.ending.message
+        publisher.log(Line(ending.message, step="run"))
         if await asyncio.to_thread(findings.keep_last):
             return Verdict("finished")
         return Verdict("failed", one_sentence(_not_kept()))
@@ -153,6 +156,10 @@ class TrainingWork(Work[PreparedTraining]):
         if self._leases.is_to_stop(self._lease):
             await asyncio.to_thread(findings.keep_last)
         return Verdict(None)
+
+
+def _as_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:

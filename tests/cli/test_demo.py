@@ -193,6 +193,40 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     demo.stderr.close()
 
 
+@pytest.mark.e2e
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(
+    "options, under_way", [((), "Waiting for the run"), (("--train",), "Training run submitted")]
+)
+def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(
+    tmp_path: Path, options: tuple[str, ...], under_way: str
+) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "osmosis_ai", "demo", "--json", *options],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stderr is not None
+    told = []
+    for line in demo.stderr:
+        told.append(line)
+        if line.startswith(under_way):
+            break
+    else:
+        pytest.fail("the run was never submitted")
+    assert any(line.startswith("$ osmosis eval submit") for line in told)
+    assert not options or any("400/400" in line for line in told)
+    assert list(tmp_path.glob("osmosis-demo-*"))
+    demo.send_signal(signal.SIGTERM)
+    out, _ = demo.communicate(timeout=300)
+    assert (demo.returncode, out) == (143, "")
+    assert list(tmp_path.glob("osmosis-demo-*")) == []
+    assert processes_with(str(tmp_path / "osmosis-demo-")) == []
+
+
 def processes_with(text: str) -> list[int]:
     """Return the processes, but this one, in whose environment or arguments ``text`` occurs."""
     found = []

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.cli.output.context import Mode, OutputContext
 
+NARRATE_ENV = "_OSMOSIS_NARRATE"
 MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
 
@@ -56,7 +57,9 @@ def _run_in_mode(modes: list[Mode], rest: list[str]) -> int:
     from osmosis_ai.errors import OsmosisError
 
     _end_with_the_parent()
-    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich")
+    # The demo shows what its commands do while it reads their results as JSON; theirs are not to narrate.
+    narrates = os.environ.pop(NARRATE_ENV, None) is not None
+    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich", narrates=narrates)
     use(output)
     _write_any_text(output)
     trail: list[str] = []

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Conversation, OperationResult, Styled, Turn
 from osmosis_ai.errors import OsmosisError
@@ -51,15 +56,45 @@ def demo(
     from osmosis_ai.services.demo import prepare_scratch
 
     _check_options(train=train, seed=seed, local=local, keep=keep, clean=clean)
-    output = current()
-    scratch = prepare_scratch(keep_dir)
+    with _ended_in_order():
+        scratch = prepare_scratch(keep_dir)
+        try:
+            if train:
+                return _trained(scratch, keep=keep, seed=seed or 0, clean=clean)
+            return _evaluated(scratch, local=local, keep=keep, clean=clean)
+        except KeyboardInterrupt:
+            _tell(f"What there is so far: {scratch.root}")
+            raise
+        except SystemExit:
+            scratch.discard()
+            raise
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Make SIGTERM, which no person sends, end the demo with what it started and what it wrote."""
+
+    def end(number: int, _frame: object) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    for one in before:
+        signal.signal(one, end)
     try:
-        if train:
-            return _trained(scratch, keep=keep, seed=seed or 0, clean=clean)
-        return _evaluated(scratch, local=local, keep=keep, clean=clean)
-    except KeyboardInterrupt:
-        output.note(f"What there is so far: {scratch.root}")
-        raise
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _tell(line: str) -> None:
+    """Write how far the demo is to stderr, in JSON mode, too: it takes minutes."""
+    current().say(formats.literal(line))
 
 
 def _check_options(*, train: bool, seed: int | None, local: bool, keep: bool, clean: bool) -> None:
@@ -81,9 +116,9 @@ def _evaluated(scratch: Scratch, *, local: bool, keep: bool, clean: bool) -> Ope
 
     output = current()
     if local:
-        outcome = run_local_demo(scratch, display=output.mode, tell=output.note)
+        outcome = run_local_demo(scratch, display=output.mode, tell=_tell)
     else:
-        outcome = run_platform_demo(scratch, display=output.mode, keep=keep, tell=output.note)
+        outcome = run_platform_demo(scratch, display=output.mode, keep=keep, tell=_tell)
     removed = clean and outcome.complete
     if removed:
         shutil.rmtree(scratch.root)
@@ -103,7 +138,7 @@ def _trained(scratch: Scratch, *, keep: bool, seed: int, clean: bool) -> Operati
     from osmosis_ai.services.demo import run_training_demo
 
     output = current()
-    outcome = run_training_demo(scratch, display=output.mode, keep=keep, seed=seed, tell=output.note)
+    outcome = run_training_demo(scratch, display=output.mode, keep=keep, seed=seed, tell=_tell)
     removed = clean and outcome.complete
     if removed:
         shutil.rmtree(scratch.root)

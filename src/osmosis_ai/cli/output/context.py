@@ -35,6 +35,7 @@ class OutputContext:
     Args:
         mode: ``rich`` (the default of the command line), ``plain`` or ``json``.
         stdin, stdout, stderr: the process's own streams when not given.
+        narrates: whether notes and progress are told on stderr: not in JSON mode, unless said.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class OutputContext:
         stdin: TextIO | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
+        narrates: bool = False,
     ) -> None:
         self.mode: Mode = mode
+        self.narrates = narrates or mode != "json"
         self.stdin = stdin if stdin is not None else sys.stdin
         self.stdout = stdout if stdout is not None else sys.stdout
         self.stderr = stderr if stderr is not None else sys.stderr
@@ -68,8 +71,8 @@ class OutputContext:
             yield
 
     def note(self, message: str) -> None:
-        """Write one line to stderr; nothing in JSON mode."""
-        if self.mode != "json":
+        """Write one line to stderr; in JSON mode only where asked to narrate."""
+        if self.narrates:
             self.say(formats.literal(message))
 
     @contextmanager

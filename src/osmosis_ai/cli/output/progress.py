@@ -37,7 +37,7 @@ def open_progress(
     context: OutputContext, description: str, *, total: float | None, unit: str
 ) -> Iterator[Progress]:
     """Yield the progress display that suits ``context``."""
-    if context.mode == "json":
+    if not context.narrates:
         yield _Silent()
     elif context.animated:
         from osmosis_ai.cli.output import terminal

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,6 +18,9 @@ from osmosis_ai.services.demo.scratch import Scratch
 from osmosis_ai.supervision import LIFELINE_ENV
 
 Display = Literal["rich", "plain", "json"]
+Tell = Callable[[str], None]
+_NARRATE_ENV = "_OSMOSIS_NARRATE"
+_END_TIMEOUT_S = 5.0
 PROGRAM = (sys.executable, "-m", "osmosis_ai")
 
 
@@ -26,7 +31,7 @@ class CommandFailed(OsmosisError):
 
 
 def run_shown(
-    scratch: Scratch, words: Sequence[str], *, display: Display, env: Mapping[str, str]
+    scratch: Scratch, words: Sequence[str], *, display: Display, env: Mapping[str, str], tell: Tell
 ) -> tuple[int, dict[str, Any] | None]:
     """Run a command for the user to watch; return its exit status and, in ``json``, its result's resource.
 
@@ -35,6 +40,7 @@ def run_shown(
         words: the command without the program's name.
         display: in ``rich`` and ``plain`` its output goes to this process's own streams.
         env: its environment.
+        tell: in ``json``, takes how far it is, a line at a time.
 
     Raises:
         CommandFailed: in ``json``, it ended without a result.
@@ -44,19 +50,31 @@ def run_shown(
         mode = () if display == "rich" else ("--plain",)
         status, _, _ = _run(scratch, (*mode, *words), env, captured=False)
         return status, None
-    return run_quietly(scratch, words, env=env, may_fail=True)
+    return run_quietly(scratch, words, env={**env, _NARRATE_ENV: "1"}, may_fail=True, tell=tell)
 
 
 def run_quietly(
-    scratch: Scratch, words: Sequence[str], *, env: Mapping[str, str], may_fail: bool = False
+    scratch: Scratch,
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    may_fail: bool = False,
+    tell: Tell | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run a command unseen; return its exit status and what it has to say to programs.
+
+    Args:
+        scratch: whose workspace it runs in.
+        words: the command without the program's name.
+        env: its environment.
+        may_fail: whether a result counts whatever the exit status.
+        tell: takes the lines that it writes to stderr for people.
 
     Raises:
         CommandFailed: it ended without a result or, unless it ``may_fail``, with another status than 0.
         KeyboardInterrupt: the user interrupted it.
     """
-    status, said, complained = _run(scratch, ("--json", *words), env, captured=True)
+    status, said, complained = _run(scratch, ("--json", *words), env, captured=True, tell=tell)
     if not said or (status != 0 and not may_fail):
         raise failure_of(words, complained, status, scratch)
     result: dict[str, Any] = json.loads(said)
@@ -91,7 +109,12 @@ def tied_to_this_process(environment: Mapping[str, str]) -> Iterator[tuple[dict[
 
 
 def _run(
-    scratch: Scratch, words: Sequence[str], env: Mapping[str, str], *, captured: bool
+    scratch: Scratch,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    captured: bool,
+    tell: Tell | None = None,
 ) -> tuple[int, bytes, bytes]:
     stream = subprocess.PIPE if captured else None
     with tied_to_this_process(env) as (environment, lifeline):
@@ -105,11 +128,44 @@ def _run(
             pass_fds=(lifeline,),
             start_new_session=True,
         )
-        with _interrupts_reach(process):
-            said, complained = process.communicate()
+        try:
+            with _interrupts_reach(process):
+                said, complained = process.communicate() if tell is None else _overheard(process, tell)
+        except BaseException:
+            _end(process)
+            raise
     if process.returncode == 130:
         raise KeyboardInterrupt
     return process.returncode, said or b"", complained or b""
+
+
+def _overheard(process: subprocess.Popen[bytes], tell: Tell) -> tuple[bytes, bytes]:
+    """Read what a process says and complains, telling its lines for people as they come."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said: list[bytes] = []
+    reader = threading.Thread(target=lambda: said.append(process.stdout.read()), daemon=True)  # type: ignore[union-attr]
+    reader.start()
+    complained = []
+    with process.stdout, process.stderr:
+        for line in process.stderr:
+            complained.append(line)
+            # Errors and warnings are objects: the former are told with the command's end.
+            if not line.startswith(b"{"):
+                tell(line.decode("utf-8", "replace").rstrip())
+        reader.join()
+    process.wait()
+    return b"".join(said), b"".join(complained)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group, by force when it does not in time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+            return
 
 
 @contextmanager

@@ -26,5 +26,5 @@ def run_local_demo(scratch: Scratch, *, display: Display, tell: Callable[[str], 
     """
     tell(f"$ cd {scratch.workspace}\n$ osmosis eval run {CONFIG}")
     words = ("eval", "run", CONFIG, "--yes", "--name", RUN_NAME)
-    status, run = run_shown(scratch, words, display=display, env=scratch.environment(os.environ))
+    status, run = run_shown(scratch, words, display=display, env=scratch.environment(os.environ), tell=tell)
     return read_outcome(scratch, status, scratch.workspace / ".osmosis" / "evals" / RUN_NAME, run)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +21,15 @@ TRAINING_CONFIG = "configs/training/multiply.toml"
 TRAINING_DATASET = "data/multiply_train.jsonl"
 # How much is shown, and how.
 _SHOWN_AS = ("OSMOSIS_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
+_REMOVING_TRIES, _REMOVING_PAUSE_S = 50, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The demo's directory."""
+    """The demo's directory; a ``temporary`` one is nobody's choice."""
 
     root: Path
+    temporary: bool = False
 
     @property
     def workspace(self) -> Path:
@@ -73,6 +77,14 @@ class Scratch:
         self._git("remote", "add", "origin", str(self.origin))
         self._git("push", "--quiet", "--set-upstream", "origin", "main")
 
+    def discard(self) -> None:
+        """Remove a temporary directory; whatever wrote to it may still be ending."""
+        for _ in range(_REMOVING_TRIES if self.temporary else 0):
+            shutil.rmtree(self.root, ignore_errors=True)
+            if not self.root.exists():
+                return
+            time.sleep(_REMOVING_PAUSE_S)
+
     def _git(self, *arguments: str) -> None:
         done = run_git(arguments, cwd=self.workspace, env=self.own_variables())
         if done.returncode != 0:
@@ -97,9 +109,13 @@ def prepare_scratch(directory: Path | None) -> Scratch:
                 f"{root} is not an empty directory.", hint="name one that does not exist: --keep-dir DIR"
             )
         root.mkdir(parents=True, exist_ok=True)
-    scratch = Scratch(root.resolve())
-    for name in ("config", "cache", "data"):
-        (scratch.root / name).mkdir(mode=0o700)
-    (scratch.root / "empty.env").touch()
-    copy_sample_workspace(scratch.workspace)
+    scratch = Scratch(root.resolve(), temporary=directory is None)
+    try:
+        for name in ("config", "cache", "data"):
+            (scratch.root / name).mkdir(mode=0o700)
+        (scratch.root / "empty.env").touch()
+        copy_sample_workspace(scratch.workspace)
+    except BaseException:
+        scratch.discard()
+        raise
     return scratch

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from osmosis_ai.services.demo.commands import (
     PROGRAM,
     CommandFailed,
     Display,
+    Tell,
     failure_of,
     run_quietly,
     run_shown,
@@ -33,7 +34,6 @@ ENV_FILE = "env.sh"
 _SECRET = "DEMO_API_KEY"
 _START = ("platform", "start", "--port", "0", "--login")
 _STOP_TIMEOUT_S = 30.0
-Tell = Callable[[str], None]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Session:
     def watch(self, *words: str) -> tuple[int, dict[str, Any] | None]:
         """Run a command for the user to watch; as :func:`run_shown`."""
         self.tell(f"$ osmosis {shlex.join(words)}")
-        return run_shown(self.scratch, words, display=self.display, env=self.platform.env)
+        return run_shown(self.scratch, words, display=self.display, env=self.platform.env, tell=self.tell)
 
     def connect(self) -> None:
         """Push the workspace, and let the platform know it and its secret."""

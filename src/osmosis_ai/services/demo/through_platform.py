@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from osmosis_ai.services.demo.commands import Display
+from osmosis_ai.services.demo.commands import Display, Tell
 from osmosis_ai.services.demo.outcome import DemoOutcome
 from osmosis_ai.services.demo.scratch import CONFIG, DATASET, Scratch
-from osmosis_ai.services.demo.session import Session, Tell, running_platform
+from osmosis_ai.services.demo.session import Session, running_platform
 
 
 def run_platform_demo(scratch: Scratch, *, display: Display, keep: bool, tell: Tell) -> DemoOutcome:

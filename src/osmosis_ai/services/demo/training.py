@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
-from osmosis_ai.services.demo.commands import CommandFailed, Display
+from osmosis_ai.services.demo.commands import CommandFailed, Display, Tell
 from osmosis_ai.services.demo.outcome import DemoOutcome
 from osmosis_ai.services.demo.scratch import CONFIG, DATASET, TRAINING_CONFIG, TRAINING_DATASET, Scratch
-from osmosis_ai.services.demo.session import Session, Tell, running_platform
+from osmosis_ai.services.demo.session import Session, running_platform
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Estimate

@@ -257,7 +257,11 @@ class PlatformClient:
             headers=sent,
             timeout=httpx.Timeout(limit_s),
         )
-        return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry), sleep=self._sleep)
+        try:
+            return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry), sleep=self._sleep)
+        except PlatformError as error:
+            error.path = path
+            raise
 
     def _attempt(self, request: httpx.Request, model: type[M], limit_s: float, retry: Retry) -> M:
         try:

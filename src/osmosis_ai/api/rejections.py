@@ -39,6 +39,9 @@ class PlatformError(OsmosisError):
         status: the HTTP status; None when there was no usable reply.
         platform_code: the platform's own ``code``.
         body: the JSON object it sent, without secrets.
+
+    Attributes:
+        path: of the call that failed, where it was one to a route.
     """
 
     default_code = "PLATFORM_ERROR"
@@ -58,6 +61,7 @@ class PlatformError(OsmosisError):
         self.status = status
         self.platform_code = platform_code
         self.body: dict[str, Any] = dict(body or {})
+        self.path: str | None = None
 
     @property
     def refuses_git_scope(self) -> bool:

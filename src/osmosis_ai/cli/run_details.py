@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from osmosis_ai.cli.name_completion import complete_run
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Row, Status, Styled
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingRunDetail
     from osmosis_ai.services.platform_runs import RunKind
 
-RunArgument = Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)]
+RunArgument = Annotated[
+    str, typer.Argument(help="Name or id of a run.", show_default=False, autocompletion=complete_run)
+]
 
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 """How a kind of run is spoken of."""

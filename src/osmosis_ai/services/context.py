@@ -19,6 +19,7 @@ from osmosis_ai.api.git_identity import GitIdentity, identify_origin
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.rejections import PlatformError
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.names import suggestion
 from osmosis_ai.workspace.git import read_origin
 from osmosis_ai.workspace.layout import Workspace, find_workspace
 
@@ -119,6 +120,8 @@ def open_context(
         except PlatformError as error:
             if error.platform_code in NOT_CONNECTED_CODES:
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
+            elif error.status == 404 and error.path is not None and error.hint is None:
+                error.hint = suggestion(client, error.path)
             raise
 
 

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.name_completion import complete_dataset
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.results import Moment, Row, Status
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
 
-NameArgument = Annotated[str, typer.Argument(help="Name or id of a dataset.", show_default=False)]
+NameArgument = Annotated[
+    str, typer.Argument(help="Name or id of a dataset.", show_default=False, autocompletion=complete_dataset)
+]
 
 
 def detail_rows(dataset: Dataset) -> list[Row]:

@@ -11,6 +11,7 @@ import click
 import typer
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.name_completion import complete_run
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -35,6 +36,7 @@ def gate(
             help="Name of a run of this machine, or its directory; a run of the platform, by name or id; or a result "
             "file of `osmosis eval rubric`.",
             show_default=False,
+            autocompletion=complete_run,
         ),
     ],
     minima: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.name_completion import complete_model
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.results import Block, Column, Moment, Row, Section, Status, Text
 
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
     from osmosis_ai.services.models import Deployments
 
 LoraArgument = Annotated[
-    str, typer.Argument(help="Name of a LoRA model; BASE:NAME is one, too.", show_default=False)
+    str,
+    typer.Argument(
+        help="Name of a LoRA model; BASE:NAME is one, too.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
 ]
 
 _ACTIVE = "active"

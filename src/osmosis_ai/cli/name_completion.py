@@ -1,0 +1,66 @@
+"""Names of the platform for the shell's Tab: soon or not at all, and never a word of what went wrong.
+
+Nobody is asked who is not logged in, and the platform is the one that the command itself would ask.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.names import Kind
+
+# Longer than this a key without effect feels broken.
+LIMIT_S = 1.5
+
+
+def complete_run(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of runs of the command's kind that begin with what was typed."""
+    return _names(ctx, "train" if ctx.command_path.split()[1:2] == ["train"] else "eval", incomplete)
+
+
+def complete_dataset(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of datasets that begin with what was typed."""
+    return _names(ctx, "dataset", incomplete)
+
+
+def complete_model(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of LoRA models that begin with what was typed."""
+    return _names(ctx, "model", incomplete)
+
+
+def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:
+    root = ctx.find_root().params
+    found = _within(LIMIT_S, lambda: _ask(kind, root.get("env_file"), root.get("platform")))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _ask(kind: Kind, env_file: Any, platform: str | None) -> list[str]:
+    from osmosis_ai.cli.output.context import OutputContext
+    from osmosis_ai.cli.startup import prepare_environment
+    from osmosis_ai.services.context import open_context
+    from osmosis_ai.services.names import names_of
+
+    unseen = OutputContext("plain", stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO())
+    prepare_environment(unseen, env_file=env_file, platform=platform)
+    with open_context(warn=lambda *_: None) as context:
+        return names_of(context.client, kind, timeout_s=LIMIT_S)
+
+
+def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
+    """Return what ``ask`` returns in time, nothing when it fails: looking up a host knows no time limit."""
+    found: list[str] = []
+
+    def look() -> None:
+        try:
+            found.extend(ask())
+        except Exception:  # the process's edge: a shell's prompt is no place for an error
+            return
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(limit_s)
+    return list(found)

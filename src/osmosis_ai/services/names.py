@@ -1,0 +1,84 @@
+"""The names there are of runs, datasets and models: for a suggestion, and for the shell's Tab."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.base import Page
+
+Kind = Literal["eval", "train", "dataset", "model"]
+LOOK_TIMEOUT_S = 5.0
+_LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
+
+
+def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIMEOUT_S) -> list[str]:
+    """Return the names of a kind that the platform lists first, the newest.
+
+    It is asked once: names are a help, and nobody waits for help.
+
+    Raises:
+        PlatformError: as every call.
+    """
+    path, model, items, key = _lists()[kind]
+    page = client.request(
+        "GET", path, model=model, params={"limit": _LATEST, "offset": 0}, timeout_s=timeout_s
+    )
+    found = (getattr(item, key) for item in getattr(page, items))
+    return [name for name in found if name]
+
+
+def suggestion(client: PlatformClient, path: str) -> str | None:
+    """Return a hint with the names that were perhaps meant by a call that found nothing.
+
+    Args:
+        client: the platform.
+        path: of the call.
+    """
+    from difflib import get_close_matches
+
+    from osmosis_ai.errors import OsmosisError
+
+    asked = _asked(path)
+    if asked is None:
+        return None
+    kind, name = asked
+    try:
+        near = get_close_matches(name, names_of(client, kind), n=_SUGGESTED, cutoff=_LIKENESS)
+    except OsmosisError:
+        return None
+    return f"did you mean {' or '.join(near)}?" if near else None
+
+
+def _asked(path: str) -> tuple[Kind, str] | None:
+    from osmosis_ai.api import routes
+
+    owners: Mapping[str, Kind] = {
+        routes.EVAL_RUNS: "eval",
+        routes.TRAINING_RUNS: "train",
+        routes.DATASETS: "dataset",
+        routes.LORA_MODELS.rpartition("/")[0]: "model",
+    }
+    for prefix, kind in owners.items():
+        if path.startswith(f"{prefix}/"):
+            return kind, unquote(path[len(prefix) + 1 :].partition("/")[0])
+    return None
+
+
+def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
+    """Where each kind is listed, as what, and which attributes are the items and a name."""
+    from osmosis_ai.api import routes
+    from osmosis_ai.api.wire.datasets import DatasetList
+    from osmosis_ai.api.wire.eval_runs import EvalRunList
+    from osmosis_ai.api.wire.models import LoraModelList
+    from osmosis_ai.api.wire.training_runs import TrainingRunList
+
+    return {
+        "eval": (routes.EVAL_RUNS, EvalRunList, "eval_runs", "name"),
+        "train": (routes.TRAINING_RUNS, TrainingRunList, "training_runs", "name"),
+        "dataset": (routes.DATASETS, DatasetList, "datasets", "file_name"),
+        "model": (routes.LORA_MODELS, LoraModelList, "models", "model_name"),
+    }

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.eval_submits import CANARY, TEXT, commit, configure, make_ready, submit
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from tests.cli.eval_submits import CANARY, SUBMITTED, TEXT, commit, configure, make_ready, submit
 from tests.cli.maze import Maze, sent
+from tests.logins import save_login, use_platform
 from tests.workspace.builders import git
 
 ALL = ["config", "import", "secrets", "dataset", "model", "commit", "rollout", "limits"]
@@ -163,3 +165,20 @@ def test_commits_that_the_platform_would_not_run_are_counted_from_the_one_it_wou
 def test_a_repository_that_is_its_own_origin_needs_no_push(maze: Maze) -> None:
     git(maze.workspace.root, "remote", "set-url", "origin", str(maze.workspace.root))
     assert "upstream" not in warnings(maze)
+
+
+def test_the_hosted_service_gets_no_request_that_it_does_not_know(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_login(DEFAULT_PLATFORM_URL)
+    use_platform(monkeypatch, DEFAULT_PLATFORM_URL)
+    api = f"{DEFAULT_PLATFORM_URL}/api/cli"
+    names = ("OPENAI_API_KEY", "SEARCH_KEY")
+    stored = [{"id": name, "name": name, "scope": "workspace"} for name in names]
+    listed = maze.router.get(url__startswith=f"{api}/environment-secrets")
+    listed.respond(json={"environment_secrets": stored, "next_offset": None})
+    maze.router.post(f"{api}/eval-runs").respond(json=SUBMITTED)
+    asked = maze.router.post(f"{api}/eval-runs/check").respond(404)
+    envelope = submit(maze, "--yes", "--json").json
+    assert envelope["resource"]["name"] == SUBMITTED["name"]
+    assert not asked.called

@@ -296,13 +296,19 @@ def _unused(config: Config, secret_values: Mapping[str, str]) -> str | None:
 def _ask(context: PlatformContext, body: Body) -> SubmitCheck | None:
     """Ask the platform what it would say to ``body``; None where it cannot be asked.
 
+    The hosted service is known to have no such route, and gets no request it does not know.
+
+
     Raises:
         OsmosisError: it would refuse.
     """
+    from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
     from osmosis_ai.api.rejections import PlatformError
     from osmosis_ai.api.wire.runs import EvalRunSubmit
     from osmosis_ai.services.run_secrets import explain_refusal
 
+    if context.credentials.platform_url == DEFAULT_PLATFORM_URL:
+        return None
     try:
         if isinstance(body, EvalRunSubmit):
             return context.client.eval_runs.check(body)

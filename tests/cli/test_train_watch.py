@@ -127,6 +127,7 @@ def test_a_platform_that_is_away_is_waited_for_and_ctrl_c_says_how_to_go_on(maze
 def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
+    maze.post("/training-runs/check").respond(404, html="<h1>404</h1>")
     maze.post("/training-runs").respond(json=made)
     maze.get(RUN).respond(json=at(10, "failed", error="The grader raised KeyError."))
     maze.get(f"{RUN}/metrics").respond(json=metrics(0.4, 0.6))

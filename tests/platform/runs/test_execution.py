@@ -212,7 +212,7 @@ def test_a_stopped_run_keeps_what_was_finished(
     assert json.loads(files["metrics.json"])["eval_run"]["status"] == "stopped"
     assert b"asked for the run to stop" in files["logs.txt"]
     again = api.post(f"{RUNS}/{run['id']}/stop", json={})
-    assert (again.status_code, again.json()["status"]) == (200, "stopped")
+    assert (again.status_code, again.json()["status"]) == (409, "stopped")
 
 
 def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
@@ -305,10 +305,12 @@ def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
 def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
     api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
 ) -> None:
+    needed = '"osmosis-ai[server]>=0.3.0rc1,<0.4"'
     project = (ROLLOUT / "pyproject.toml").read_text()
+    assert needed in project
     code.write(
         "rollouts/multiply/pyproject.toml",
-        project.replace('"aiohttp>=3.12"', '"no-such-package-of-osmosis==9"'),
+        project.replace(needed, f'{needed}, "no-such-package-of-osmosis==9"'),
     )
     code.commit("need what nobody has")
     run = submit(api)

@@ -58,9 +58,17 @@ def samples(results: Path) -> dict[str, Any]:
     return found
 
 
+# What a kill or a busy machine may change: which attempts were lost and made again, and what was the limit.
+OF_THE_SESSIONS = ("lost_attempts", "limited_by")
+
+
 def timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if "latency" not in k and "duration" not in k}
+        return {
+            key: timeless(item)
+            for key, item in value.items()
+            if "latency" not in key and "duration" not in key and key not in OF_THE_SESSIONS
+        }
     return value
 
 

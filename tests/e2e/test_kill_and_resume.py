@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from osmosis_ai.workspace.samples import copy_sample_workspace
+from tests.e2e.kill_plan import after, plan_of_kills, seed_of_kills, sizes
+from tests.e2e.platform_process import Kill
+from tests.e2e.test_demo_platform import numbers
 
 pytestmark = pytest.mark.e2e
 
-ROWS, ATTEMPTS = 200, 4
+VICTIMS = ("cli", "server")
+ROWS, ATTEMPTS = sizes(VICTIMS)
 SAMPLES = ROWS * ATTEMPTS
 COMMAND = [
     *(sys.executable, "-m", "osmosis_ai", "eval", "run", "configs/eval/multiply.toml"),
@@ -30,6 +34,8 @@ COMMAND = [
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kill") / "workspace"
     copy_sample_workspace(root)
+    config = root / "configs/eval/multiply.toml"
+    config.write_text(re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", config.read_text()))
     return root
 
 
@@ -71,14 +77,12 @@ def rollout_server_of(parent_pid: int) -> int | None:
     )
 
 
-def kill_when(
-    process: subprocess.Popen[bytes], workspace: Path, name: str, *, records: int, victim: str, delay_s: float
-) -> bool:
-    """Kill the victim once the journal holds ``records`` lines; False when the run ended before."""
+def kill_when(process: subprocess.Popen[bytes], workspace: Path, name: str, kill: Kill) -> bool:
+    """Kill the victim once the journal holds the records; False when the run ended before."""
     while process.poll() is None:
-        if len(committed_lines(workspace, name)) >= records:
-            time.sleep(delay_s)  # the moment itself is what the test varies
-            pid = process.pid if victim == "cli" else rollout_server_of(process.pid)
+        if len(committed_lines(workspace, name)) >= kill.records:
+            time.sleep(kill.delay_s)  # the moment itself is what the test varies
+            pid = process.pid if kill.victim == "cli" else rollout_server_of(process.pid)
             if pid is None:
                 continue
             try:
@@ -90,32 +94,11 @@ def kill_when(
     return False
 
 
-def plan_of_kills(seed: int) -> list[tuple[int, str, float]]:
-    """Fourteen moments: during start-up, spread over the run, and while the last results and metrics are written."""
-    draw = random.Random(seed)
-    moments = sorted(draw.sample(range(1, SAMPLES - 100), 10))
-    kills = [(0, "cli", draw.uniform(0.0, 1.5)) for _ in range(2)]
-    kills += [(records, draw.choice(["cli", "cli", "server"]), draw.uniform(0, 0.02)) for records in moments]
-    kills += [(SAMPLES - 1, "cli", 0.0), (SAMPLES, "cli", draw.uniform(0.0, 0.05))]
-    return kills
-
-
-def numbers(workspace: Path, name: str) -> dict[str, Any]:
-    """Return the metrics of a run without what depends on the clock."""
+def finished_numbers(workspace: Path, name: str) -> dict[str, Any]:
+    """Return the metrics of a finished run without what depends on the clock and on its sessions."""
     metrics = json.loads((run_directory(workspace, name) / "metrics.json").read_text())
     assert metrics["eval_run"]["status"] == "finished"
-
-    def timeless(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: timeless(item)
-                for key, item in value.items()
-                if "latency" not in key and "duration" not in key
-            }
-        return value
-
-    kept: dict[str, Any] = timeless({key: value for key, value in metrics.items() if key != "eval_run"})
-    return kept
+    return numbers(run_directory(workspace, name))
 
 
 def rewards(workspace: Path, name: str) -> dict[tuple[int, int], tuple[str, float | None]]:
@@ -129,35 +112,36 @@ def leftovers(workspace: Path) -> list[str]:
 
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(workspace: Path) -> None:
     calm = start(workspace, "calm")
-    out, err = calm.communicate(timeout=300)
+    out, err = calm.communicate(timeout=900)
     assert calm.returncode == 0, err.decode()
     assert json.loads(out)["resource"]["succeeded"] == SAMPLES
 
-    seed = int(os.environ.get("KILL_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed of the kills: {seed} (set KILL_SEED to repeat)")
-    kills = plan_of_kills(seed)
+    kills = plan_of_kills(seed_of_kills(), VICTIMS, SAMPLES)
     kills_under_way = 0
     process = start(workspace, "stormy")
     before: list[bytes] = []
-    for records, victim, delay_s in kills:
-        hit = kill_when(process, workspace, "stormy", records=records, victim=victim, delay_s=delay_s)
-        kills_under_way += hit and len(committed_lines(workspace, "stormy")) < SAMPLES
-        if hit and victim == "server":
+    for kill in kills:
+        moment = after(kill, len(committed_lines(workspace, "stormy")))
+        hit = kill_when(process, workspace, "stormy", moment)
+        done = len(committed_lines(workspace, "stormy"))
+        print(f"killed the {kill.victim} at {done} of {SAMPLES} results")
+        kills_under_way += hit and done < SAMPLES
+        if hit and kill.victim == "server":
             continue  # the run starts another server by itself
         process.communicate(timeout=60)
-        after = committed_lines(workspace, "stormy")
-        assert after[: len(before)] == before, "a committed result was changed or lost"
-        before = after
+        now = committed_lines(workspace, "stormy")
+        assert now[: len(before)] == before, "a committed result was changed or lost"
+        before = now
         process = start(workspace, "stormy")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err.decode()
-    assert kills_under_way >= 10
+    assert kills_under_way == len(kills)
 
     lines = committed_lines(workspace, "stormy")
     assert lines[: len(before)] == before
     assert len(lines) == SAMPLES, "a finished sample ran twice, or one is missing"
     assert rewards(workspace, "stormy") == rewards(workspace, "calm")
-    assert numbers(workspace, "stormy") == numbers(workspace, "calm")
+    assert finished_numbers(workspace, "stormy") == finished_numbers(workspace, "calm")
 
     deadline = time.monotonic() + 15
     while leftovers(workspace) and time.monotonic() < deadline:

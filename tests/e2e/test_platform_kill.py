@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.services.demo import prepare_scratch
+from tests.e2e.kill_plan import KILLS, after, plan_of_kills, seed_of_kills, sizes
 from tests.e2e.platform_process import (
     Kill,
     Platform,
@@ -23,25 +23,10 @@ from tests.e2e.test_demo_platform import numbers, samples
 
 pytestmark = pytest.mark.e2e
 
-ROWS, ATTEMPTS = 200, 4
+VICTIMS = ("platform", "worker", "server")
+ROWS, ATTEMPTS = sizes(VICTIMS)
 SAMPLES = ROWS * ATTEMPTS
 CONFIG = "configs/eval/kill.toml"
-
-
-def plan_of_kills(seed: int) -> list[Kill]:
-    """While it starts, spread over the run, and while the last results, the metrics and the end are written.
-
-    A worker that dies three times without a record in between is given up on, so only one is killed that early.
-    """
-    draw = random.Random(seed)
-    kills = [Kill(0, "platform", draw.uniform(0.0, 2.0)), Kill(0, "worker", draw.uniform(0.5, 2.0))]
-    moments = sorted(draw.sample(range(1, SAMPLES - 60), 10))
-    victims = ["platform", "platform", "worker", "worker", "server"]
-    victims += draw.choices(["platform", "worker", "server"], k=5)
-    draw.shuffle(victims)
-    kills += [Kill(at, victim, draw.uniform(0, 0.05)) for at, victim in zip(moments, victims, strict=True)]
-    kills += [Kill(SAMPLES - 1, "worker", 0.0), Kill(SAMPLES, "platform", draw.uniform(0.0, 0.1))]
-    return kills
 
 
 def scores(lines: list[bytes]) -> dict[tuple[int, int], tuple[Any, ...]]:
@@ -69,7 +54,9 @@ def published(results: Path) -> list[tuple[Any, ...]]:
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     scratch = prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    (scratch.workspace / CONFIG).write_text(sample.replace("limit = 100", f"limit = {ROWS}"))
+    (scratch.workspace / CONFIG).write_text(
+        re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
+    )
     scratch.push()
     platform = Platform(scratch)
     try:
@@ -86,15 +73,13 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(platform: Platf
     assert calm.await_moment(Kill(1, "nobody", 0.0))
     assert calm.finish()["status"] == "finished"
 
-    seed = int(os.environ.get("KILL_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed of the kills: {seed} (set KILL_SEED to repeat)")
+    kills = plan_of_kills(seed_of_kills(), VICTIMS, SAMPLES)
     stormy = platform.submit(CONFIG)
     began = time.monotonic()
     before: list[bytes] = []
     under_way = 0
-    kills = plan_of_kills(seed)
     for kill in kills:
-        if not stormy.await_moment(kill):
+        if not stormy.await_moment(after(kill, len(stormy.journal()))):
             break
         while not platform.kill(kill.victim) and not stormy.ended():
             time.sleep(0.005)
@@ -109,8 +94,8 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(platform: Platf
             platform.start()
     told = stormy.finish()
     assert told["status"] == "finished", told["error"]
-    assert under_way >= 10
-    assert platform.starts >= 4
+    assert under_way == len(kills)
+    assert platform.starts == 1 + KILLS
 
     lines = stormy.journal()
     assert lines[: len(before)] == before

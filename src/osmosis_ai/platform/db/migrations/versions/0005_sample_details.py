@@ -45,7 +45,8 @@ def upgrade() -> None:
         op.add_column("samples", sa.Column(name, kind, nullable=True))
     samples = op.get_bind().scalar(sa.text("SELECT count(*) FROM samples"))
     for number, (name, columns) in enumerate(_INDEXES.items(), start=1):
-        logger.info("updating the database: index %d of %d over %d samples", number, len(_INDEXES), samples)
+        if samples:
+            logger.info("updating the database: index %d of %d over %d samples", number, len(_INDEXES), samples)
         op.create_index(name, "samples", columns, unique=False)
 
 

@@ -46,7 +46,9 @@ def upgrade() -> None:
     samples = op.get_bind().scalar(sa.text("SELECT count(*) FROM samples"))
     for number, (name, columns) in enumerate(_INDEXES.items(), start=1):
         if samples:
-            logger.info("updating the database: index %d of %d over %d samples", number, len(_INDEXES), samples)
+            logger.info(
+                "updating the database: index %d of %d over %d samples", number, len(_INDEXES), samples
+            )
         op.create_index(name, "samples", columns, unique=False)
 
 

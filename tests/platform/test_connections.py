@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig, from_environment
@@ -41,6 +43,42 @@ def rest(connection: socket.socket) -> bytes:
     while block := connection.recv(65536):
         received += block
     return received
+
+
+@contextmanager
+def deaf_client(platform: RunningPlatform) -> Iterator[socket.socket]:
+    """A client that asks for more than the system keeps for it, and reads nothing."""
+    with connected(platform) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        yield connection
+
+
+def is_let_go(connection: socket.socket) -> bool:
+    """Whether the other side closes within half a minute; nothing is read, for that would be a sign of life."""
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at:
+        try:
+            connection.send(b"G")
+        except ConnectionError:
+            return True
+        time.sleep(WITHIN_S / 20)
+    return False
+
+
+@contextmanager
+def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
+    """Gives a sign for every connection on which no more can be written."""
+    stuck: queue.SimpleQueue[None] = queue.SimpleQueue()
+    pause = FlowControl.pause_writing
+
+    def noted(self: FlowControl) -> None:
+        pause(self)
+        stuck.put(None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FlowControl, "pause_writing", noted)
+        yield stuck
 
 
 def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(config: PlatformConfig) -> None:
@@ -112,15 +150,58 @@ def test_too_many_connections_push_out_those_that_only_wait(
         assert [rest(connection) for connection in waiting[:22]] == [b""] * 22
 
 
-def test_connections_that_are_served_are_never_pushed_out(config: PlatformConfig) -> None:
+def test_connections_that_are_served_are_never_pushed_out(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    from osmosis_ai.platform.db.engine import Database
+
+    read, go_on = Database.read, threading.Event()
+
+    async def held_up(self: Database, query: object) -> object:
+        await asyncio.to_thread(go_on.wait, 30)
+        return await read(self, query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Database, "read", held_up)
     with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
-        half = [held.enter_context(connected(platform)) for _ in range(8)]
+        served = [held.enter_context(connected(platform)) for _ in range(8)]
+        for connection in served:
+            connection.sendall(
+                b"GET /api/cli/verify HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nConnection: close\r\n\r\n"
+            )
+        try:
+            with connected(platform) as late:
+                reply = rest(late)
+            assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply
+        finally:
+            go_on.set()
+        assert all(rest(connection).startswith(b"HTTP/1.1 401") for connection in served)
+
+
+def test_clients_that_let_the_platform_wait_do_not_keep_others_out(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BODY_WITHIN_S", 60.0)
+    with run_platform(replace(config, max_connections=3)) as platform, ExitStack() as held:
+        half = [held.enter_context(connected(platform)) for _ in range(3)]
         for connection in half:
             connection.sendall(POST + b"Content-Length: 20\r\n\r\n{")
-        with connected(platform) as late:
-            reply = rest(late)
-        assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply
-        assert all(b" 408 " in rest(connection) for connection in half)
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+        with stuck_replies() as stuck:
+            for _ in range(3):
+                held.enter_context(deaf_client(platform))
+            for _ in range(3):
+                stuck.get(timeout=30)
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+
+
+def test_a_client_that_takes_nothing_of_its_reply_is_let_go(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "READ_WITHIN_S", WITHIN_S)
+    with run_platform(config) as platform, deaf_client(platform) as deaf:
+        assert is_let_go(deaf)
 
 
 @pytest.mark.parametrize(("trusted", "source"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9")])

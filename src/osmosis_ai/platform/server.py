@@ -42,6 +42,8 @@ _KEEP_ALIVE_S = 75
 _DRAIN_S = 10
 HEADERS_WITHIN_S = 20.0
 """How long a request's headers may take; an ordinary client sends them at once."""
+READ_WITHIN_S = 120.0
+"""How long a client may take nothing of its reply; as long as it may pause within an upload."""
 # Files, databases, workers and the models that are served need descriptors, too.
 _OTHER_DESCRIPTORS = 200
 _API_ENDED = "the API has ended"
@@ -184,7 +186,9 @@ def _answering(
             lifespan="on",
             ws="none",
             server_header=False,
-            http=limited_protocol(ConnectionLimits(HEADERS_WITHIN_S, _most_connections(config))),
+            http=limited_protocol(
+                ConnectionLimits(HEADERS_WITHIN_S, READ_WITHIN_S, _most_connections(config))
+            ),
             # What anybody may write into a header is believed of a named proxy alone.
             proxy_headers=bool(config.trusted_proxies),
             forwarded_allow_ips=list(config.trusted_proxies),

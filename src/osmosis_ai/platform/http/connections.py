@@ -2,7 +2,10 @@
 
 A connection is *serving* from the end of a request's headers to the end of its reply, however long that takes: streams
 of events, calls of models and uploads are never cut off here. While it is not, a request that has begun must have sent
-its headers in time, and when there are too many connections the one that has waited longest makes room.
+its headers in time. Whoever takes nothing of a reply that is there for them is not waited for without end either.
+
+When there are too many connections, the one that has let us wait longest makes room: for a request, for the rest of
+its body, or to read its reply. Those that work here, and transfers by signed URL, are never pushed out.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from osmosis_ai.platform.blobs.signing import BLOBS_PATH
+
 _MAX_HEADER_BYTES = 64 * 1024
 # Who waits longest: the time of an event loop stands still while it takes a burst of connections.
 _turns = itertools.count(1)
@@ -26,10 +31,12 @@ class ConnectionLimits:
 
     Args:
         headers_within_s: from connecting, or from the first byte of a further request, to the end of its headers.
+        read_within_s: how long a client may take nothing of what is written to it.
         most: connections at a time.
     """
 
     headers_within_s: float = 20.0
+    read_within_s: float = 120.0
     most: int = 4096
 
 
@@ -41,6 +48,8 @@ def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     limits: ConnectionLimits
     _headers_due: asyncio.TimerHandle | None = None
+    _reading_due: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
     _waiting_bytes = 0
     _waits_since = 0
 
@@ -51,8 +60,11 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self._refuse(503, "TOO_MANY_CONNECTIONS", "the platform has too many connections; try again.")
 
     def data_received(self, data: bytes) -> None:
+        was_serving = self._is_serving()
         super().data_received(data)
         if self._is_serving():
+            if not was_serving:
+                self._waits_since = next(_turns)  # for the rest of its body, if there is more
             self._stop_waiting()
             return
         if self._headers_due is None:
@@ -63,7 +75,17 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._waits_since = next(_turns)
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -71,6 +93,30 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _lets_us_wait(self) -> bool:
+        """Whether it is its client's turn; not so for files, whose URLs only members get."""
+        if not self._is_serving():
+            return True
+        # The cycle is that of the last request of several that were sent at once; the reply, of an earlier one.
+        several = bool(getattr(self, "pipeline", ()))
+        is_file = not several and self.cycle.scope["path"].startswith(BLOBS_PATH)
+        return not is_file and (self.cycle.more_body or self.flow.write_paused)
+
+    def _watch_reader(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._reading_due = self.loop.call_later(self.limits.read_within_s, self._reader_is_late)
+
+    def _stop_watching(self) -> None:
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+            self._reading_due = None
+
+    def _reader_is_late(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     def _begin_to_wait(self) -> None:
         self._waits_since = next(_turns)
@@ -93,16 +139,19 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self.transport.close()
 
     def _make_room(self) -> bool:
-        """End the connection that has waited longest; false when all are serving."""
-        waiting = [
-            other
-            for other in self.connections
-            if other is not self and not other._is_serving() and not other.transport.is_closing()
-        ]
+        """End the connection that has let us wait longest; false when none does."""
+        waiting = [other for other in self.connections if other is not self and other._may_go()]
         if not waiting:
             return False
-        min(waiting, key=lambda other: other._waits_since).transport.close()
+        longest = min(waiting, key=lambda other: other._waits_since)
+        # What is still to be written would keep it open.
+        longest.transport.abort()
         return True
+
+    def _may_go(self) -> bool:
+        # One that is closing is about to go, unless its client does not read what comes before the end.
+        is_leaving = self.transport.is_closing() and not self.transport.get_write_buffer_size()
+        return self._lets_us_wait() and not is_leaving
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._stop_waiting()

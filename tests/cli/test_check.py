@@ -140,6 +140,20 @@ def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: Wor
     assert len(commands) == 2
 
 
+@pytest.mark.parametrize(
+    "command", ["check --no-import", "check --no-import --annotations github", "eval run"]
+)
+def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Workspace, command: str) -> None:
+    forged = r"\n::error::forged\r::error::too\u001b[31m"
+    text = MINIMAL_EVAL.replace('"multiply"', f'"multiply{forged}"') + f'\n[evaluation]\n"n{forged}" = 1\n'
+    path = write_config(workspace, text, name="odd\n::error::forged\x1b[31m.toml")
+    done = cli(*command.split(), *([str(path)] if command == "eval run" else []))
+    assert (done.status, "forged" in done.err) == (1, True)
+    found = [line for line in (done.out + done.err).splitlines() if line.startswith("::")]
+    assert all(line.startswith("::error file=") for line in found), found
+    assert "\x1b" not in done.out + done.err
+
+
 def test_only_what_is_named_is_checked(
     cli: Cli, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

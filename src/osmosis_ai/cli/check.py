@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
@@ -56,7 +57,7 @@ def check(
 
     output = current()
     options = CheckOptions(imports=not no_import, strict=strict, import_timeout_s=import_timeout)
-    report = check_workspace(paths or [], options, tell=output.note)
+    report = check_workspace(paths or [], options, tell=lambda text: output.note(one_line(text)))
     if annotations is not None:
         _annotate(report)
     if report.errors:
@@ -65,12 +66,12 @@ def check(
             details=report.resource(),
         )
     for warning in report.warnings:
-        output.warn(warning.text())
+        output.warn(one_line(warning.text()))
     return OperationResult(
         operation="check",
         message=f"Nothing is wrong with {_looked_at(report)}.",
         resource=report.resource(),
-        blocks=[Text(f"Not checked: {sentence}", in_plain=True) for sentence in report.unchecked],
+        blocks=[Text(f"Not checked: {one_line(sentence)}", in_plain=True) for sentence in report.unchecked],
     )
 
 
@@ -80,14 +81,16 @@ def _annotate(report: CheckReport) -> None:
     from osmosis_ai.services.check_annotations import github_annotations
 
     for line in github_annotations(report.problems):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{one_line(line)}\n")
     sys.stderr.flush()
 
 
 def _lines(report: CheckReport) -> list[str]:
-    warnings = [f"  - warning: {problem.text()}" for problem in report.warnings]
-    unchecked = [f"  - not checked: {sentence}" for sentence in report.unchecked]
-    return [*(f"  - {problem.text()}" for problem in report.errors), *warnings, *unchecked]
+    """Return a line for each finding: names in a repository may have line breaks, and CI reads lines as commands."""
+    errors = [problem.text() for problem in report.errors]
+    warnings = [f"warning: {problem.text()}" for problem in report.warnings]
+    unchecked = [f"not checked: {sentence}" for sentence in report.unchecked]
+    return [f"  - {one_line(line)}" for line in (*errors, *warnings, *unchecked)]
 
 
 def _looked_at(report: CheckReport) -> str:

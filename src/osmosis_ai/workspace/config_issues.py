@@ -35,7 +35,9 @@ class Issue:
         """Return the issue as one line of a report."""
         notes = [f"line {self.line}"] if self.line else []
         notes += [f"did you mean '{self.suggestion}'?"] if self.suggestion else []
-        return f"  - {self.key}: {self.message}" + (f" ({'; '.join(notes)})" if notes else "")
+        text = f"{self.key}: {self.message}" + (f" ({'; '.join(notes)})" if notes else "")
+        # Keys and values are a repository's, and CI reads lines as commands.
+        return f"  - {' '.join(text.splitlines())}"
 
 
 def without_repeats(issues: Iterable[Issue], further: Iterable[Issue]) -> list[Issue]:
@@ -57,7 +59,9 @@ class InvalidConfigError(OsmosisError):
         self.issues = tuple(issues)
         title = f"Invalid {kind} config"
         super().__init__(
-            "\n".join([f"{title}: {shown_path}", *(issue.bullet() for issue in self.issues)]),
+            "\n".join(
+                [f"{title}: {' '.join(shown_path.splitlines())}", *(issue.bullet() for issue in self.issues)]
+            ),
             details={
                 "error": title,
                 "issues": [

@@ -114,12 +114,15 @@ def test_lateness_that_passes_changes_nothing(clock: Clock) -> None:
     assert pace.allowed == 32
 
 
-def test_one_rollout_always_may_run(clock: Clock) -> None:
-    pace = Pace(2, clock=clock)
+@pytest.mark.parametrize("ceiling, least", [(1, 1), (2, 1), (16, 4), (32, 8), (512, 8)])
+def test_a_machine_that_others_keep_busy_does_not_bring_a_run_to_a_crawl(
+    clock: Clock, ceiling: int, least: int
+) -> None:
+    pace = Pace(ceiling, clock=clock)
     for _ in range(50):
         pace.observe(10.0)
         clock.now += 1
-    assert pace.allowed == 1
+    assert pace.allowed == least
 
 
 async def test_a_narrowed_dispatcher_starts_less_and_stops_nothing() -> None:

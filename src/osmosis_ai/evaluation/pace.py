@@ -19,9 +19,13 @@ SUSTAINED_S = 2.0
 CUT = 0.75
 GROWTH = 0.1
 
+LEAST = 8
+"""A machine that is late with this few in flight, or a quarter of the ceiling, is kept busy by others: fewer
+would make the run crawl and the machine no quicker."""
+
 
 class Pace:
-    """The number of rollouts that may be in flight, between 1 and a ceiling.
+    """The number of rollouts that may be in flight, between :data:`LEAST` and a ceiling.
 
     Args:
         ceiling: what the user and the rollout's server allow.
@@ -31,6 +35,7 @@ class Pace:
     def __init__(self, ceiling: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.ceiling = ceiling
         self.allowed = ceiling
+        self._least = max(1, min(LEAST, ceiling // 4))
         self._clock = clock
         self._late = False
         self._since = clock()
@@ -49,7 +54,7 @@ class Pace:
         elif now - self._since >= SUSTAINED_S:
             self._since = now
             if late:
-                self.allowed = max(1, math.floor(self.allowed * CUT))
+                self.allowed = max(self._least, math.floor(self.allowed * CUT))
             else:
                 self.allowed = min(self.ceiling, self.allowed + max(1, math.floor(self.allowed * GROWTH)))
         return self.allowed != before

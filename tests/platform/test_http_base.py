@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai._version import __version__
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
@@ -210,8 +211,6 @@ def test_a_full_disk_and_a_busy_database_say_so(probe: TestClient, how: str, sta
 
 
 def test_the_platform_says_that_it_is_up_without_a_token(client: TestClient) -> None:
-    from osmosis_ai._version import __version__
-
     assert client.get("/health").json() == {"status": "ok", "version": __version__}
 
 
@@ -332,7 +331,7 @@ def test_pages_have_defaults_and_limits(probe: TestClient) -> None:
     ("stated", "http_status", "version_status"),
     [
         (None, 200, "current"),
-        ("0.3.10", 200, "current"),
+        (__version__, 200, "current"),
         ("0.3.4", 200, "upgrade_available"),
         ("0.2.14", 200, "upgrade_available"),
         ("0.2.13", 426, "unsupported"),

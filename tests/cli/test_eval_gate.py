@@ -72,6 +72,33 @@ def test_every_rule_tells_what_it_was_decided_by(maze: Maze) -> None:
     assert "At least" in rich and "pass_rate >= 0.6" in rich
 
 
+@pytest.mark.parametrize(
+    ("threshold", "value", "said"), [(0.0, 1.0, True), (1.0, 0.9, False), (float("-inf"), 0.9, False)]
+)
+def test_the_reward_at_which_samples_pass_is_told_where_it_is_unusual(
+    maze: Maze, threshold: float, value: float, said: bool
+) -> None:
+    metrics = maze.workspace.evals_dir / "good" / "metrics.json"
+    metrics.write_text(json.dumps({"summary": {"pass_threshold": threshold}}))
+    (rate,) = gate(maze, "good", "--min", "pass_rate=0.85").json["resource"]["rules"]
+    assert rate["value"] == value
+    assert ("a sample passes at a reward of 0." in rate["reason"]) == said
+
+
+def test_results_that_could_have_been_changed_unseen_are_told(maze: Maze) -> None:
+    resource = gate(maze, "good", "--min", "pass_rate=0.6").json["resource"]
+    assert [warning[:38] for warning in resource["warnings"]] == ["40 results have no digest in the journ"]
+
+
+def test_rows_cannot_be_left_out_of_a_run_by_its_manifest(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "cut", [[1.0]] * 60 + [[0.0]] * 40)
+    manifest = directory / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"0-99"', '"0-59"'))
+    outcome = gate(maze, "cut", "--min", "pass_rate=0.9")
+    assert outcome.status not in (0, 3)
+    assert "a result of row 60, attempt 1, which is not part of the run" in outcome.err
+
+
 def test_a_run_is_found_by_its_directory_too(maze: Maze, tmp_path: Path) -> None:
     run = write_run(tmp_path / "elsewhere" / "x", passing(10, 4, 36))
     assert gate(maze, str(run), "--min", "pass_rate=0.5").status == 0

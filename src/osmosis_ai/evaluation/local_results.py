@@ -5,17 +5,20 @@ What an earlier release has written into ``metrics.json`` may lack what this one
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.evaluation.run_state import require_part_of_run
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class LocalResults:
         rows: how many rows were selected.
         pending: work items without a result.
         running: whether a process works on it.
+        pass_threshold: the reward at which a sample passes.
+        unverified: records without a digest, so that a change of them could not be seen.
         metrics: over all results that are there.
     """
 
@@ -34,6 +39,8 @@ class LocalResults:
     rows: int
     pending: int
     running: bool
+    pass_threshold: float
+    unverified: int
     metrics: EvalMetrics
 
 
@@ -49,20 +56,31 @@ def read_local_results(directory: Path) -> LocalResults:
     manifest = Manifest.load(found.manifest)
     rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
     ledger = Ledger(rows, n)
-    metrics = MetricsAccumulator(rows=rows, n=n, pass_threshold=_pass_threshold(found))
-    copies = RowCopies(rows)
+    threshold = _pass_threshold(found)
+    metrics = MetricsAccumulator(rows=rows, n=n, pass_threshold=threshold)
+    copies, chain = RowCopies(rows), Chain()
     if found.events.exists():
-        for offset, _, record in replay(found.events):
-            if ledger.holds(record.row_index, record.run_index):
-                ledger.settle(record.row_index, record.run_index, record.status, offset)
-                metrics.add_record(record)
-                if record.row_digest is not None:
-                    copies.note(record.row_index, record.row_digest)
+        for offset, _, record in replay(found.events, chain=chain):
+            require_part_of_run(ledger, record, found.events)
+            ledger.settle(record.row_index, record.run_index, record.status, offset)
+            metrics.add_record(record)
+            if record.row_digest is not None:
+                copies.note(record.row_index, record.row_digest)
     metrics.cluster(copies.clusters())
-    return LocalResults(directory, manifest.run_name, rows, ledger.open_count, running, metrics.summary())
+    return LocalResults(
+        directory=directory,
+        name=manifest.run_name,
+        rows=rows,
+        pending=ledger.open_count,
+        running=running,
+        pass_threshold=threshold,
+        unverified=chain.without_digest,
+        metrics=metrics.summary(),
+    )
 
 
 def _pass_threshold(directory: RunDirectory) -> float:
     """Return what passed when the run was last looked at; it is no input of the results, so only its metrics say."""
     written: Any = (directory.read_metrics() or {}).get("summary", {}).get("pass_threshold")
-    return float(written) if isinstance(written, (int, float)) else 1.0
+    known = isinstance(written, (int, float)) and math.isfinite(written)
+    return float(written) if known else 1.0

@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
@@ -108,12 +109,7 @@ class RunState:
         """
         chain = Chain()
         for offset, _, record in journal.replay(chain):
-            if not self.ledger.holds(record.row_index, record.run_index):
-                raise JournalCorruptionError(
-                    f"the journal `{journal.path}` is damaged: it has a result of row {record.row_index}, "
-                    f"attempt {record.run_index + 1}, which is not part of the run.",
-                    hint=salvage_hint(journal.path),
-                )
+            require_part_of_run(self.ledger, record, journal.path)
             self._count(record, offset)
         self.unverified = chain.without_digest
 
@@ -179,3 +175,17 @@ class RunState:
             self._passed += record.reward >= self._pass_threshold
         with self._metrics_lock:
             self.metrics.add_record(record)
+
+
+def require_part_of_run(ledger: Ledger, record: TerminalRecord, journal: Path) -> None:
+    """Check that a result is of an item of the run: rows left out of a manifest must not leave its numbers unseen.
+
+    Raises:
+        JournalCorruptionError: it is not.
+    """
+    if not ledger.holds(record.row_index, record.run_index):
+        raise JournalCorruptionError(
+            f"the journal `{journal}` is damaged: it has a result of row {record.row_index}, "
+            f"attempt {record.run_index + 1}, which is not part of the run.",
+            hint=salvage_hint(journal),
+        )

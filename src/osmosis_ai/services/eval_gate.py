@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,7 @@ class GatedRun:
         scored, tried: attempts with a score, and all that were made; None where that is not known.
         evidence: what it knows of the metric of a rule.
         metrics: all that it may know.
+        unverified: results that may have been changed by hand without a trace.
     """
 
     name: str
@@ -61,6 +62,7 @@ class GatedRun:
     tried: int | None
     evidence: Callable[[Rule], Evidence]
     metrics: tuple[str, ...] = RUN_METRICS
+    unverified: int = 0
 
     def require(self, rules: Sequence[Rule]) -> None:
         """Check that the rules are about what it may know.
@@ -135,8 +137,19 @@ def local_run(directory: Path) -> GatedRun:
         unfinished=unfinished,
         scored=counts.scored,
         tried=planned - counts.pending - counts.skipped,
-        evidence=lambda rule: evidence_of(rule.metric, estimates, rows=found.rows),
+        evidence=lambda rule: _with_threshold(
+            rule, evidence_of(rule.metric, estimates, rows=found.rows), found.pass_threshold
+        ),
+        unverified=found.unverified,
     )
+
+
+def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidence:
+    """Say from which reward on a sample passes where that is not 1: no record holds it, so it can be changed."""
+    if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
+        return evidence
+    said = f"a sample passes at a reward of {threshold:g}."
+    return replace(evidence, note=f"{evidence.note.rstrip('.')}; {said}" if evidence.note else said)
 
 
 def platform_run(client: PlatformClient, name: str) -> GatedRun:
@@ -288,6 +301,16 @@ def _unfinished(status: str, error: str | None) -> str:
 
 
 def _warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
+    found = _unscored_warnings(run, rules)
+    if run.unverified:
+        found.append(
+            f"{run.unverified} results have no digest in the journal (0.3.10 wrote none): whether they were changed "
+            "cannot be told."
+        )
+    return found
+
+
+def _unscored_warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
     if run.scored is None or not run.tried or any(rule.metric == "unscored" for rule in rules):
         return []
     if run.scored >= LEAST_SCORED * run.tried:

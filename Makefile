@@ -57,6 +57,7 @@ bench: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python scripts/soak_platform.py
 	$(BIN)/python scripts/kill_series.py
+	$(BIN)/python scripts/interval_coverage.py
 
 model: $(VENV)/.dev
 	$(BIN)/python scripts/make_tiny_model.py

@@ -23,6 +23,7 @@ def test_the_resource_names_what_was_written_relative_to_the_workspace(tmp_path:
             "rollouts/capitals/main.py",
             "rollouts/capitals/pyproject.toml",
         ],
+        "gitignore": {"added": [".env", ".osmosis/"]},
     }
 
 

@@ -11,7 +11,18 @@ import pytest
 
 from osmosis_ai.cli.train import tables
 from tests.cli.maze import Maze, replies, sent
-from tests.cli.train_replies import CHECKPOINTS, CONFIG, DETAIL, MINIMAL, NULLS, OWN, ROW, TEXT, offer
+from tests.cli.train_replies import (
+    CHECKPOINTS,
+    CONFIG,
+    DETAIL,
+    METRICS,
+    MINIMAL,
+    NULLS,
+    OWN,
+    ROW,
+    TEXT,
+    offer,
+)
 from tests.logins import REFUSALS
 
 DOCUMENT: dict[str, Any] = {
@@ -253,6 +264,28 @@ def test_people_see_the_run_its_settings_and_its_metrics_and_get_a_file(maze: Ma
     document = json.loads(saved.read_text())
     assert document["metrics"] == DOCUMENT["metrics"]
     assert document["training_run"]["completed_at"] == "2026-10-02T09:03:10.000Z"
+
+
+def test_the_newest_validation_says_what_it_leaves_out(maze: Maze) -> None:
+    offer(maze)
+    newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17, "samples": 20}
+    curves = [
+        {
+            "metric_key": f"eval/validation/{name}",
+            "title": name,
+            "data_points": [{"step": 10, "value": value, "timestamp": 0}],
+        }
+        for name, value in newest.items()
+    ]
+    maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json={**METRICS, "metrics": curves})
+    lines = maze.osmosis("train", "info", "copper", "--plain").out.splitlines()
+    assert "Validation reward: 0.500 (0.250 – 0.750) after step 10" in lines
+    assert "Validation scored: 17 of 20 planned" in lines
+    warning = "only 17 of 20 finished attempts have a score (85.0 %); the numbers leave out the rest"
+    assert f"Warning: validation: {warning}" in lines
+    validation = maze.osmosis("train", "info", "copper", "--json").json["data"]["validation"]
+    assert (validation["reward"], validation["low"], validation["scored"]) == (0.5, 0.25, 17)
+    assert validation["warnings"] == [warning]
 
 
 def test_logs_get_the_same_in_lines(maze: Maze) -> None:

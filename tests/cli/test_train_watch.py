@@ -70,6 +70,7 @@ def test_watching_shows_reward_phases_and_speed_and_ends_with_the_checkpoints(ma
     assert lines[0] == "Training run finished: copper finch/9"
     assert "Notes: nothing was left to learn." in lines
     assert "Training reward\t0.400\t0.900\t–\t–\t–" in lines
+    assert "Validation reward: 0.750 after step 2" in lines
     assert "Deploy with: osmosis model deploy copper-step-40" in lines
     assert "Every metric: osmosis train info copper finch/9" in lines
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.db.models import MetricPoint, Run
 from osmosis_ai.platform.logs import Line
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -210,6 +210,29 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     assert "Reward 0.625 0.43 to 0.81 8 4" in shown and "pass@2 0.625" in shown
     assert "[server] importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
+
+
+def test_a_training_run_shows_what_its_newest_validation_stands_on(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    pytest.importorskip("torch")  # without it no training run is accepted
+    run = submitted(browser, "/api/cli/training-runs", training_body(), member)
+    newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17.0, "samples": 20.0}
+    with services.db.transaction() as session:
+        session.add_all(
+            MetricPoint(
+                run_id=run["id"],
+                key=f"eval/validation/{name}",
+                step=10,
+                value=value,
+                timestamp=services.clock.now(),
+            )
+            for name, value in newest.items()
+        )
+    sign_in(browser)
+    shown = text_of(browser.get(path_of(run["platform_url"])))
+    assert "Validation reward 0.500 (0.250 – 0.750) after step 10 Validation scored 17 of 20 planned" in shown
+    assert "Warning validation: only 17 of 20 finished attempts have a score (85.0 %)" in shown
 
 
 def test_long_lists_are_shown_in_pages(

@@ -248,8 +248,9 @@ async def test_a_validation_of_which_much_has_no_score_is_warned_of(tmp_path):
     )
     await world.run()
     records = {record.step: record for record in read_history(world.history.path)}
-    [warning] = [line for line in records[2].warnings if "validation samples" in line]
-    assert "only 10 of 12 validation samples have a score (2 x agent_error)" in warning
+    [warning] = [line for line in records[2].warnings if line.startswith("validation: ")]
+    assert "only 10 of 12 finished attempts have a score (83.3 %)" in warning
+    assert "(2 x agent_error)" in warning
     assert (records[2].metrics["eval/validation/scored"], records[2].metrics["eval/validation/samples"]) == (
         10,
         12,

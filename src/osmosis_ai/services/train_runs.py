@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TrainingRunRow,
     )
     from osmosis_ai.services.listing import Listing
+    from osmosis_ai.training.validation_headline import ValidationHeadline
 
 WAITING = frozenset({"pending", "queued"})
 METRICS_NOT_YET = "there are no metrics before the run has started."
@@ -64,6 +65,14 @@ class DescribedTraining:
         elapsed = elapsed_s(self.run, under_way=self.in_progress)
         return elapsed * 1000 if elapsed is not None else None
 
+    @property
+    def validation(self) -> ValidationHeadline | None:
+        """What the newest validation came to; None before there is one."""
+        from osmosis_ai.services.train_watch import points
+        from osmosis_ai.training.validation_headline import CURVES, ValidationHeadline
+
+        return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
+
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it, but for what a command adds."""
         from osmosis_ai.services.metrics_export import metrics_document
@@ -82,6 +91,7 @@ class DescribedTraining:
                 "notes": run.notes,
             },
             "summary": run_summary(run),
+            "validation": self.validation.to_json() if self.validation is not None else None,
             **({"platform_url": run.platform_url} if run.platform_url else {}),
             "config": detail.config,
             "entrypoint": detail.entrypoint,

@@ -29,6 +29,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 TRAINING_REWARD = "rollout/raw_reward"
 VALIDATION_REWARD = "eval/validation/reward"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
+VALIDATION_REWARD_LOW = "eval/validation/reward_low"
+VALIDATION_REWARD_HIGH = "eval/validation/reward_high"
+VALIDATION_SCORED = "eval/validation/scored"
+VALIDATION_PLANNED = "eval/validation/samples"
 
 # Every key a line can have, in the order people want to see them. The first six are the platform's.
 TITLES: Mapping[str, str] = {
@@ -41,10 +45,10 @@ TITLES: Mapping[str, str] = {
     "rollout/timed_out_ratio": "Timed-out rollouts (share)",
     VALIDATION_PASS_RATE: "Validation pass rate",
     "eval/validation/reward_stderr": "Validation reward, standard error",
-    "eval/validation/reward_low": "Validation reward, 95 % interval from",
-    "eval/validation/reward_high": "Validation reward, 95 % interval to",
-    "eval/validation/scored": "Validation samples scored",
-    "eval/validation/samples": "Validation samples",
+    VALIDATION_REWARD_LOW: "Validation reward, 95 % interval from",
+    VALIDATION_REWARD_HIGH: "Validation reward, 95 % interval to",
+    VALIDATION_SCORED: "Validation samples scored",
+    VALIDATION_PLANNED: "Validation samples",
     "rollout/reward_std": "Reward, standard deviation",
     "rollout/reward_min": "Reward, least",
     "rollout/reward_max": "Reward, greatest",

@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.seeds import attempt_seeds
-from osmosis_ai.training.metrics import VALIDATION_PASS_RATE, VALIDATION_REWARD, finite
+from osmosis_ai.training.metrics import (
+    VALIDATION_PASS_RATE,
+    VALIDATION_PLANNED,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_SCORED,
+    finite,
+)
 from osmosis_ai.training.sampler import Attempt, Sample
 
 if TYPE_CHECKING:
     from osmosis_ai.training.sampler import RolloutSampler
-
-
-# A validation with a smaller share of scored samples is warned of.
-SCORED_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -168,11 +173,11 @@ def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
         {
             VALIDATION_REWARD: reward.value if reward else None,
             "eval/validation/reward_stderr": reward.stderr if reward else None,
-            "eval/validation/reward_low": reward.low if reward else None,
-            "eval/validation/reward_high": reward.high if reward else None,
+            VALIDATION_REWARD_LOW: reward.low if reward else None,
+            VALIDATION_REWARD_HIGH: reward.high if reward else None,
             VALIDATION_PASS_RATE: passed.value if passed else None,
-            "eval/validation/scored": counts.scored,
-            "eval/validation/samples": counts.planned,
+            VALIDATION_SCORED: counts.scored,
+            VALIDATION_PLANNED: counts.planned,
         }
     )
 
@@ -180,13 +185,9 @@ def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
 def few_scored(evaluation: EvalMetrics) -> str | None:
     """Return what to say beside a validation of which too much has no score; None when nearly all of it has."""
     counts = evaluation.estimates.counts
-    if counts.scored >= SCORED_SHARE * counts.planned:
-        return None
+    said = headline.few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
-    return (
-        f"only {counts.scored} of {counts.planned} validation samples have a score"
-        f"{f' ({reasons})' if reasons else ''}: the validation's numbers say nothing of the others."
-    )
+    return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
 
 
 def fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.cli import run_following
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Chart, Curve
+from osmosis_ai.cli.output.results import Block, Chart, Curve, Text
 from osmosis_ai.cli.output.sparkline import sparkline
 from osmosis_ai.cli.train import tables
 
@@ -45,7 +45,7 @@ def follow(client: PlatformClient, name: str) -> run_following.Ending:
         "status": described.run.status,
         "error": described.run.error,
         "commit_sha": described.detail.commit_sha,
-        **{key: data[key] for key in ("summary", "checkpoints", "metrics", "metrics_error")},
+        **{key: data[key] for key in ("summary", "validation", "checkpoints", "metrics", "metrics_error")},
     }
     return run_following.Ending(
         kind="train",
@@ -70,6 +70,8 @@ def _numbers(described: DescribedTraining) -> list[Block]:
         shown = [summaries[key] for key in _NUMBERS if key in summaries]
         if shown:
             blocks.append(tables.metrics_table(described.metrics, shown, trends=False))
+    if described.validation is not None:
+        blocks += [Text(f"{name}: {words}", in_plain=True) for name, words in described.validation.facts()]
     return [*blocks, *tables.checkpoint_tables(described)]
 
 

@@ -159,6 +159,8 @@ def _rows(described: DescribedTraining) -> Iterator[Row]:
     )
     if "reward" in summary:
         yield "Reward", number(summary["reward"])
+    if described.validation is not None:
+        yield from described.validation.facts()
     duration_ms = described.duration_ms
     yield "Duration", formats.duration(duration_ms / 1000 if duration_ms is not None else None)
     yield "Examples Processed", formats.count(run.examples_processed_count)

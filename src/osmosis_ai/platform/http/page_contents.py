@@ -13,7 +13,7 @@ from osmosis_ai.platform.db.models import Repository, Run, Token
 from osmosis_ai.platform.lora_models import FoundModel
 from osmosis_ai.platform.runs.headlines import headline_of, rows_of
 from osmosis_ai.platform.runs.reading import FoundRun, RunSummary
-from osmosis_ai.platform.runs.training_curves import Curve
+from osmosis_ai.platform.runs.training_curves import Curve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret
 
 MISSING = "–"
@@ -196,6 +196,7 @@ def described_run(
         ),
         *(_headline(run) if command == "eval" else ()),
         ("Reward", _reward_of(results)),
+        *_validation(curves),
         ("Model", run.model_path),
         (
             "Dataset",
@@ -302,6 +303,13 @@ def _headline(run: Run) -> Iterator[tuple[str, Cell]]:
     yield "Failed", headline.failed_words
     for warning in headline.warnings:
         yield "Warning", warning
+
+
+def _validation(curves: Sequence[Curve]) -> Iterator[tuple[str, Cell]]:
+    """Yield what a training run's newest validation came to, with what should stand beside it."""
+    found = validation_of(curves)
+    if found is not None:
+        yield from found.facts()
 
 
 def _estimates(run: Run) -> Table | None:

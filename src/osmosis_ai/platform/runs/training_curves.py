@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -11,6 +12,7 @@ from sqlalchemy import bindparam, select
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import MetricPoint
 from osmosis_ai.training.metrics import TITLES
+from osmosis_ai.training.validation_headline import ValidationHeadline
 
 # Plain columns: a long run has hundreds of thousands of points.
 _POINTS = (
@@ -72,3 +74,8 @@ def read_curves(db: Database, run_id: str) -> list[Curve]:
         for key, points in groupby(rows, key=lambda row: row[0])
     ]
     return sorted(curves, key=lambda curve: (_POSITION.get(curve.key, len(_POSITION)), curve.key))
+
+
+def validation_of(curves: Sequence[Curve]) -> ValidationHeadline | None:
+    """Return what the newest validation of a run came to."""
+    return ValidationHeadline.of({curve.key: [(p.step, p.value) for p in curve.points] for curve in curves})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.redaction import Redactor, exposure_warnings, why_not_hidden
+from osmosis_ai.redaction import REDACTED, Redactor, exposure_warnings, why_not_hidden
 
 
 def test_a_value_inside_a_longer_one_leaves_no_rest() -> None:
@@ -40,6 +40,18 @@ def test_a_key_of_several_lines_is_blanked_in_a_log_of_single_lines() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
 
     assert Redactor([key]).text("line: MIIEvQIBADANBgkq") == "line: [REDACTED]"
+
+
+@pytest.mark.parametrize("length", [8, 9, 19])
+def test_a_value_at_which_a_text_was_cut_off_is_blanked_as_far_as_it_is_there(length: int) -> None:
+    value = "sk-proj-0123456789\n3"
+    redact = Redactor([value])
+    assert redact.text(f"it failed with {value[:length]}") == f"it failed with {REDACTED}"
+    assert redact.text(f"{value[:9]} of {value[:length]}") == f"{value[:9]} of {REDACTED}"
+
+
+def test_a_few_characters_with_which_a_value_begins_are_left_alone() -> None:
+    assert Redactor(["https://key@host"]).text("see https:/") == "see https:/"
 
 
 def test_short_values_are_left_alone() -> None:

@@ -5,7 +5,8 @@ JSON could end the document (a secret of `true`, or of digits). So what JSON wri
 hidden, and what is too short is not: :func:`why_not_hidden` says so where a value is set.
 
 All places where a value occurs are found first and then blanked together, so that values which contain or
-overlap one another leave no rest behind, and text put in for one value is never taken for another.
+overlap one another leave no rest behind, and text put in for one value is never taken for another. A text may have been
+cut in the midst of a value: what it ends with is blanked, too, where a value begins so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ REDACTED = "[REDACTED]"
 SHORTEST_CHARACTERS = 6
 # A value of several lines is also hidden line by line, since logs are; short lines ("}", "EOF") are no secrets.
 _SHORTEST_LINE = 8
+# Errors are cut at a length by programs that know no secrets. Less than this of a value gives nothing away.
+_SHORTEST_BEGINNING = 8
 _JSON_WORDS = frozenset({"true", "false", "null"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(NaN|Infinity)")
 
@@ -76,6 +79,9 @@ class Redactor:
             while start >= 0:
                 yield start, start + len(spelling)
                 start = text.find(spelling, start + 1)
+            cut = _cut_off(text, spelling)
+            if cut is not None:
+                yield cut, len(text)
 
 
 def why_not_hidden(value: str) -> str | None:
@@ -107,6 +113,17 @@ def _spellings(value: str, shortest: int) -> Iterator[str]:
         for line in lines:
             if len(line) >= _SHORTEST_LINE:
                 yield from _escapings(line)
+
+
+def _cut_off(text: str, spelling: str) -> int | None:
+    """Return where in ``text`` the beginning of ``spelling`` stands that the text ends with."""
+    anchor = spelling[:_SHORTEST_BEGINNING]
+    start = text.find(anchor, max(0, len(text) - len(spelling) + 1))
+    while start >= 0:
+        if spelling.startswith(text[start:]):
+            return start
+        start = text.find(anchor, start + 1)
+    return None
 
 
 def _escapings(text: str) -> Iterator[str]:

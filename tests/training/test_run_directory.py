@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.run_directory import TrainingDirectory
 from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.spec import TrainingSpec
+from osmosis_ai.training.trainer import LocalTrainer
 from tests.evaluation.rollouts import write_rollout, write_rows
+
+NO_VENV = SimpleNamespace(python=Path("python"), note="none")
 
 
 def spec(tmp_path: Path, *, env: dict[str, str] | None = None, **settings: Any) -> TrainingSpec:
@@ -73,6 +78,49 @@ def test_a_run_of_a_release_with_other_settings_goes_on(tmp_path):
         directory.claim(inputs, {})
         with pytest.raises(ResumeRefusedError, match=r"grad_clip.*now 0\.5"):
             directory.claim(spec(tmp_path, grad_clip=0.5).inputs(), {})
+
+
+def test_a_run_goes_on_as_it_began_when_a_default_has_moved_since(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
+        settings = directory.settings_as_begun(TrainingSettings(max_steps=9))
+        assert (settings.lr, settings.max_steps) == (1e-6, 9)
+        directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
+        written = directory.settings_as_begun(TrainingSettings(lr=1e-5))
+        with pytest.raises(ResumeRefusedError, match="lr"):
+            directory.claim(replace(spec(tmp_path), settings=written).inputs(), {})
+
+
+def test_a_value_that_this_release_does_not_know_is_refused_by_its_name(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "loss_type": "ancient"}}, {})
+        settings = directory.settings_as_begun(TrainingSettings())
+        with pytest.raises(ResumeRefusedError, match="loss_type"):
+            directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
+
+
+async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, monkeypatch):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
+    learned_with: list[float] = []
+
+    def make_learner(given: TrainingSpec) -> Any:
+        learned_with.append(given.settings.lr)
+        raise OsmosisError("enough is known")
+
+    monkeypatch.setattr(
+        "osmosis_ai.controller.environment.prepare_environment", lambda *_args, **_more: NO_VENV
+    )
+    trainer = LocalTrainer(spec(tmp_path), directory.path, make_learner=make_learner)
+    with pytest.raises(OsmosisError, match="enough is known"):
+        await trainer.run()
+    assert learned_with == [1e-6]
 
 
 def test_an_edited_rollout_is_refused(tmp_path):

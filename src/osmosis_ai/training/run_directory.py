@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
@@ -99,6 +100,29 @@ class TrainingDirectory:
         manifest = Manifest.new(self.path.name, inputs, provenance)
         manifest.write(self.manifest)
         return manifest
+
+    def settings_as_begun(self, settings: TrainingSettings) -> TrainingSettings:
+        """Return ``settings``, those that nobody wrote with the values that the run began with.
+
+        Another release may have other defaults; a run goes on as it began. What is written stays: a change of it is
+        for :meth:`claim` to refuse. Under `torchrun` the other ranks read no manifest, so a moved default is refused.
+
+        Raises:
+            OsmosisError: the manifest cannot be read.
+        """
+        if not self.manifest.exists() or "WORLD_SIZE" in os.environ:
+            return settings
+        locked = Manifest.load(self.manifest).inputs.get("settings", {})
+        moved = {
+            key: locked[key]
+            for key, value in locked_settings(settings).items()
+            if key not in settings.model_fields_set and key in locked and locked[key] != value
+        }
+        written = settings.model_dump(include=settings.model_fields_set)
+        try:
+            return type(settings).model_validate({**written, **moved}) if moved else settings
+        except ValidationError:
+            return settings  # a value that this release does not know: refused by its name
 
     def sweep_trials(self, step: int) -> None:
         """Remove the trajectories of steps before the last few; a long run would fill the disk with them."""

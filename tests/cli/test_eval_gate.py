@@ -184,6 +184,15 @@ def test_a_run_of_a_platform_that_did_not_finish_proves_nothing(maze: Maze, stat
     assert f"the run is {status}, not finished" in outcome.json["resource"]["rules"][0]["reason"]
 
 
+def test_an_agents_error_is_no_command_to_the_job_that_gates_it(maze: Maze) -> None:
+    run = {**OWN, "status": "failed", "error": "It said:\n::error::forged"}
+    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", mode="--plain")
+    assert outcome.status == 3 and "forged" in outcome.out
+    assert not [line for line in (outcome.out + outcome.err).splitlines() if line.startswith("::")]
+
+
 # A judge's result file
 
 

@@ -13,6 +13,7 @@ import typer
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.name_completion import complete_run
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
 from osmosis_ai.errors import NotFoundError, OsmosisError
 
@@ -130,7 +131,8 @@ def _table(report: GateReport) -> Table:
 
 
 def _line(judgement: Judgement) -> str:
-    return f"{judgement.verdict}: {judgement.rule}: {judgement.reason}"
+    # A reason may repeat an agent's error, and CI reads lines as commands.
+    return one_line(f"{judgement.verdict}: {judgement.rule}: {judgement.reason}")
 
 
 def _number(value: float | None) -> str | None:

@@ -74,12 +74,12 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, work
         ("configs/eval/d.toml", 4, "experiment.model_path"),
         ("configs/training/a.toml", 4, "experiment.model_path"),
         ("rollouts/multiply/main.py", 2, None),
-        ("data/multiply.jsonl", None, None),
+        ("data/multiply.jsonl", 6, None),
     }
     said = cli("check", "--plain").err
     assert "configs/eval/b.toml:11: evaluation.limt: Unrecognized key (did you mean 'limit'?)" in said
     assert "rollouts/multiply/main.py:2: RuntimeError: no GPU" in said
-    assert "data/multiply.jsonl: line 6: not valid JSON" in said
+    assert "data/multiply.jsonl:6: not valid JSON" in said
 
 
 def test_code_that_is_not_trusted_is_not_imported(cli: Cli, workspace: Workspace, tmp_path: Path) -> None:
@@ -152,6 +152,15 @@ def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Wor
     found = [line for line in (done.out + done.err).splitlines() if line.startswith("::")]
     assert all(line.startswith("::error file=") for line in found), found
     assert "\x1b" not in done.out + done.err
+
+
+def test_a_wrong_row_is_annotated_beside_its_line(cli: Cli, workspace: Workspace) -> None:
+    (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": "?"}\n')
+    annotated = cli("check", "data/multiply.jsonl", "--annotations", "github", "--json").err.splitlines()
+    assert annotated[0] == (
+        "::error file=data/multiply.jsonl,line=6,title=osmosis check%3A dataset"
+        "::columns differ from line 1: missing 'ground_truth'"
+    )
 
 
 def test_only_what_is_named_is_checked(

@@ -141,6 +141,17 @@ def test_a_dataset_nobody_has_heard_of_is_not_found(uploads: Uploads) -> None:
     assert_flat_error(uploads.complete("nope"), 404, "NOT_FOUND")
 
 
+def test_a_misspelled_dataset_is_suggested_to_members_of_its_workspace(
+    uploads: Uploads, stranger: Member, client: TestClient, services: PlatformServices
+) -> None:
+    uploads.upload("multiply", rows())
+    theirs = Uploads(client, services, stranger.headers)
+    said = assert_flat_error(uploads.request("GET", "/multply"), 404, "NOT_FOUND")["error"]
+    assert said == "there is no dataset 'multply' in this workspace; did you mean multiply?"
+    said = assert_flat_error(theirs.request("GET", "/multply"), 404, "NOT_FOUND")["error"]
+    assert said == "there is no dataset 'multply' in this workspace; see `osmosis dataset list`."
+
+
 def test_a_log_is_read_in_pages_from_either_end(uploads: Uploads) -> None:
     dataset = uploads.upload("multiply", rows())
     everything = uploads.messages(dataset["id"])

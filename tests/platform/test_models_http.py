@@ -162,6 +162,12 @@ def test_one_that_is_not_there_says_where_to_look(api: TestClient) -> None:
     assert said == "there is no LoRA model 'nope' in this workspace; see `osmosis model list`."
 
 
+def test_a_misspelled_one_is_suggested(api: TestClient, services: PlatformServices, member: Member) -> None:
+    (name,) = add_models(services, add_run(services, member), 40)
+    said = assert_flat_error(api.get(f"{MODELS}/{name[:-1]}"), 404, "MODEL_NOT_FOUND")["error"]
+    assert said == f"there is no LoRA model '{name[:-1]}' in this workspace; did you mean {name}?"
+
+
 def test_one_that_was_never_deployed_can_be_taken_back(
     api: TestClient, services: PlatformServices, member: Member
 ) -> None:

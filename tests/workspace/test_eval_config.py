@@ -14,7 +14,7 @@ from osmosis_ai.workspace.config import (
 )
 from osmosis_ai.workspace.config_issues import Issue
 from osmosis_ai.workspace.layout import Workspace
-from tests.workspace.builders import MINIMAL_EVAL, write_config
+from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, write_config
 
 FULL = """\
 [experiment]
@@ -434,6 +434,15 @@ def test_a_config_elsewhere_is_refused_with_both_places(workspace: Workspace, tm
             load_eval_config(path, workspace)
         assert str(found) in caught.value.message
         assert str(workspace.eval_configs_dir) in caught.value.message
+        assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
+
+
+def test_a_config_of_training_is_not_to_be_moved_over_one_of_evaluation(workspace: Workspace) -> None:
+    write_config(workspace, MINIMAL_EVAL)
+    training = write_config(workspace, MINIMAL_TRAINING, kind="training")
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(training, workspace)
+    assert caught.value.hint == "did you mean configs/eval/a.toml?"
 
 
 def test_a_config_is_a_toml_file(workspace: Workspace) -> None:

@@ -260,7 +260,8 @@ class Execution:
                 f"the rollout's server takes {wished} rollouts at once; `--max-in-flight` cannot raise that."
             )
         self._log("schedule", "dispatching", pending=state.ledger.open_count, in_flight=self.limit)
-        self._hooks.stage(f"running {state.ledger.open_count} rollouts, {self.limit} at once")
+        count = state.ledger.open_count
+        self._hooks.stage(f"running {count} {'rollout' if count == 1 else 'rollouts'}, {self.limit} at once")
         self._dispatcher = Dispatcher(
             pending_items(job.dataset.path, job.selection, state.ledger),
             attempts.attempt,

@@ -22,6 +22,7 @@ from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import LoraModel, Membership, Run, User, Workspace
+from osmosis_ai.platform.meant_names import hint_of_name
 
 MAX_ACTIVE_DEPLOYMENTS = 8
 """Per workspace: each served adapter holds memory."""
@@ -210,8 +211,11 @@ def _get(session: Session, workspace_id: str, name: str) -> FoundModel:
         row = session.execute(_models(LoraModel.workspace_id == workspace_id, column == name)).first()
         if row is not None:
             return _found(row)
+    newest = select(LoraModel.name).where(LoraModel.workspace_id == workspace_id)
+    names = newest.order_by(LoraModel.created_at.desc())
     raise NotFoundError(
-        f"there is no LoRA model '{name[:255]}' in this workspace.", hint="see `osmosis model list`"
+        f"there is no LoRA model '{name[:255]}' in this workspace.",
+        hint=hint_of_name(session, name, names, "see `osmosis model list`"),
     )
 
 

@@ -7,6 +7,7 @@ unchecked, never right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,7 +197,8 @@ class _Check:
         self.report.datasets.append(shown)
         found = validate_dataset(path)
         for error in found.errors:
-            self._add("error", "dataset", error, shown)
+            line, said = _place(error)
+            self._add("error", "dataset", said, shown, line=line)
         for warning in found.warnings:
             strict = self._options.strict and warning == found.unusable
             self._add("error" if strict else "warning", "dataset", warning, shown)
@@ -390,3 +392,9 @@ def _not_there(workspace: Workspace, path: Path) -> NotFoundError:
 
 def _homes(workspace: Workspace) -> tuple[Path, Path]:
     return workspace.eval_configs_dir.resolve(), workspace.training_configs_dir.resolve()
+
+
+def _place(error: str) -> tuple[int | None, str]:
+    """Split what is wrong with a dataset into the line it begins with, if any, and the rest."""
+    match = re.match(r"line ([0-9]+)(?:: |, (?=column ))", error)
+    return (int(match[1]), error[match.end() :]) if match else (None, error)

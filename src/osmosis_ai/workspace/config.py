@@ -192,9 +192,16 @@ def _locate(path: Path, workspace: Workspace, kind: ConfigKind) -> Path:
             f"{kind.article} config must be inside {kind.directory}/ of the workspace directory.\n"
             f"  found:    {resolved}\n"
             f"  expected: {expected / found.name}",
-            hint=f"move it there, and name it as {kind.directory}/{found.name}",
+            hint=_mend_of_place(kind, expected / found.name, resolved),
         )
     return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
+
+
+def _mend_of_place(kind: ConfigKind, expected: Path, found: Path) -> str:
+    named = f"{kind.directory}/{expected.name}"
+    if expected.is_file() and expected.resolve() != found:
+        return f"did you mean {named}?"
+    return f"move it there, and name it as {named}"
 
 
 def _read_text(path: Path, shown: str) -> str:

@@ -206,7 +206,11 @@ def test_a_dataset_of_another_workspace_is_not_there(
         ({"rollout": "multiplly"}, "experiment.rollout", "did you mean 'multiply'?"),
         ({"entrypoint": "mian.py"}, "experiment.entrypoint", "there is no file rollouts/multiply/mian.py"),
         ({"entrypoint": "a/../../multiply/x.py"}, "experiment.entrypoint", "must not leave"),
-        ({"branch": "nain"}, "experiment.branch", "did you mean 'main'?"),
+        (
+            {"branch": "nain"},
+            "experiment.branch",
+            "; did you mean main? If it exists on your machine, `git push` it",
+        ),
         ({"commit_sha": "0123456789abcdef"}, "experiment.commit_sha", "`git push` it"),
         ({"commit_sha": "HEAD"}, "experiment.commit_sha", "must be 7 to 40 hexadecimal digits"),
         ({"model_path": "opena/gpt-5"}, "experiment.model_path", "did you mean `openai/gpt-5`?"),
@@ -356,6 +360,14 @@ def test_a_member_of_another_workspace_sees_nothing(
 def test_a_run_that_is_not_there_is_not_found(api: TestClient) -> None:
     for name in ("amber-otter-1", "run_x", "%2F", "a%20b", "x" * 300):
         assert_flat_error(api.get(f"{RUNS}/{name}"), 404, "NOT_FOUND")
+
+
+def test_a_misspelled_run_is_suggested(api: TestClient) -> None:
+    name = submitted(api)["name"]
+    said = assert_flat_error(api.get(f"{RUNS}/{name}0"), 404, "NOT_FOUND")["error"]
+    assert said == f"there is no evaluation run '{name}0' in this workspace; did you mean {name}?"
+    said = assert_flat_error(api.get(f"{RUNS}/@@@"), 404, "NOT_FOUND")["error"]
+    assert said == "there is no evaluation run '@@@' in this workspace; see `osmosis eval list`."
 
 
 # -- lists -------------------------------------------------------------------------------------

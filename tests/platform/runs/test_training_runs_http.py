@@ -177,7 +177,7 @@ def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient)
             "did you mean",
         ),
         ({"experiment_config": experiment(rollout="multiplly")}, "experiment.rollout", "did you mean"),
-        ({"experiment_config": experiment(branch="nain")}, "experiment.branch", "did you mean 'main'?"),
+        ({"experiment_config": experiment(branch="nain")}, "experiment.branch", "did you mean main?"),
         (
             {"training_config": {"rollout_batch_size": 100_000, "n_samples_per_prompt": 2}},
             "training.rollout_batch_size",
@@ -428,6 +428,8 @@ def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
     refused(waiting, "is pending: it goes on by itself")
     claimed(services, waiting["id"])
     refused(waiting, "is running: it goes on by itself")
+    assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).status_code == 200
+    refused(waiting, "is stopping: it can be resumed once it has stopped")
     refused(ended_with_checkpoint(api, services, "finished"), "has finished")
     refused(ended_with_checkpoint(api, services, step=None), "has no checkpoint")
     old = ended_with_checkpoint(api, services)

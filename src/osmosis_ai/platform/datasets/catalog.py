@@ -30,6 +30,7 @@ from osmosis_ai.platform.datasets.pending import UPLOAD_TTL, PendingUpload
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Dataset, User, new_id
 from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.meant_names import hint_of_name
 
 DOWNLOAD_TTL = timedelta(hours=1)
 """How long the URL of a download works."""
@@ -176,8 +177,8 @@ class Datasets:
         with self._db.session() as session:
             row = find_dataset(session, workspace_id, name_or_id)
             creator = session.get(User, row.creator_id) if row is not None and row.creator_id else None
-        if row is None:
-            raise _unknown(name_or_id)
+            if row is None:
+                raise _unknown(session, workspace_id, name_or_id)
         return DatasetRecord(row, _display_name(creator))
 
     def list(self, workspace_id: str, *, limit: int, offset: int) -> tuple[Sequence[DatasetRecord], int]:
@@ -312,7 +313,7 @@ class Datasets:
         if overwrite_id is not None:
             row = find_dataset(session, workspace_id, overwrite_id, lock=lock)
             if row is None:
-                raise _unknown(overwrite_id)
+                raise _unknown(session, workspace_id, overwrite_id)
             if row.name != announced.name:
                 problem = f"the dataset to overwrite is called '{row.name}', not '{announced.name}'"
                 raise DatasetRejected([("overwrite_dataset_id", problem)])
@@ -359,8 +360,14 @@ def _display_name(user: User | None) -> str | None:
     return None if user is None else user.name or user.email
 
 
-def _unknown(name_or_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no dataset '{name_or_id}' in this workspace.")
+def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundError:
+    newest = (
+        select(Dataset.name).where(Dataset.workspace_id == workspace_id).order_by(Dataset.created_at.desc())
+    )
+    return NotFoundError(
+        f"there is no dataset '{name_or_id}' in this workspace.",
+        hint=hint_of_name(session, name_or_id, newest, "see `osmosis dataset list`"),
+    )
 
 
 def _taken(existing: Dataset | None, announced: Announcement) -> ConflictError:

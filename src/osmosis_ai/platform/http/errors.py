@@ -141,7 +141,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
     if isinstance(error, HTTPException):
         return _http_error(error, request)
     if isinstance(error, DatabaseBusyError):
-        return ApiError(503, "DATABASE_BUSY", _sentence(error), headers={"Retry-After": "5"})
+        return ApiError(503, "DATABASE_BUSY", as_sentence(error), headers={"Retry-After": "5"})
     if isinstance(error, StorageFullError):
         logger.error("%s %s", error.message, error.hint)
         return _storage_full()
@@ -149,12 +149,16 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
         logger.error("%s", error)
         return _storage_full()
     if isinstance(error, OsmosisError) and error.code in _STATUS_OF_CODE:
-        return ApiError(_STATUS_OF_CODE[error.code], error.code, _sentence(error), **_details(error))
+        return ApiError(_STATUS_OF_CODE[error.code], error.code, as_sentence(error), **_details(error))
     return _unexpected(error, request)
 
 
-def _sentence(error: OsmosisError) -> str:
-    return f"{error.message.rstrip('.')}; {error.hint}." if error.hint else error.message
+def as_sentence(error: OsmosisError) -> str:
+    """Return what happened and what to do, as replies say it."""
+    if not error.hint:
+        return error.message
+    end = "" if error.hint.endswith("?") else "."
+    return f"{error.message.rstrip('.')}; {error.hint}{end}"
 
 
 def _details(error: OsmosisError) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from anyio import from_thread
 
 from osmosis_ai.api.wire import models as wire
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.errors import ApiError, as_sentence
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
@@ -119,7 +119,7 @@ def _find(services: PlatformServices, scope: Scope, name: str) -> FoundModel:
     try:
         return services.lora_models.get(scope.workspace_id, name)
     except NotFoundError as error:
-        raise ApiError(404, "MODEL_NOT_FOUND", f"{error.message.rstrip('.')}; {error.hint}.") from None
+        raise ApiError(404, "MODEL_NOT_FOUND", as_sentence(error)) from None
 
 
 def _can_be_served(found: FoundModel) -> bool:

@@ -21,6 +21,7 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.models import Run, User
 from osmosis_ai.platform.logs import Direction, Line, Logs
+from osmosis_ai.platform.meant_names import hint_of_name
 from osmosis_ai.platform.runs.counts import RunCounts
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.request_body import RunKind
@@ -189,7 +190,9 @@ class Runs:
             ).first()
             if row is not None:
                 return FoundRun(row[0], row[1])
+        newest = select(Run.name).where(Run.workspace_id == workspace_id, Run.kind == self._kind)
+        names = newest.order_by(Run.created_at.desc())
         raise NotFoundError(
             f"there is no {_CALLED[self._kind]} run '{name_or_id[:200]}' in this workspace.",
-            hint=f"see `{_LIST_COMMAND[self._kind]}`",
+            hint=hint_of_name(session, name_or_id, names, f"see `{_LIST_COMMAND[self._kind]}`"),
         )

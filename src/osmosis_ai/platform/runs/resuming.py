@@ -99,6 +99,11 @@ class TrainingResumption:
 
 
 def _not_to_be_resumed(run: Run) -> ConflictError:
+    if run.status in OPEN and run.stop_requested_at is not None:
+        return ConflictError(
+            f"the run '{run.name}' is stopping: it can be resumed once it has stopped.",
+            hint=f"`osmosis train info {run.name}` says when",
+        )
     if run.status in OPEN:
         return ConflictError(
             f"the run '{run.name}' is {run.status}: it goes on by itself.",

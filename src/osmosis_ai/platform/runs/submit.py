@@ -311,10 +311,11 @@ def _unusable_dataset(dataset: Dataset) -> SubmitRejectedError:
 
 
 def _issue_of(error: RevisionError) -> Issue:
-    hint = f"; {error.hint}" if error.hint else ""
-    return Issue(
-        f"experiment.{error.field}", f"{error.message.rstrip('.')}{hint}", suggestion=error.suggestion
-    )
+    # The message says already what was probably meant.
+    said, hint = error.message.rstrip("."), error.hint
+    if hint:
+        said += f" {hint[0].upper()}{hint[1:]}" if said.endswith("?") else f"; {hint}"
+    return Issue(f"experiment.{error.field}", said)
 
 
 def _not_fetched(reason: str) -> SubmitRejectedError:

@@ -305,7 +305,7 @@ async def test_what_goes_wrong_in_a_row_is_told_apart_and_never_scored_as_zero(w
             "validation_error",
             "Sample has no reward after grading: call `ctx.set_reward` in `grade`",
         ),
-        5: ("grader", "validation_error", "a reward must be a finite number, not nan"),
+        5: ("grader", "validation_error", "reward: Input should be a finite number"),
         6: ("grader", "timeout", "the grader did not finish within its 1s deadline"),
     }
     estimates = outcome.resource["metrics"]["estimates"]

@@ -145,10 +145,11 @@ async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_c
     async with sampling(tmp_path) as (sampler, _):
         first = await validate(sampler, held_out, plan, seed=0, step=0, finished=lambda _: None)
         second = await validate(sampler, held_out, plan, seed=0, step=5, finished=lambda _: None)
-    assert first.estimates.tokens == second.estimates.tokens
-    counts = first.estimates.counts
+    assert first.metrics.estimates.tokens == second.metrics.estimates.tokens
+    assert first.rewards == second.rewards == [0.0, None, 0.0]
+    counts = first.metrics.estimates.counts
     assert (counts.scored, counts.planned, counts.failed_by_boundary) == (4, 6, {"agent": 2})
-    metrics = validation_metrics(first)
+    metrics = validation_metrics(first.metrics)
     assert metrics["eval/validation/reward"] == 0.0
     assert metrics["eval/validation/scored"] == 4
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from ...artifacts import artifact_root, create_artifacts_dir
 from ...context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
 from ...types.execution import ExecutionRequest, ExecutionResult
@@ -263,6 +265,10 @@ def _categorize(error: BaseException) -> RolloutErrorCategory:
 
 
 def _describe(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        # Its own text is several lines, with an address of its makers' documentation.
+        places = ((".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors())
+        return "; ".join(f"{place}: {what}" if place else what for place, what in places)[:_MESSAGE_LIMIT]
     text = str(error)
     # A KeyError's text is only the key; some errors have none at all.
     if not text or isinstance(error, KeyError):

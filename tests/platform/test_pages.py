@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.db.models import MetricPoint, Run
 from osmosis_ai.platform.logs import Line
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, submit_body, training_body
@@ -210,6 +211,22 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     assert "Reward 0.625 0.43 to 0.81 8 4" in shown and "pass@2 0.625" in shown
     assert "[server] importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
+
+
+def test_a_training_run_that_can_go_on_shows_the_command(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    pytest.importorskip("torch")  # without it no training run is accepted
+    run = submitted(browser, "/api/cli/training-runs", training_body(), member)
+    sign_in(browser)
+    again = f"osmosis train resume {run['name']}"
+    assert again not in text_of(browser.get(path_of(run["platform_url"])))
+    checkpoints = WorkingDirectory(services.config.runs_dir, run["id"]).training.checkpoints
+    (checkpoints / "step-00000004").mkdir(parents=True)
+    with services.db.transaction() as session:
+        row = session.get_one(Run, run["id"])
+        row.status, row.completed_at = "failed", services.clock.now()
+    assert again in text_of(browser.get(path_of(run["platform_url"])))
 
 
 def test_a_training_run_shows_what_its_newest_validation_stands_on(

@@ -84,6 +84,26 @@ def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
     )
 
 
+def test_a_training_run_that_is_given_up_says_how_it_goes_on(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member, kind="training")
+    bench.executor.round()
+    bench.claim(bench.started[0])
+    bench.record(run_id)
+    bench.started[0].status = -9
+    bench.executor.round()
+    while bench.run(run_id).status == "running":
+        clock.advance(300)
+        bench.executor.round()
+        bench.started[-1].status = -9
+        bench.executor.round()
+    error = bench.run(run_id).error
+    assert error is not None
+    assert error.endswith("It can go on from the checkpoint of step 1: `osmosis train resume a`.")
+    assert "submit again" not in error
+
+
 def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
     bench: Bench, member: Member, clock: ManualClock
 ) -> None:
@@ -155,7 +175,10 @@ def test_a_failure_of_our_own_is_tried_again_a_few_times_and_then_fails_the_run_
         set_back()
     assert bench.run(run_id).status == "running"
     set_back()
-    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", reason)
+    advice = (
+        " It can go on from the checkpoint of step 1: `osmosis train resume a`." if kind == "training" else ""
+    )
+    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", reason + advice)
 
 
 def test_a_worker_that_may_not_yet_have_the_run_is_started_again(

@@ -12,6 +12,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.models import Run
 from osmosis_ai.platform.runs.evaluation_work import EvaluationWork
+from osmosis_ai.platform.runs.training_work import TrainingWork
 from osmosis_ai.platform.runs.worker import Worker
 from osmosis_ai.platform.runs.worker_status import ENDED, SET_BACK
 from tests.platform.conftest import Member
@@ -28,10 +29,11 @@ def signals_as_they_were() -> Iterator[None]:
 def worked(bench: Bench, run_id: str, failure: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a worker fail at getting hold of what it needs."""
 
-    def prepare(_: EvaluationWork) -> None:
+    def prepare(_: EvaluationWork | TrainingWork) -> None:
         raise failure
 
     monkeypatch.setattr(EvaluationWork, "prepare", prepare)
+    monkeypatch.setattr(TrainingWork, "prepare", prepare)
     services = bench.services
     lease = bench.leases.claim(run_id, "w")
     assert lease is not None
@@ -72,6 +74,19 @@ def test_what_the_run_itself_is_to_blame_for_ends_it(
     assert worked(bench, run_id, OsmosisError("main.py has an error."), monkeypatch) == ENDED
     assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", "main.py has an error.")
     assert messages(bench, run_id) == ["main.py has an error."]
+
+
+def test_a_training_run_that_fails_with_a_checkpoint_says_how_it_goes_on(
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = bench.add("a", member, kind="training")
+    bench.record(run_id)
+    assert worked(bench, run_id, OsmosisError("the GPU is gone."), monkeypatch) == ENDED
+    assert bench.run(run_id).error == (
+        "the GPU is gone. It can go on from the checkpoint of step 1: `osmosis train resume a`."
+    )
 
 
 def test_a_run_that_is_to_stop_stops_whatever_failed(

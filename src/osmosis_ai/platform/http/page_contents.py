@@ -177,7 +177,12 @@ def keys_table(tokens: Sequence[Token]) -> Table:
 
 
 def described_run(
-    found: FoundRun, *, command: str, log: Sequence[LogEntry], curves: Sequence[Curve]
+    found: FoundRun,
+    *,
+    command: str,
+    log: Sequence[LogEntry],
+    curves: Sequence[Curve],
+    resumable: bool = False,
 ) -> Described:
     """Return a run; ``command`` is the group of commands about its kind, such as ``eval``."""
     run, results = found.run, found.run.results or {}
@@ -214,6 +219,8 @@ def described_run(
     commands = [f"osmosis {command} info {run.name}", f"osmosis {command} logs {run.name}"]
     if command == "eval":
         commands.append(f"osmosis eval download {run.name}")
+    if resumable:
+        commands.append(f"osmosis train resume {run.name}")
     return Described(
         run.name,
         [fact for fact in facts if fact[1] not in ("", MISSING)],

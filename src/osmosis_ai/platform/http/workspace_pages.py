@@ -145,7 +145,8 @@ def training_run_page(desk: Desk, name: str) -> Response:
     found = desk.services.training_runs.get(desk.workspace.id, name)
     log = desk.services.logs.page(found.run.id, limit=_LOG_LINES).logs
     curves = read_curves(desk.services.db, found.run.id)
-    thing = contents.described_run(found, command="train", log=log, curves=curves)
+    resumable = desk.services.resumption.resumable(found.run)
+    thing = contents.described_run(found, command="train", log=log, curves=curves, resumable=resumable)
     return desk.described(("training",), thing)
 
 

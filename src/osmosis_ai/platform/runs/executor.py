@@ -212,7 +212,7 @@ class LocalExecutor:
             if run.stop_requested_at is not None:
                 self._leases.end(run, "stopped")
                 return
-            sentence = _given_up(status, trouble, reason, directory)
+            sentence = _given_up(status, trouble, reason, directory, directory.resume_advice(run.name))
             self._logs.add(session, run.id, [Line(sentence, level="error", step="executor")])
             self._leases.end(run, "failed", sentence)
 
@@ -380,13 +380,15 @@ def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) 
     return f"the worker ended unexpectedly ({_told(status)}){times}; {again}"
 
 
-def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory) -> str:
+def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory, advice: str) -> str:
     """Return why a run has failed."""
     if status == SET_BACK:
-        return reason or "the platform could not do its part, and could not say why: its disk may be full."
+        why = reason or "the platform could not do its part, and could not say why: its disk may be full."
+        return f"{why} {advice}".rstrip()
     return (
         f"the worker ended unexpectedly {trouble.deaths} times in a row ({_told(status)}) without getting "
-        f"anything done; see {directory.log} on the platform's machine, then submit again."
+        f"anything done; see {directory.log} on the platform's machine"
+        f"{f'. {advice}' if advice else ', then submit again.'}"
     )
 
 

@@ -177,7 +177,7 @@ async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:
 def _not_kept() -> OsmosisError:
     return OsmosisError(
         "the training is done, but its last checkpoint could not be stored; the run's log says why",
-        hint="make room on the platform's disk, then submit again",
+        hint="make room on the platform's disk",
     )
 
 

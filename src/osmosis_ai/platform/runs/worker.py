@@ -106,6 +106,8 @@ class Worker:
                 self.logs.add(session, run.id, [line], redactor=redactor)
             else:
                 sentence = redactor.text(verdict.error) if verdict.error and outcome == "failed" else None
+                if sentence and (advice := self.directory.resume_advice(run.name)):
+                    sentence = f"{sentence} {advice}"
                 line = Line(sentence or outcome, level="error" if sentence else "info", step="run")
                 self.logs.add(session, run.id, [line], redactor=redactor)
                 self.leases.end(run, outcome, sentence)

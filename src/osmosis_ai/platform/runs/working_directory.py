@@ -81,6 +81,13 @@ class WorkingDirectory:
             (checkpoint.step for checkpoint in checkpoints_in(self.training.checkpoints)), default=None
         )
 
+    def resume_advice(self, run_name: str) -> str:
+        """Return how a training run that has failed goes on, a sentence; empty where there is nothing to go on from."""
+        step = self.checkpoint_step()
+        if step is None:
+            return ""
+        return f"It can go on from the checkpoint of step {step}: `osmosis train resume {run_name}`."
+
     def note_setback(self, reason: str) -> None:
         """Say why a worker gives up for now; on a full disk it stays unsaid."""
         with suppress(OSError):

@@ -120,6 +120,7 @@ def test_a_run_without_scores_proves_nothing(maze: Maze) -> None:
     assert outcome.status == 3
     assert outcome.json["resource"]["rules"][0]["reason"] == "no sample of the run has a score."
     assert gate(maze, "broken", "--max", "infrastructure=0.5").status == 1
+    assert gate(maze, "broken", "--min", "pass@3=0.1").status == 3
 
 
 def test_attempts_without_a_score_are_told_where_no_rule_asks_about_them(maze: Maze) -> None:
@@ -235,6 +236,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         (("--min", "pas_rate=0.5"), "did you mean 'pass_rate'?"),
         (("--max", "unscored"), "--max METRIC=NUMBER"),
         (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),
+        (("--min", "pass@3=0.1"), "the run has no pass@3; it has pass@1, pass@2, pass@4"),
     ],
 )
 def test_a_rule_that_is_none_is_a_wrong_command_line_and_no_run_that_fails(

@@ -345,7 +345,7 @@ def test_an_environment_that_does_not_build_fails_the_run_with_the_reason(world:
     world.git("checkout", "-q", "-b", "unbuildable")
     project = world.root / "rollouts" / "multiply" / "pyproject.toml"
     before = project.read_text()
-    project.write_text(re.sub(r'"aiohttp[^"]*"', '"no-such-package-of-osmosis==9"', before))
+    project.write_text(re.sub(r'("osmosis-ai[^"]*")', r'\1, "no-such-package-of-osmosis==9"', before))
     world.git("commit", "-q", "-am", "need what nobody has")
     world.git("push", "-q", "origin", "unbuildable")
     world.git("checkout", "-q", "main")

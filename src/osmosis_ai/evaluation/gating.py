@@ -125,6 +125,22 @@ def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> Non
             raise OsmosisError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
 
 
+def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
+    """Check that rules about pass@k ask for a k that a finished run has: a rule nothing can decide gates nothing.
+
+    Raises:
+        OsmosisError: a rule asks for another.
+    """
+    for rule in rules:
+        match = _PASS_AT_K.fullmatch(rule.metric)
+        if match is not None and int(match[1]) not in known:
+            listed = ", ".join(f"pass@{k}" for k in known)
+            raise OsmosisError(
+                f"the run has no {rule.metric}.",
+                hint=f"it has {listed}" if known else "it made one attempt a row: ask for pass_rate",
+            )
+
+
 def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> Judgement:
     """Apply a rule.
 

@@ -8,7 +8,7 @@ rows are independent of each other. The result file of a judge has metrics of it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +28,7 @@ from osmosis_ai.evaluation.gating import (
     judge,
     overall,
     require_known,
+    require_pass_at,
     weakest,
 )
 
@@ -51,6 +52,7 @@ class GatedRun:
         evidence: what it knows of the metric of a rule.
         metrics: all that it may know.
         unverified: results that may have been changed by hand without a trace.
+        passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
     """
 
     name: str
@@ -63,6 +65,7 @@ class GatedRun:
     evidence: Callable[[Rule], Evidence]
     metrics: tuple[str, ...] = RUN_METRICS
     unverified: int = 0
+    passes_at: tuple[int, ...] | None = None
 
     def require(self, rules: Sequence[Rule]) -> None:
         """Check that the rules are about what it may know.
@@ -71,6 +74,8 @@ class GatedRun:
             OsmosisError: one is not.
         """
         require_known(rules, self.metrics, "a judge's result file" if self.source == "rubric" else "a run")
+        if self.passes_at is not None:
+            require_pass_at(rules, self.passes_at)
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,15 @@ def local_run(directory: Path) -> GatedRun:
             rule, evidence_of(rule.metric, estimates, rows=found.rows), found.pass_threshold
         ),
         unverified=found.unverified,
+        passes_at=_passes_at(estimates) if unfinished is None else None,
     )
+
+
+def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the k of each pass@k of a finished run; None where no sample has a score, so that none could be."""
+    if estimates.get("pass_rate") is None:
+        return None
+    return tuple(sorted(int(k) for k in estimates.get("pass_at_k") or {}))
 
 
 def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidence:
@@ -165,17 +178,27 @@ def platform_run(client: PlatformClient, name: str) -> GatedRun:
     results = found.detail.results
     rows = results.sampled_rows if results is not None else None
     unfinished = None if run.status == "finished" else _unfinished(run.status, run.error)
+    passes_at = None
     if metrics is not None and metrics.estimates:
         counts = metrics.estimates.get("counts") or {}
         estimates = metrics.estimates
         made = [counts.get(key) or 0 for key in ("planned", "pending", "skipped")]
         scored, tried = counts.get("scored"), made[0] - made[1] - made[2]
         evidence: Callable[[Rule], Evidence] = lambda rule: evidence_of(rule.metric, estimates, rows=rows)  # noqa: E731
+        passes_at = _passes_at(estimates) if unfinished is None else None
     else:
         tally = _Tally.of(found, rows)
         scored, tried, evidence = tally.scored, tally.tried, tally.evidence
     return GatedRun(
-        run.name or run.id, "platform", run.status, run.platform_url, unfinished, scored, tried, evidence
+        name=run.name or run.id,
+        source="platform",
+        status=run.status,
+        place=run.platform_url,
+        unfinished=unfinished,
+        scored=scored,
+        tried=tried,
+        evidence=evidence,
+        passes_at=passes_at,
     )
 
 

@@ -83,7 +83,9 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except OsmosisError as error:
-        raise click.UsageError(f"{error.message} {error.hint}" if error.hint else error.message) from None
+        raise click.UsageError(
+            f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message
+        ) from None
 
 
 def _find(run: str) -> GatedRun:

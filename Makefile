@@ -56,6 +56,7 @@ bench: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python scripts/soak_platform.py
+	$(BIN)/python scripts/soak_training.py
 	$(BIN)/python scripts/kill_series.py
 	$(BIN)/python scripts/interval_coverage.py
 

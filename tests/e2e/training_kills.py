@@ -1,0 +1,196 @@
+"""A trainer, or its rollout server, killed with SIGKILL at a moment of its run's own records; then the run goes on.
+
+Progress is read from the run's curve (``metrics.jsonl``, a line a step): a machine that is slow is killed at the same
+moments as one that is fast. A run that was disturbed has to end with the curve, the validations, the checkpoints and
+the adapter of one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+from safetensors.numpy import load_file
+
+from osmosis_ai.training.metrics import VALIDATION_REWARD, read_history
+from tests.e2e.test_kill_and_resume import rollout_server_of
+from tests.e2e.training_sessions import STEPS
+
+VALIDATED = [0, 5, STEPS]
+"""After which steps there is a validation."""
+_PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill: once the run's curve has ``records`` lines, and ``part`` of a step later; the first is step 0."""
+
+    records: int
+    part: float
+
+
+def moments(seed: int, kills: int) -> list[Moment]:
+    """Return as many moments, one in each equal part of the run's middle."""
+    draw = random.Random(seed)
+    width = (STEPS - 1) / kills
+    return [Moment(1 + int((number + draw.random()) * width), draw.random()) for number in range(kills)]
+
+
+class Sessions:
+    """Starts sessions of training runs."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.training_sessions"],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def start(self, run_dir: Path) -> int:
+        """Start a session and return its pid."""
+        assert self._process.stdin is not None
+        print(run_dir, file=self._process.stdin, flush=True)
+        return int(self._line())
+
+    def wait(self) -> int:
+        """Wait for the session to end; return its exit status."""
+        return int(self._line())
+
+    def close(self) -> None:
+        """End."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where runs are killed.
+
+    Attributes:
+        sessions: of runs.
+        undisturbed: the directory of a run that nobody killed.
+        step_s: how long its steps took, the median.
+    """
+
+    sessions: Sessions
+    undisturbed: Path
+    step_s: float
+
+    def check_trainer_kill(self, run_dir: Path, moment: Moment) -> str:
+        """Kill a run's trainer and let it go on; return what was done and found.
+
+        Raises:
+            AssertionError: the run is another than the undisturbed one.
+        """
+        trainer = self.sessions.start(run_dir)
+        status = self._while_killed(run_dir, moment, lambda: trainer)
+        assert status == -signal.SIGKILL, f"the session ended by itself: {status}"
+        left = steps_recorded(run_dir)
+        assert 1 <= left <= STEPS, f"killed outside the run's middle, with {left} records"
+        self.sessions.start(run_dir)
+        assert self.sessions.wait() == 0
+        assert_same_run(run_dir, self.undisturbed)
+        return f"killed with {left} of {STEPS + 1} records"
+
+    def check_server_kill(self, run_dir: Path, moment: Moment) -> str:
+        """Kill a run's rollout server; the trainer starts another. Returns and raises as for the trainer."""
+        trainer = self.sessions.start(run_dir)
+        status = self._while_killed(run_dir, moment, lambda: rollout_server_of(trainer))
+        assert status == 0, f"the session ended with {status}"
+        assert_same_run(run_dir, self.undisturbed)
+        return f"killed after {moment.records} of {STEPS + 1} records"
+
+    def _while_killed(self, run_dir: Path, moment: Moment, victim: Callable[[], int | None]) -> int:
+        """Wait for a session that is under way, of which ``victim`` is killed; return its exit status."""
+        ended, killed = threading.Event(), threading.Event()
+
+        def kill() -> None:
+            deadline = time.monotonic() + _PATIENCE_S
+            while steps_recorded(run_dir) < moment.records and not ended.wait(0.005):
+                if time.monotonic() > deadline:
+                    return
+            time.sleep(moment.part * self.step_s)  # the moment itself is what is varied
+            while not killed.is_set() and not ended.wait(0.005):
+                with contextlib.suppress(ProcessLookupError):
+                    if pid := victim():
+                        os.kill(pid, signal.SIGKILL)
+                        killed.set()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            status = self.sessions.wait()
+        finally:
+            ended.set()
+            killer.join()
+        assert killed.is_set(), "the run was over before it could be killed"
+        return status
+
+
+@contextlib.contextmanager
+def training_bench(directory: Path) -> Iterator[Bench]:
+    """Make a bench with its undisturbed run in ``directory``."""
+    sessions = Sessions()
+    try:
+        undisturbed = directory / "undisturbed"
+        sessions.start(undisturbed)
+        assert sessions.wait() == 0
+        steps = [
+            record.metrics["time/step_s"]
+            for record in read_history(undisturbed / "metrics.jsonl")
+            if record.step
+        ]
+        yield Bench(sessions, undisturbed, median(steps))
+    finally:
+        sessions.close()
+
+
+def steps_recorded(run_dir: Path) -> int:
+    """Return how many steps the run's curve has, step 0 counted."""
+    return sum(1 for _ in read_history(run_dir / "metrics.jsonl"))
+
+
+def curve(run_dir: Path) -> dict[int, dict[str, float]]:
+    """What was computed in every step; what was measured of the machine is left out."""
+    measured = ("time/", "speed/", "train/logprob_gap")
+    records = list(read_history(run_dir / "metrics.jsonl"))
+    assert [record.step for record in records] == list(range(STEPS + 1))
+    return {
+        record.step: {key: value for key, value in record.metrics.items() if not key.startswith(measured)}
+        for record in records
+    }
+
+
+def assert_same_run(run_dir: Path, undisturbed: Path) -> None:
+    """Hold a run's curve, validations, checkpoints and adapter against those of the undisturbed one."""
+    ours, theirs = curve(run_dir), curve(undisturbed)
+    assert [step for step, metrics in ours.items() if VALIDATION_REWARD in metrics] == VALIDATED
+    for step, expected in theirs.items():
+        assert ours[step] == pytest.approx(expected, rel=1e-4, abs=1e-6), f"step {step}"
+    names = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (run_dir, undisturbed)]
+    assert names[0] == names[1]
+    adapter, expected_adapter = (
+        load_file(run / "checkpoints" / f"step-{STEPS:08d}" / "adapter" / "adapter_model.safetensors")
+        for run in (run_dir, undisturbed)
+    )
+    for name, tensor in expected_adapter.items():
+        assert abs(adapter[name] - tensor).max() < 1e-5, name

@@ -40,10 +40,8 @@ class QuotingWorkflow(MultiplyWorkflow):
         rollout = get_rollout_context()
         assert rollout is not None
         body = {"model": "policy", "messages": messages, "tools": [MULTIPLY_TOOL], "max_tokens": 1}
-        url = f"{rollout.chat_completions_url}/chat/completions"
-        headers = {"Authorization": f"Bearer {rollout.api_key}"}
-        async with self.http.post(url, json=body, headers=headers) as response:
-            response.raise_for_status()
+        response = await rollout.http().post("/chat/completions", json=body)
+        response.raise_for_status()
 
 
 def serve() -> None:

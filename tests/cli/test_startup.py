@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -344,3 +346,26 @@ def test_an_invalid_platform_is_refused(cli: Cli) -> None:
     outcome = cli("--platform", "https://a.example:port", "fleet", "bare")
     assert outcome.status == 1
     assert "Invalid platform URL 'https://a.example:port'" in outcome.err
+
+
+def test_ctrl_c_at_the_very_end_leaves_at_once_with_the_status_of_the_command() -> None:
+    # A thread that is still at work keeps the interpreter from ending.
+    program = """
+import signal, sys, threading, time
+from osmosis_ai.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=time.sleep, args=(60,)).start()
+sys.argv = ["osmosis", "--version"]
+status = main()
+print("over", flush=True)
+sys.exit(status)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("osmosis-ai ")
+    assert process.stdout.readline() == "over\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")

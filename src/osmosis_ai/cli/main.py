@@ -22,6 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None or sys.stderr is None:
         _open_closed_streams()
+    status = _run(arguments)
+    if argv is None and "threading" in sys.modules:
+        _quit_when_interrupted(status)
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         if arguments in (["-V"], ["--version"]):
             from osmosis_ai._version import __version__
@@ -43,6 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_go_of_stdout()
         return 1
     return status
+
+
+def _quit_when_interrupted(status: int) -> None:
+    """Let Ctrl-C end the process at once from here on, with the status of its command.
+
+    All is written. An interrupt while the interpreter ends its threads would leave them waiting for each other.
+    """
+    import signal
+
+    def leave(*_: object) -> None:
+        os._exit(status)
+
+    # Who runs in the background is not to be interrupted at all.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
 
 
 def _open_closed_streams() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform import backup
 from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.backup import create_backup, restore_backup
 from osmosis_ai.platform.backup.collection import stage_in
@@ -145,6 +146,28 @@ def test_a_backup_of_a_busy_platform_is_of_one_moment(platform: PlatformServices
         for worker in workers:
             worker.join()
     assert failures == []
+
+
+def test_what_came_and_went_between_two_looks_takes_another_moment(
+    platform: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = platform.workspaces.all()[0].id
+    copy, copies = backup._copy_database, []
+
+    def copy_a_database_that_changes(source: Path, target: Path) -> None:
+        copies.append(target)
+        first = len(copies) == 1
+        key = store(platform, workspace, "fleeting", os.urandom(64)) if first else ""
+        copy(source, target)
+        if first:
+            with platform.db.transaction() as session:
+                session.query(Dataset).filter_by(name="fleeting").delete()
+            platform.blobs.delete(key)
+
+    monkeypatch.setattr(backup, "_copy_database", copy_a_database_that_changes)
+    report = create_backup(platform.config, tmp_path / "backup.tar")
+    assert (report.missing_blobs, len(copies)) == (0, 2)
+    assert restore_backup(PlatformConfig(home=tmp_path / "restored"), report.path).missing_blobs == 0
 
 
 def test_a_journal_that_grows_meanwhile_is_a_journal(platform: PlatformServices, tmp_path: Path) -> None:

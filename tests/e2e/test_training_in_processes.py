@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -118,3 +119,10 @@ async def test_a_process_that_does_not_start_is_said_at_once_with_its_last_words
         await trainer(tmp_path / "run", TrainingHooks(), broken, learner_processes=2).run()
     assert "process-1.log" in str(caught.value)
     assert "WORLD_SIZE" not in os.environ
+    # Nothing in this process waits for it any more, so that it can train with others.
+    for thread in threading.enumerate():
+        if thread.name == "learner-start":
+            thread.join(30)
+            assert not thread.is_alive()
+    summary = await trainer(tmp_path / "again", TrainingHooks(), learner_processes=2).run()
+    assert summary.ending.because == "finished"

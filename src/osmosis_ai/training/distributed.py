@@ -14,6 +14,7 @@ gradients are exchanged only once all have said that they are ready, and then no
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,36 @@ from torch import Tensor
 _PATIENCE = timedelta(days=1)
 # All ranks begin an exchange of numbers within the time of a layer or two. NCCL ends a process that waits longer.
 _EXCHANGE = timedelta(minutes=30)
+
+
+_LOOK_S = 0.05
+
+
+def _meet(rank: int, size: int) -> dist.TCPStore:
+    """Return the store through which the ranks find each other; rank 0 waits here until all are there.
+
+    Torch would wait for them itself, for half an hour and where nobody can call it off, and a process that
+    waits so can not join others: torch counts the groups that it has begun.
+
+    Raises:
+        RuntimeError: the meeting was called off: whoever named it in the environment has taken that back.
+    """
+    port = os.environ["MASTER_PORT"]
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(port),
+        size,
+        is_master=rank == 0,
+        timeout=_EXCHANGE,
+        wait_for_workers=False,
+    )
+    store.set(f"rank-{rank}", "here")
+    everybody = [f"rank-{each}" for each in range(size)]
+    while rank == 0 and not store.check(everybody):
+        if os.environ.get("MASTER_PORT") != port:
+            raise RuntimeError("not all processes of the learner came")
+        time.sleep(_LOOK_S)
+    return store
 
 
 @dataclass(frozen=True)
@@ -50,7 +81,12 @@ class World:
             return cls()
         if not dist.is_initialized():
             backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-            dist.init_process_group(backend, timeout=_EXCHANGE)
+            if dist.is_torchelastic_launched():
+                dist.init_process_group(backend, timeout=_EXCHANGE)
+            else:
+                rank = int(os.environ["RANK"])
+                store = _meet(rank, size)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_EXCHANGE)
         talk = dist.new_group(backend="gloo", timeout=_PATIENCE)
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), talk=talk)
 

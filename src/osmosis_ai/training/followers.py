@@ -109,6 +109,8 @@ class Followers:
             waiting: set[asyncio.Future[Any]] = {doing, *ended}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done() and (loss := self._loss()):
+                # That it waits in vain is no news: it is called off next, and nobody asks how it ended.
+                doing.add_done_callback(lambda late: late.cancelled() or late.exception())
                 raise OsmosisError(loss)
             return await doing
         finally:

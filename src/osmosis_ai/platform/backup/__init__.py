@@ -3,7 +3,8 @@
 The moment is that of the database's copy. Files are collected as hard links, which keep what they name however
 often the platform replaces or deletes it: once before that moment, so that nothing the database refers to is gone,
 and once after it, so that nothing is missing. What is too much the platform clears away by itself, and what a run's
-journal has too much its next worker publishes. Neither requests nor runs are held up.
+journal has too much its next worker publishes. What was stored and deleted again between the two looks is in neither;
+where the database's copy knows such a file, a later moment is taken. Neither requests nor runs are held up.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ __all__ = ["BackupReport", "create_backup", "restore_backup"]
 
 DATABASE = "platform.db"
 """The name of the database in a backup, whatever its own."""
+
+# Files that a platform has lost are missing at every moment.
+_MORE_MOMENTS = 4
 
 
 def create_backup(config: PlatformConfig, target: Path, *, overwrite: bool = False) -> BackupReport:
@@ -54,9 +58,20 @@ def create_backup(config: PlatformConfig, target: Path, *, overwrite: bool = Fal
     with stage_in(config.home) as stage:
         collection = Collection(config.home, stage, database)
         collection.gather()
-        _copy_database(database, stage / DATABASE)
-        collection.gather()
-        return write(stage, target.absolute(), missing_blobs=_missing_blobs(stage))
+        missing = _take_a_moment(collection, database, stage)
+        for _ in range(_MORE_MOMENTS):
+            if not missing:
+                break
+            missing = _take_a_moment(collection, database, stage)
+        return write(stage, target.absolute(), missing_blobs=missing)
+
+
+def _take_a_moment(collection: Collection, database: Path, stage: Path) -> int:
+    """Copy the database, and collect what has been stored by then; return how many files it knows that are not there."""
+    (stage / DATABASE).unlink(missing_ok=True)
+    _copy_database(database, stage / DATABASE)
+    collection.gather()
+    return _missing_blobs(stage)
 
 
 def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:

@@ -359,7 +359,9 @@ def _missing_key(path: str, variables: tuple[str, ...]) -> OsmosisError:
 def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
     provider, slash, model = path.partition("/")
     if provider == "osmosis" and slash:
-        known = ", ".join(f"`{name}`" for name in served) or "none here"
+        if not served:
+            return OsmosisError(f"a built-in model such as `{path}` can not be called here.")
+        known = ", ".join(f"`{name}`" for name in served)
         return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
     candidates = sorted({*OPENAI_COMPATIBLE, *_litellm_providers()})
     suggestions = [

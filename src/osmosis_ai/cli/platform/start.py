@@ -93,7 +93,7 @@ def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
         )
     steps.append(f"Data: {platform.config.home}")
     steps.append(f"Use it:  export OSMOSIS_PLATFORM_URL={url}")
-    steps.append("  logged in already" if saved_in else "  osmosis login")
+    steps.append("  this command has logged you in" if saved_in else "  osmosis login")
     steps.append("  osmosis platform connect PATH|URL      in the Git repository of your rollouts")
     return OperationResult(
         operation="platform.start",

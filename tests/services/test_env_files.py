@@ -118,7 +118,7 @@ def test_a_rollout_never_gets_an_address_of_the_file_with_a_key_from_elsewhere(
 
 def test_permissions_are_the_users_alone_and_survive_a_damaged_file(tmp_path: Path) -> None:
     consents = EnvConsents(tmp_path)
-    place = Path("/work/.env")
+    place = Path("/team/.env")
     consents.allow(place, "a" * 64)
     assert consents.allows(place, "a" * 64)
     assert not consents.allows(place, "b" * 64)

@@ -81,13 +81,9 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
 
     An ISO 8601 string is read first; one that is not a date comes back as it is.
     """
-    if moment is None:
-        return MISSING
+    moment = _as_date(moment)
     if isinstance(moment, str):
-        parsed = parse_date(moment)
-        if parsed is None:
-            return moment
-        moment = parsed
+        return moment
     local = moment.astimezone(zone)
     clock = f"{local.hour % 12 or 12}:{local:%M:%S}" if seconds else f"{local.hour % 12 or 12}:{local:%M}"
     return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
@@ -98,15 +94,18 @@ def iso(moment: datetime | str | None) -> str:
 
     An ISO 8601 string is read first; one that is not a date comes back as it is.
     """
-    if moment is None:
-        return MISSING
+    moment = _as_date(moment)
     if isinstance(moment, str):
-        parsed = parse_date(moment)
-        if parsed is None:
-            return moment
-        moment = parsed
+        return moment
     precision = "milliseconds" if moment.microsecond else "seconds"
     return moment.astimezone(timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _as_date(moment: datetime | str | None) -> datetime | str:
+    """Return the date, or what stands in the place of one that there is not."""
+    if moment is None:
+        return MISSING
+    return (parse_date(moment) or moment) if isinstance(moment, str) else moment
 
 
 def parse_date(text: str) -> datetime | None:

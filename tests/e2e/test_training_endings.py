@@ -101,7 +101,6 @@ class Runs:
 
     def ended(self, which: str) -> dict[str, Any]:
         """Wait for the end; what `train info` says of the run itself."""
-        wait_until(lambda: not self.directory(which).exists(), pause_s=0.2)
         run("train", "watch", self.name(which), cwd=self._scratch.workspace, env=self._env)
         found: dict[str, Any] = self.command("train", "info", self.name(which))["data"]["training_run"]
         return found
@@ -201,7 +200,8 @@ def test_a_full_disk_ends_the_run_and_the_checkpoint_before_is_kept(runs: Runs) 
     (kept,) = runs.checkpoints("disk")
     assert said == (
         f"the checkpoint of step {kept + 1} could not be written to {runs.directory('disk')}/checkpoints: the disk "
-        f"is full; the one of step {kept} is intact; make room there, then start the run again."
+        f"is full; the one of step {kept} is intact; make room there, then start the run again. "
+        f"It can go on from the checkpoint of step {kept}: `osmosis train resume {runs.name('disk')}`."
     )
 
 

@@ -18,7 +18,7 @@ from osmosis_ai.event_loop import LoopLag, LoopState
 
 from ..backend.base import ExecutionBackend
 from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
-from .courier import Courier
+from .callback_delivery import CallbackDelivery
 from .host import Admission, RolloutHost
 
 INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
@@ -53,7 +53,7 @@ def create_rollout_server(
     """
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    host = RolloutHost(backend, Courier())
+    host = RolloutHost(backend, CallbackDelivery())
     lag = LoopLag()
 
     @asynccontextmanager

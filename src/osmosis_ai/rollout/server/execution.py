@@ -17,7 +17,7 @@ from ..trajectory.report import TrajectoryReport, report_from_response
 from ..types.execution import ExecutionRequest, ExecutionResult
 from ..types.protocol import RolloutInitRequest, RolloutStatus
 from .auth import ControllerAuth
-from .courier import ATTEMPTS, PATIENCE_S, Courier, DeliveryError
+from .callback_delivery import ATTEMPTS, PATIENCE_S, CallbackDelivery, DeliveryError
 from .wire import completion_body, grader_body
 
 logger = logging.getLogger(__name__)
@@ -32,16 +32,16 @@ class RolloutExecution:
         rollout_id: the id, the server's own invention where the controller gave none.
         init: what the controller asked for.
         backend: who executes it.
-        courier: who carries the reports.
+        delivery: what carries the reports.
     """
 
     def __init__(
-        self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend, courier: Courier
+        self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend, delivery: CallbackDelivery
     ) -> None:
         self.rollout_id = rollout_id
         self._init = init
         self._backend = backend
-        self._courier = courier
+        self._delivery = delivery
         self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers()
         self._grader_url = init.grader_callback_url or None
         self._completed = False
@@ -90,7 +90,7 @@ class RolloutExecution:
         if self._grader_url is None:
             self._archive.keep(self._best, self._report)
         try:
-            answer = await self._courier.deliver(
+            answer = await self._delivery.deliver(
                 self._init.completion_callback_url, body, self._headers, attempts=ATTEMPTS
             )
         except DeliveryError as error:
@@ -125,7 +125,7 @@ class RolloutExecution:
 
     async def _deliver_patiently(self, url: str, body: bytes) -> None:
         try:
-            self._read_answer(await self._courier.deliver(url, body, self._headers, patience_s=PATIENCE_S))
+            self._read_answer(await self._delivery.deliver(url, body, self._headers, patience_s=PATIENCE_S))
         except DeliveryError as error:
             logger.error("rollout %s: its outcome is lost: %s", self.rollout_id, error)
 

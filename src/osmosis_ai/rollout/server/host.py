@@ -27,7 +27,7 @@ from ..types.protocol import (
     RolloutStatus,
     RolloutStatusResponse,
 )
-from .courier import Courier
+from .callback_delivery import CallbackDelivery
 from .execution import RolloutExecution
 
 logger = logging.getLogger(__name__)
@@ -61,12 +61,12 @@ class RolloutHost:
 
     Args:
         backend: who executes them.
-        courier: who carries their reports; the host closes it.
+        delivery: what carries their reports; the host closes it.
     """
 
-    def __init__(self, backend: ExecutionBackend, courier: Courier) -> None:
+    def __init__(self, backend: ExecutionBackend, delivery: CallbackDelivery) -> None:
         self._backend = backend
-        self._courier = courier
+        self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._closing = False
@@ -84,7 +84,7 @@ class RolloutHost:
         if not self._backend.has_capacity():
             return Admission.FULL
         rollout_id = init.rollout_id or uuid.uuid4().hex
-        execution = RolloutExecution(rollout_id, init, self._backend, self._courier)
+        execution = RolloutExecution(rollout_id, init, self._backend, self._delivery)
         self._known[rollout_id] = _Known(digest)
         self._tasks[rollout_id] = asyncio.ensure_future(self._run(rollout_id, execution))
         return Admission.ADMITTED
@@ -115,7 +115,7 @@ class RolloutHost:
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
-        await self._courier.close()
+        await self._delivery.close()
 
     async def _run(self, rollout_id: str, execution: RolloutExecution) -> None:
         try:

@@ -63,7 +63,7 @@ class DeliveryError(Exception):
         self.refused = refused
 
 
-class Courier:
+class CallbackDelivery:
     """Posts callbacks over one session, opened at the first of them.
 
     Args:

@@ -11,7 +11,13 @@ import pytest
 
 from osmosis_ai.rollout import LocalBackend
 from osmosis_ai.rollout.server import app
-from osmosis_ai.rollout.server.courier import ATTEMPTS, PATIENCE_S, PROBE_S, Courier, DeliveryError
+from osmosis_ai.rollout.server.callback_delivery import (
+    ATTEMPTS,
+    PATIENCE_S,
+    PROBE_S,
+    CallbackDelivery,
+    DeliveryError,
+)
 
 from .world import Controller, ExactMatch, SayOk, serving
 
@@ -38,8 +44,8 @@ def time() -> Time:
 
 
 @pytest.fixture
-async def courier(time: Time) -> AsyncIterator[Courier]:
-    made = Courier(sleep=time.sleep, clock=time.clock)
+async def delivery(time: Time) -> AsyncIterator[CallbackDelivery]:
+    made = CallbackDelivery(sleep=time.sleep, clock=time.clock)
     yield made
     await made.close()
 
@@ -47,7 +53,7 @@ async def courier(time: Time) -> AsyncIterator[Courier]:
 @pytest.fixture
 def patient(time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
     """Servers built in this test wait in the test's own time."""
-    monkeypatch.setattr(app, "Courier", lambda: Courier(sleep=time.sleep, clock=time.clock))
+    monkeypatch.setattr(app, "CallbackDelivery", lambda: CallbackDelivery(sleep=time.sleep, clock=time.clock))
     return time
 
 
@@ -61,12 +67,12 @@ async def run_one(controller: Controller) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
-    controller: Controller, courier: Courier, time: Time, status: int
+    controller: Controller, delivery: CallbackDelivery, time: Time, status: int
 ) -> None:
     controller.answers["completion"] = [(status, {})] * 5
     url = controller.init_body()["completion_callback_url"]
 
-    answer = await courier.deliver(url, b"{}", None)
+    answer = await delivery.deliver(url, b"{}", None)
 
     assert answer == b'{"ok": true}'
     assert [round(pause / wanted) for pause, wanted in zip(time.pauses, [0.5, 1, 2, 4, 8], strict=True)] == [
@@ -78,51 +84,57 @@ async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 302])
-async def test_a_refusal_is_final(controller: Controller, courier: Courier, time: Time, status: int) -> None:
+async def test_a_refusal_is_final(
+    controller: Controller, delivery: CallbackDelivery, time: Time, status: int
+) -> None:
     controller.answers["completion"] = [(status, {"detail": "no"})]
     url = controller.init_body()["completion_callback_url"]
 
     with pytest.raises(DeliveryError, match=f"HTTP {status}") as caught:
-        await courier.deliver(url, b"{}", None)
+        await delivery.deliver(url, b"{}", None)
 
     assert caught.value.refused
     assert time.pauses == []
 
 
 @pytest.mark.parametrize("url", ["", "no-scheme", "ftp://host/path", "http://"])
-async def test_a_url_that_is_none_is_refused_at_once(courier: Courier, time: Time, url: str) -> None:
+async def test_a_url_that_is_none_is_refused_at_once(
+    delivery: CallbackDelivery, time: Time, url: str
+) -> None:
     with pytest.raises(DeliveryError) as caught:
-        await courier.deliver(url, b"{}", None)
+        await delivery.deliver(url, b"{}", None)
 
     assert caught.value.refused
     assert time.pauses == []
 
 
-async def test_attempts_and_patience_are_limits(controller: Controller, courier: Courier, time: Time) -> None:
+async def test_attempts_and_patience_are_limits(
+    controller: Controller, delivery: CallbackDelivery, time: Time
+) -> None:
     controller.answers["completion"] = BUSY * 1000
     url = controller.init_body()["completion_callback_url"]
 
     with pytest.raises(DeliveryError, match="in 5 tries") as caught:
-        await courier.deliver(url, b"{}", None, attempts=ATTEMPTS)
+        await delivery.deliver(url, b"{}", None, attempts=ATTEMPTS)
     assert not caught.value.refused
     assert len(time.pauses) == 4
 
     started = time.now
     with pytest.raises(DeliveryError):
-        await courier.deliver(url, b"{}", None, patience_s=PATIENCE_S)
+        await delivery.deliver(url, b"{}", None, patience_s=PATIENCE_S)
     assert PATIENCE_S - 30 <= time.now - started <= PATIENCE_S
 
 
-async def test_a_controller_that_is_down_is_waited_for(courier: Courier, time: Time) -> None:
+async def test_a_controller_that_is_down_is_waited_for(delivery: CallbackDelivery, time: Time) -> None:
     async with Controller().serving() as gone:
         url = gone.init_body()["completion_callback_url"]
 
     with pytest.raises(DeliveryError, match="in 3 tries"):
-        await courier.deliver(url, b"{}", None, attempts=3)
+        await delivery.deliver(url, b"{}", None, attempts=3)
 
 
 async def test_copies_of_callbacks_never_outnumber_first_tries_at_a_controller_that_is_late(
-    courier: Courier, time: Time, monkeypatch: pytest.MonkeyPatch
+    delivery: CallbackDelivery, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: set[bytes] = set()
     copies = 0
@@ -136,12 +148,12 @@ async def test_copies_of_callbacks_never_outnumber_first_tries_at_a_controller_t
         most_copies_of = max(most_copies_of, copies / len(first))
         if len(first) > 40:
             return 200, b"{}", "", 0.0, False
-        await time.sleep(courier._timeout_s)
-        waits.append(courier._timeout_s)
+        await time.sleep(delivery._timeout_s)
+        waits.append(delivery._timeout_s)
         return None, b"", "TimeoutError()", 0.0, True
 
-    monkeypatch.setattr(courier, "_post", silence)
-    late = [asyncio.create_task(courier.deliver("u", b"%d" % index, None)) for index in range(20)]
+    monkeypatch.setattr(delivery, "_post", silence)
+    late = [asyncio.create_task(delivery.deliver("u", b"%d" % index, None)) for index in range(20)]
     for _ in range(400):
         await asyncio.sleep(0)
     assert len(first) == 20
@@ -149,13 +161,13 @@ async def test_copies_of_callbacks_never_outnumber_first_tries_at_a_controller_t
     probes = time.now / PROBE_S + 1
     assert copies <= 20 + probes
     # Work that comes in makes room for copies again, and then the controller has caught up.
-    more = [asyncio.create_task(courier.deliver("u", b"%d" % index, None)) for index in range(20, 60)]
+    more = [asyncio.create_task(delivery.deliver("u", b"%d" % index, None)) for index in range(20, 60)]
     await asyncio.gather(*late, *more)
     assert most_copies_of <= 1 + probes / 20
 
 
 async def test_an_answer_that_is_late_is_waited_for_twice_as_long_the_next_time(
-    courier: Courier, time: Time, monkeypatch: pytest.MonkeyPatch
+    delivery: CallbackDelivery, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[float] = []
 
@@ -165,9 +177,9 @@ async def test_an_answer_that_is_late_is_waited_for_twice_as_long_the_next_time(
             tried.append(timeout.sock_read)
             raise asyncio.TimeoutError
 
-    monkeypatch.setattr(courier, "_open", Late)
+    monkeypatch.setattr(delivery, "_open", Late)
     with pytest.raises(DeliveryError):
-        await courier.deliver("http://controller/x", b"{}", None, patience_s=PATIENCE_S)
+        await delivery.deliver("http://controller/x", b"{}", None, patience_s=PATIENCE_S)
     assert tried[:5] == [10.0, 20.0, 40.0, 80.0, 160.0]
     assert set(tried[5:]) <= {160.0}
 

@@ -44,7 +44,7 @@ from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Run, Sample, User
+from osmosis_ai.platform.db.tables import Run, Sample, User
 from osmosis_ai.platform.workspaces import Workspaces
 
 IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"

@@ -13,7 +13,7 @@ import pytest
 from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 

@@ -22,7 +22,7 @@ from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.backup import create_backup, restore_backup
 from osmosis_ai.platform.backup.collection import stage_in
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.models import Dataset, new_id
+from osmosis_ai.platform.db.tables import Dataset, new_id
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 

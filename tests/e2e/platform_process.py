@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from osmosis_ai.services.demo import Scratch
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
-WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.worker", "main.py"
+WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
 
 
 class Process(NamedTuple):

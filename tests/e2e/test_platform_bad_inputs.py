@@ -28,7 +28,7 @@ from sqlalchemy import update
 
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.models import Dataset
+from osmosis_ai.platform.db.tables import Dataset
 from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import Outcome, World, run, running, said
 from tests.e2e.platform_process import PROGRAM

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.models import Repository, User, Workspace
+from osmosis_ai.platform.db.tables import Repository, User, Workspace
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.workspaces import Role
 from tests.platform.databases import platform_database

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.models import Dataset, new_id
+from osmosis_ai.platform.db.tables import Dataset, new_id
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.served import ModelServer, ServedModel
+from osmosis_ai.platform.model_serving import ModelServer, ServedModel
 
 TINY = ServedModel("osmosis/tiny")
 CHAT = {"model": "osmosis/tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -7,7 +7,7 @@ from sqlalchemy import select, text
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
-from osmosis_ai.platform.db.models import Token
+from osmosis_ai.platform.db.tables import Token
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 

@@ -23,7 +23,7 @@ from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import alembic_config
-from osmosis_ai.platform.db.models import Base, LogLine, Run, Sample, Token, Workspace, new_id
+from osmosis_ai.platform.db.tables import Base, LogLine, Run, Sample, Token, Workspace, new_id
 from tests.platform.databases import POSTGRES_URL, postgres_database
 
 ON_POSTGRES = pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server")

@@ -20,10 +20,10 @@ from osmosis_ai.platform.blobs.store import Upload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
-from osmosis_ai.platform.datasets.announcement import Announcement
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_here
-from osmosis_ai.platform.datasets.pending import UPLOAD_TTL, PendingUpload
-from osmosis_ai.platform.db.models import Dataset
+from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
+from osmosis_ai.platform.datasets.upload_request import Announcement
+from osmosis_ai.platform.db.tables import Dataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.datasets_world import rows

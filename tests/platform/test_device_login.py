@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
-from osmosis_ai.platform.db.models import DeviceLogin, Token
+from osmosis_ai.platform.db.tables import DeviceLogin, Token
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 

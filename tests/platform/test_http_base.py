@@ -16,10 +16,10 @@ from osmosis_ai._version import __version__
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.http.authentication import WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import WorkspaceScope
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
 

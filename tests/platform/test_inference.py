@@ -8,7 +8,7 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.models import LoraModel, Run
+from osmosis_ai.platform.db.tables import LoraModel, Run
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_openai_error
 from tests.platform.model_servers import CHAT

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from osmosis_ai.platform import served as served_module
+from osmosis_ai.platform import model_serving as served_module
 from osmosis_ai.platform.app import create_app
-from osmosis_ai.platform.served import ServedModels
+from osmosis_ai.platform.model_serving import ServedModels
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_openai_error
 from tests.platform.model_servers import CHAT, TINY, StandIn, Starts, echo

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.db.models import Secret
+from osmosis_ai.platform.db.tables import Secret
 from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
@@ -138,7 +138,7 @@ def test_two_rotations_at_once_are_one(services: PlatformServices, clock: Manual
 def test_values_given_for_one_run_are_sealed_anew_too(
     services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
-    from osmosis_ai.platform.runs.submit import secrets_context
+    from osmosis_ai.platform.runs.submit.submitter import secrets_context
     from tests.platform.test_departures import open_run, run_of
 
     open_run(services, member, "waiting", "pending")

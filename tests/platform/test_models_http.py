@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from osmosis_ai.platform.db.models import LoraModel, Run, new_id
-from osmosis_ai.platform.lora_models import MAX_ACTIVE_DEPLOYMENTS
+from osmosis_ai.platform.db.tables import LoraModel, Run, new_id
+from osmosis_ai.platform.models import MAX_ACTIVE_DEPLOYMENTS
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training import extra
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error

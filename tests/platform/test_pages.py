@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.models import MetricPoint, Run
+from osmosis_ai.platform.db.tables import MetricPoint, Run
 from osmosis_ai.platform.logs import Line
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices

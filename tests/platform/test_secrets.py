@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.db.models import Secret
+from osmosis_ai.platform.db.tables import Secret
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error

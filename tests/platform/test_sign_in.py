@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.platform import sign_in
-from osmosis_ai.platform.db.models import User
+from osmosis_ai.platform.db.tables import User
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import SignIns, TooManyAttempts, network_of
 from tests.platform.conftest import ManualClock

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.models import DeviceLogin, Token, User, new_id
+from osmosis_ai.platform.db.tables import DeviceLogin, Token, User, new_id
 from osmosis_ai.platform.workspaces import Workspaces
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from fastapi import FastAPI
 
 from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
-    auth,
     blobs,
     datasets,
-    device,
+    device_logins,
     eval_runs,
     health,
     inference,
@@ -25,12 +24,13 @@ from osmosis_ai.platform.http import (
     rollouts,
     secrets,
     sign_in_pages,
+    tokens,
     training_runs,
     workspace_pages,
     workspaces,
 )
+from osmosis_ai.platform.http.body_limits import BodyLimit
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
-from osmosis_ai.platform.http.limits import BodyLimit
 from osmosis_ai.platform.http.routing import RawPath
 from osmosis_ai.platform.http.versioning import ClientVersions
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -46,8 +46,8 @@ _IN_ORDER = (
         eval_runs,
         training_runs,
         datasets,
-        auth,
-        device,
+        tokens,
+        device_logins,
         workspaces,
         blobs,
         secrets,

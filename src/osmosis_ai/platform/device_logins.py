@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import DeviceLogin, Token, User, new_id
+from osmosis_ai.platform.db.tables import DeviceLogin, Token, User, new_id
 
 PollCode = Literal["authorization_pending", "slow_down", "expired_token", "access_denied"]
 

@@ -20,8 +20,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Run, Secret
-from osmosis_ai.platform.runs.submit import secrets_context
+from osmosis_ai.platform.db.tables import Run, Secret
+from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.secrets import secret_context
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
 

@@ -20,7 +20,7 @@ from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import LogLine
+from osmosis_ai.platform.db.tables import LogLine
 from osmosis_ai.redaction import Redactor
 
 MAX_MESSAGE_CHARS = 16 * 1024

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Repository, Rollout, new_id
+from osmosis_ai.platform.db.tables import Repository, Rollout, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.gitsync.rollouts import RolloutEntry
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import aliased
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Secret, User, new_id
+from osmosis_ai.platform.db.tables import Secret, User, new_id
 from osmosis_ai.platform.vault import Vault
 
 SecretScope = Literal["workspace", "user"]

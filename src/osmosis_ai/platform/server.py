@@ -27,9 +27,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.http.connections import ConnectionLimits, limited_protocol
+from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections import deque
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.models import User
+from osmosis_ai.platform.db.tables import User
 
 _WINDOW_S = 15 * 60.0
 _PER_ACCOUNT = 10

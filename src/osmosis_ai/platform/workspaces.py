@@ -20,7 +20,7 @@ from osmosis_ai.api.git_identity import identify_origin, parse_identity
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import (
+from osmosis_ai.platform.db.tables import (
     Membership,
     Repository,
     RepositoryIdentity,

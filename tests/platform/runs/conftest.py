@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.worker_status import ENDED
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from osmosis_ai.platform.db.models import RunFile, Sample, new_id
+from osmosis_ai.platform.db.tables import RunFile, Sample, new_id
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import assert_flat_error

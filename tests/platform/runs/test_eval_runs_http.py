@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
-from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs import submit as submit_module
+from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.submit import submitter as submit_module
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Submits, add_dataset, experiment, git, issue, submit_body

@@ -23,8 +23,8 @@ from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.runner import LocalEvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.models import Dataset, LogLine, Run, Sample
-from osmosis_ai.platform.runs.executor import LocalExecutor, WorkerStarter
+from osmosis_ai.platform.db.tables import Dataset, LogLine, Run, Sample
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (

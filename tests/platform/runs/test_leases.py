@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Base, Run, Workspace, new_id
+from osmosis_ai.platform.db.tables import Base, Run, Workspace, new_id
 from osmosis_ai.platform.runs.leases import LEASE, Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.names import ADJECTIVES, NOUNS, draw_name
+from osmosis_ai.platform.runs.submit.run_names import ADJECTIVES, NOUNS, draw_name
 from tests.platform.conftest import ManualClock
 
 MOMENT = datetime(2026, 11, 2, 9, 30, tzinfo=timezone.utc)

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.platform.conftest import Member

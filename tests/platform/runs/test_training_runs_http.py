@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 
 pytest.importorskip("torch")
 
-from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs.executor import LocalExecutor
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.training_store import ROLLOUTS, TrainingStore
+from osmosis_ai.platform.runs.work.training_store import ROLLOUTS, TrainingStore
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord

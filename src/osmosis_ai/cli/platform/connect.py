@@ -47,7 +47,7 @@ def connect(
     What does not clone is refused.
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     located = _located(source)
     sent = _identity_of(located.origin, required=identity is None)

@@ -27,7 +27,7 @@ def disconnect(
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
 
     with opened_platform() as platform:

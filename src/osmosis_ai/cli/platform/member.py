@@ -25,7 +25,7 @@ def add(
     role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.member,
 ) -> OperationResult:
     """Let a user into a workspace, or change their role there."""
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
@@ -45,7 +45,7 @@ def remove(
 ) -> OperationResult:
     """Take a user out of a workspace; what they made there stays."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)

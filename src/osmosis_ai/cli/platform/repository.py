@@ -18,7 +18,7 @@ def list_(
 
     Example: osmosis platform repository list --workspace default
     """
-    from osmosis_ai.cli.platform.opened import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
 
     with opened_platform() as platform:
         named = platform.workspaces.all() if workspace is None else [platform.workspaces.find(workspace)]

@@ -10,7 +10,7 @@ from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.departures import Departure
+    from osmosis_ai.platform.offboarding import Departure
 
 Whose = Annotated[str, typer.Argument(help="The user's address.")]
 
@@ -30,7 +30,7 @@ def add(
     password_stdin: PasswordFromStdin = False,
 ) -> OperationResult:
     """Add a user. Without --password-stdin a password is made and printed, this once."""
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     password, made = _password(password_stdin)
     with opened_platform() as platform:
@@ -62,7 +62,7 @@ def add(
 def list_() -> ListResult:
     """List the users."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.opened import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
 
     with opened_platform() as platform:
         items = [
@@ -100,7 +100,7 @@ def password(
     """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
     this once. Tokens and API keys go on working unless you say --revoke-tokens.
     """
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     text, made = _password(password_stdin)
     with opened_platform() as platform:
@@ -123,7 +123,7 @@ def disable(
 ) -> OperationResult:
     """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         user = platform.accounts.find_user(email)
@@ -138,7 +138,7 @@ def disable(
 
 def enable(email: Whose) -> OperationResult:
     """Let a disabled user in again, with the password, tokens and API keys they had."""
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         done = platform.departures.enable(email)
@@ -152,7 +152,7 @@ def remove(email: Whose, yes: YesOption = False) -> OperationResult:
     Their datasets, runs and adapters, and the secrets of workspaces, stay.
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         user = platform.accounts.find_user(email)

@@ -16,7 +16,7 @@ def add(
     ] = None,
 ) -> OperationResult:
     """Add a workspace."""
-    from osmosis_ai.cli.platform.opened import opened_platform
+    from osmosis_ai.cli.platform.local_platform import opened_platform
 
     with opened_platform() as platform:
         user = platform.user(owner)
@@ -33,7 +33,7 @@ def add(
 def list_() -> ListResult:
     """List the workspaces with their members and repositories."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.opened import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
 
     with opened_platform() as platform:
         items = [

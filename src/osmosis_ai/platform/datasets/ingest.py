@@ -18,9 +18,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
-from osmosis_ai.platform.datasets.pending import PendingUpload
+from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.models import Dataset
+from osmosis_ai.platform.db.tables import Dataset
 from osmosis_ai.platform.logs import Line, Logs
 
 logger = logging.getLogger("osmosis_ai.platform.datasets")

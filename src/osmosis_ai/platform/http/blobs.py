@@ -32,9 +32,9 @@ from osmosis_ai.platform.blobs.store import (
     UploadNotFound,
     UrlRefused,
 )
+from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Services
 
 router = api_router(BLOBS_PATH)
 

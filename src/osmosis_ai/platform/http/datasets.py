@@ -9,12 +9,12 @@ from fastapi import Header
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
-from osmosis_ai.platform.datasets.announcement import Announcement
+from osmosis_ai.platform.datasets.upload_request import Announcement
+from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
-from osmosis_ai.platform.http.scope import Services, WorkspaceScope
 
 router = api_router("/api/cli/datasets")
 

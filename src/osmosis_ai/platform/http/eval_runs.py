@@ -12,18 +12,18 @@ from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.http import runs
+from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
-from osmosis_ai.platform.http.scope import Services, WorkspaceScope
-from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.headlines import headline_of, rows_of
-from osmosis_ai.platform.runs.reading import RunSummary
-from osmosis_ai.platform.runs.request import effective_settings
-from osmosis_ai.platform.runs.selection import RowChoice
+from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
+from osmosis_ai.platform.runs.read.run_store import RunSummary
+from osmosis_ai.platform.runs.submit.eval_request import effective_settings
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.workspace.config_checks import EVAL
 
 MAX_URLS = 500

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import text
 
 from osmosis_ai._version import __version__
+from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Services
 
 router = api_router()
 

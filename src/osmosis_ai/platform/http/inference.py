@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from osmosis_ai.inference.protocol import ApiError as OpenAIError
 from osmosis_ai.platform.accounts import Principal, TokenRejected
+from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Services, bearer_token
-from osmosis_ai.platform.lora_models import FoundModel
-from osmosis_ai.platform.served import ModelUnavailableError, ServedModel, TooManyRequestsError
+from osmosis_ai.platform.model_serving import ModelUnavailableError, ServedModel, TooManyRequestsError
+from osmosis_ai.platform.models import FoundModel
 from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:

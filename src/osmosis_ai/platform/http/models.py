@@ -12,19 +12,14 @@ from anyio import from_thread
 
 from osmosis_ai.api.wire import models as wire
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.runs import present
-from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.lora_models import (
-    LINK_TTL,
-    MAX_ACTIVE_DEPLOYMENTS,
-    DeploymentLimitError,
-    FoundModel,
-)
-from osmosis_ai.platform.runs.policies import is_servable
+from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundModel
+from osmosis_ai.platform.runs.submit.model_path import is_servable
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli/models")

@@ -9,11 +9,11 @@ from typing import Any
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.platform.datasets import DatasetRecord
-from osmosis_ai.platform.db.models import Repository, Run, Token
-from osmosis_ai.platform.lora_models import FoundModel
+from osmosis_ai.platform.db.tables import Repository, Run, Token
+from osmosis_ai.platform.models import FoundModel
 from osmosis_ai.platform.runs.headlines import headline_of, rows_of
-from osmosis_ai.platform.runs.reading import FoundRun, RunSummary
-from osmosis_ai.platform.runs.training_curves import Curve, validation_of
+from osmosis_ai.platform.runs.read.run_store import FoundRun, RunSummary
+from osmosis_ai.platform.runs.read.training_curves import Curve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret
 
 MISSING = "–"

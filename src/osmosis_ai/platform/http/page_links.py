@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from osmosis_ai.platform.db.models import Run, Workspace
+from osmosis_ai.platform.db.tables import Run, Workspace
 from osmosis_ai.platform.services import PlatformServices
 
 _RUNS = {"eval": "evals", "training": "training"}

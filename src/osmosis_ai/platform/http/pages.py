@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from fastapi import Form, Request
 from fastapi.responses import HTMLResponse
 
+from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page, source_of
-from osmosis_ai.platform.http.scope import Services
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
 

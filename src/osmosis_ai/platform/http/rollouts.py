@@ -9,12 +9,12 @@ from fastapi import Query
 from starlette.concurrency import run_in_threadpool
 
 from osmosis_ai.api.wire import rollouts as wire
-from osmosis_ai.platform.db.models import Repository
+from osmosis_ai.platform.db.tables import Repository
 from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import PageParams, Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.rollouts import RolloutAt
 from osmosis_ai.platform.services import PlatformServices
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 
 from osmosis_ai.api.wire import secrets as wire
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.secrets import SECRET_SCOPES, ListedSecret, SecretScope
 
 router = api_router("/api/cli/environment-secrets")

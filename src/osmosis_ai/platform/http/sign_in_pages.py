@@ -14,10 +14,10 @@ from urllib.parse import urlencode
 from fastapi import Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from osmosis_ai.platform.db.models import Workspace
+from osmosis_ai.platform.db.tables import Workspace
+from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor, begin_session, end_session
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page, source_of
-from osmosis_ai.platform.http.scope import Services
-from osmosis_ai.platform.http.visitors import SignedIn, Visitor, begin_session, end_session
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
 

@@ -11,14 +11,14 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.models import Run
+from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.http import runs
+from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
-from osmosis_ai.platform.http.scope import Services, WorkspaceScope
-from osmosis_ai.platform.runs.training_curves import Curve, read_curves
-from osmosis_ai.platform.runs.training_request import effective_config, read_training_request
+from osmosis_ai.platform.runs.read.training_curves import Curve, read_curves
+from osmosis_ai.platform.runs.submit.training_request import effective_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.workspace.config_checks import TRAINING
 

@@ -13,14 +13,14 @@ from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.db.models import Workspace
+from osmosis_ai.platform.db.tables import Workspace
 from osmosis_ai.platform.http import page_contents as contents
+from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page
 from osmosis_ai.platform.http.paging import PageParams
-from osmosis_ai.platform.http.scope import Services
-from osmosis_ai.platform.http.visitors import SignedIn, Visitor
-from osmosis_ai.platform.runs.training_curves import read_curves
+from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.secrets import SECRET_SCOPES
 from osmosis_ai.platform.services import PlatformServices
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from osmosis_ai.api.wire import auth as wire
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.platform.accounts import Principal
-from osmosis_ai.platform.db.models import Repository
+from osmosis_ai.platform.db.tables import Repository
+from osmosis_ai.platform.http.authentication import Authenticated, Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.scope import Authenticated, Services
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli")

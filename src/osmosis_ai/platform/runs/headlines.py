@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs.reading import RunSummary
-from osmosis_ai.platform.runs.request import effective_settings
-from osmosis_ai.platform.runs.selection import RowChoice
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.read.run_store import RunSummary
+from osmosis_ai.platform.runs.submit.eval_request import effective_settings
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 
 
 def headline_of(run: Run | RunSummary) -> Headline | None:

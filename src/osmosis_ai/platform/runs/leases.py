@@ -28,8 +28,8 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.models import Run
-from osmosis_ai.platform.runs.status import OPEN, Outcome
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
 
 LEASE = timedelta(seconds=30)
 HEARTBEAT_S = 5.0

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from osmosis_ai.platform.db.models import Base
+from osmosis_ai.platform.db.tables import Base
 
 # Below the number of variables that SQLite takes in one statement, for every table here.
 _ROWS_PER_STATEMENT = 500

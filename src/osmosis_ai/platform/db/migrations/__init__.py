@@ -1,6 +1,6 @@
 """The schema's history: every database gets from any earlier release to this one by the same steps.
 
-A step is a file in ``versions/``; ``models.py`` is where the steps arrive (a test holds them together).
+A step is a file in ``versions/``; ``tables.py`` is where the steps arrive (a test holds them together).
 A new step is drafted by ``python -m osmosis_ai.platform.db.migrations "what changes"`` and then read.
 """
 

@@ -1,0 +1,132 @@
+"""The platform of this machine, opened by a command: its database alone, beside a platform that may be running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.platform.extra import platform_extra
+from osmosis_ai.errors import NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from osmosis_ai.platform.accounts import Accounts
+    from osmosis_ai.platform.clock import Clock
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.db.engine import Database
+    from osmosis_ai.platform.db.tables import User, Workspace
+    from osmosis_ai.platform.key_rotation import Rotation
+    from osmosis_ai.platform.offboarding import Departures
+    from osmosis_ai.platform.workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class OpenedPlatform:
+    """What administration needs of a platform."""
+
+    config: PlatformConfig
+    clock: Clock
+    db: Database
+    accounts: Accounts
+    workspaces: Workspaces
+    departures: Departures
+
+    @property
+    def url(self) -> str:
+        """How clients reach the platform: as the one that runs says, else as it would start from here."""
+        from osmosis_ai.platform.process_state import running_platform
+
+        running = running_platform(self.config.home)
+        return running.url if running is not None and running.url else self.config.base_url
+
+    def rotate_secret_key(self) -> Rotation:
+        """Seal everything with a new key.
+
+        Raises:
+            OsmosisError: as :func:`~osmosis_ai.platform.key_rotation.rotate_secret_key`.
+        """
+        from osmosis_ai.platform.key_rotation import rotate_secret_key
+        from osmosis_ai.platform.runs.parts import open_vault
+
+        return rotate_secret_key(self.db, open_vault(self.config), self.clock)
+
+    def user(self, email: str | None) -> User:
+        """Return the user with this address, or the only one there is.
+
+        Raises:
+            NotFoundError: there is no such user, or none at all.
+            OsmosisError: there are several and none was named.
+        """
+        if email is not None:
+            return self.accounts.find_user(email)
+        users = self.accounts.users()
+        if not users:
+            raise NotFoundError(
+                f"the platform in {self.config.home} has no users yet.",
+                hint="start it with `osmosis platform start`, or add one with `osmosis platform user add EMAIL`",
+            )
+        if len(users) > 1:
+            addresses = ", ".join(user.email for user in users[:5])
+            raise OsmosisError(f"the platform has several users: {addresses}.", hint="choose one with --user")
+        return users[0]
+
+    def workspace(self, name: str | None) -> Workspace:
+        """Return the workspace of this name, or the only one there is.
+
+        Raises:
+            NotFoundError: there is no such workspace, or none at all.
+            OsmosisError: there are several and none was named.
+        """
+        if name is not None:
+            return self.workspaces.find(name)
+        found = self.workspaces.all()
+        if not found:
+            raise NotFoundError(
+                f"the platform in {self.config.home} has no workspaces yet.",
+                hint="start it with `osmosis platform start`, or add one with `osmosis platform workspace add NAME`",
+            )
+        if len(found) > 1:
+            names = ", ".join(workspace.name for workspace in found[:5])
+            raise OsmosisError(
+                f"the platform has several workspaces: {names}.", hint="choose one with --workspace"
+            )
+        return found[0]
+
+
+@contextmanager
+def opened_platform() -> Iterator[OpenedPlatform]:
+    """Open the platform under ``OSMOSIS_HOME``; a running one is not disturbed.
+
+    Raises:
+        MissingExtraError: the `platform` extra is not installed.
+        OsmosisError: its directory or database cannot be used.
+    """
+    with platform_extra():
+        import alembic  # noqa: F401 - used later, and missed here
+        import argon2  # noqa: F401
+
+        from osmosis_ai.platform.accounts import Accounts
+        from osmosis_ai.platform.clock import SystemClock
+        from osmosis_ai.platform.config import from_environment
+        from osmosis_ai.platform.db.engine import Database
+        from osmosis_ai.platform.offboarding import Departures
+        from osmosis_ai.platform.workspaces import Workspaces
+    config = from_environment()
+    config.prepare_home()
+    clock = SystemClock()
+    db = Database(config.database_url)
+    try:
+        db.migrate()
+        accounts = Accounts(db, clock)
+        departures = Departures(db, clock, accounts)
+        yield OpenedPlatform(config, clock, db, accounts, Workspaces(db, clock), departures)
+    finally:
+        db.dispose()
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return a moment as the wire spells it."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z") if moment is not None else None

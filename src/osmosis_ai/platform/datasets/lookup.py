@@ -1,0 +1,82 @@
+"""How a dataset is found, and how a run gets its bytes: a file of its own, of which it knows the digest.
+
+A dataset may be overwritten while a run starts; the run gets the old bytes or the new ones, whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.datasets.upload_request import normal_name
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Dataset
+
+
+def find_dataset(
+    session: Session, workspace_id: str, name_or_id: str, *, lock: bool = False
+) -> Dataset | None:
+    """Return a dataset of a workspace by its id or name; an id wins over a name that looks like it.
+
+    Args:
+        lock: keep others from changing the row until the transaction ends.
+    """
+    for column, value in ((Dataset.id, name_or_id), (Dataset.name, normal_name(name_or_id))):
+        query = select(Dataset).where(Dataset.workspace_id == workspace_id, column == value)
+        row = session.scalar(query.with_for_update() if lock else query)
+        if row is not None:
+            return row
+    return None
+
+
+def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> Dataset:
+    """Copy a dataset's checked bytes to ``target`` and return the row they belong to.
+
+    ``target`` that already holds them is left as it is. Its directory is made when missing.
+
+    Raises:
+        NotFoundError: there is no such dataset, or it has no checked bytes.
+        OsmosisError: what is stored is not what was checked.
+        OSError: the disk is full; ``target`` is what it was.
+    """
+    row = _with_bytes(db, dataset_id)
+    try:
+        _copy(blobs, row, target)
+    except BlobNotFound:
+        # Overwritten since the row was read; the bytes of the new row are there.
+        row = _with_bytes(db, dataset_id)
+        _copy(blobs, row, target)
+    return row
+
+
+def _with_bytes(db: Database, dataset_id: str) -> Dataset:
+    with db.session() as session:
+        row = session.get(Dataset, dataset_id)
+    if row is None:
+        raise NotFoundError("the dataset of this run has been removed.")
+    if row.blob_key is None:
+        raise NotFoundError(f"the dataset '{row.name}' has no checked rows (status `{row.status}`).")
+    return row
+
+
+def _copy(blobs: BlobStore, row: Dataset, target: Path) -> None:
+    if row.blob_key is None:
+        raise BlobNotFound(f"the dataset '{row.name}' has no bytes.")
+    if target.is_file() and target.stat().st_size == row.file_size and file_digest(target) == row.sha256:
+        return
+    with blobs.open(row.blob_key) as source, IncomingFile(target.parent) as copy:
+        while block := source.read(BLOCK_BYTES):
+            copy.write(block)
+        if copy.seal().sha256 != row.sha256:
+            raise OsmosisError(
+                f"the stored bytes of the dataset '{row.name}' are damaged: their SHA-256 has changed.",
+                code="PLATFORM_ERROR",
+                hint=f"upload it again with `osmosis dataset upload {row.name}.{row.extension} --overwrite`",
+            )
+        copy.move_to(target)

@@ -1,0 +1,389 @@
+"""The datasets of a workspace, as requests see them.
+
+A name belongs to one dataset of its workspace. A dataset is ``uploaded`` when it has checked bytes; what is
+uploaded over it changes nothing until it has been checked too. Sending bytes has three steps, each of which may
+be repeated: the first announces them, then they go to the blob store, the last says that all are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from secrets import token_hex
+from typing import Literal
+
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, defer
+
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent
+from osmosis_ai.datasets.validation import MAX_FILE_BYTES
+from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.platform.blobs.store import BlobStore, Upload, UploadNotFound
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.datasets.ingest import BLOB_PREFIX, Ingest
+from osmosis_ai.platform.datasets.lookup import find_dataset
+from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
+from osmosis_ai.platform.datasets.upload_request import Announcement, DatasetRejected, normal_extension
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Dataset, User, new_id
+from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.name_lookup import hint_of_name
+
+DOWNLOAD_TTL = timedelta(hours=1)
+"""How long the URL of a download works."""
+
+# Clients ask for lists all the time; a statement that is built once is also compiled once.
+_MINE = Dataset.workspace_id == bindparam("workspace_id")
+_COUNT = select(func.count()).select_from(Dataset).where(_MINE)
+_PAGE = (
+    select(Dataset, User.name, User.email)
+    .outerjoin(User, User.id == Dataset.creator_id)
+    .where(_MINE)
+    .options(defer(Dataset.preview, raiseload=True))
+    .order_by(Dataset.created_at.desc(), Dataset.id.desc())
+    .limit(bindparam("limit"))
+    .offset(bindparam("offset"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLimits:
+    """How large a file may be, and from where on it is sent in parts; in bytes."""
+
+    max_bytes: int = MAX_FILE_BYTES
+    multipart_from_bytes: int = 64 << 20
+    part_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRecord:
+    """A dataset, and who uploaded it."""
+
+    row: Dataset
+    creator_name: str | None
+
+
+class Datasets:
+    """The datasets of one platform.
+
+    Args:
+        db, blobs, clock, logs: of the platform.
+        limits: of uploads.
+    """
+
+    def __init__(
+        self, db: Database, blobs: BlobStore, clock: Clock, logs: Logs, *, limits: DatasetLimits | None = None
+    ) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+        self._logs = logs
+        self.limits = limits or DatasetLimits()
+        self.ingest = Ingest(db, blobs, clock, logs)
+
+    def create(
+        self,
+        workspace_id: str,
+        creator_id: str,
+        announced: Announcement,
+        *,
+        overwrite_id: str | None = None,
+        intent: UploadIntent | None = None,
+    ) -> tuple[DatasetRecord, UploadInstructions]:
+        """Announce bytes; returns the dataset and where to send them.
+
+        An upload of the same user and bytes that is still open is handed back, with the parts that have arrived.
+
+        Args:
+            workspace_id: whose dataset it is.
+            creator_id: the user who sends them.
+            announced: what is sent.
+            overwrite_id: the dataset of that name which is to be replaced.
+            intent: which bytes they are; without it every announcement begins an upload of its own.
+
+        Raises:
+            ConflictError: the name is taken; ``details["existing_dataset_id"]`` is whose it is.
+            NotFoundError: there is no dataset to overwrite.
+            DatasetRejected: the dataset to overwrite has another name.
+        """
+        if intent is not None:
+            handed_back = self._go_on(workspace_id, creator_id, announced, overwrite_id, intent)
+            if handed_back is not None:
+                return handed_back
+        with self._db.session() as session:
+            self._replaceable(session, workspace_id, announced, overwrite_id)
+        pending = self._begin(announced, creator_id, intent)
+        try:
+            row, former = self._register(workspace_id, announced, overwrite_id, pending)
+        except BaseException:
+            self._blobs.abort_upload(pending.upload)
+            raise
+        if former is not None:
+            self._blobs.abort_upload(former)
+        return self.get(workspace_id, row.id), pending.instructions(self._blobs)
+
+    def complete(
+        self,
+        workspace_id: str,
+        name_or_id: str,
+        extension: str,
+        parts: Sequence[CompletedPart] | None = None,
+    ) -> DatasetRecord:
+        """Say that all bytes have been sent; they are checked from then on. Repeating it changes nothing.
+
+        Raises:
+            DatasetRejected: bytes are missing, or are others than the client names.
+            ConflictError: the upload was aborted, or has expired.
+            NotFoundError: there is no such dataset.
+        """
+        row = self._find(workspace_id, name_or_id)
+        pending = PendingUpload.of(row)
+        if pending is not None and pending.etags is None:
+            if normal_extension(extension) != pending.extension:
+                raise DatasetRejected(
+                    [("file_extension", f"the upload was announced as {pending.extension}, not {extension}")]
+                )
+            try:
+                etags = pending.match(self._blobs.parts(pending.upload), parts)
+            except UploadNotFound:
+                etags = []
+            self._note_complete(row.id, pending, etags)
+        elif pending is None and row.status == "cancelled":
+            raise ConflictError(f"the upload of '{row.name}' was aborted or has expired; upload it again.")
+        self.ingest.submit(row.id)
+        return self.get(workspace_id, row.id)
+
+    def abort(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
+        """Give an upload up; a dataset that had bytes before keeps them. Repeating it changes nothing.
+
+        Raises:
+            NotFoundError: there is no such dataset.
+        """
+        row = self._find(workspace_id, name_or_id)
+        pending = PendingUpload.of(row)
+        if pending is not None:
+            self.ingest.give_up(row.id, pending, "the upload was aborted")
+        return self.get(workspace_id, row.id)
+
+    def get(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
+        """Return a dataset.
+
+        Raises:
+            NotFoundError: there is none of that name or id.
+        """
+        with self._db.session() as session:
+            row = find_dataset(session, workspace_id, name_or_id)
+            creator = session.get(User, row.creator_id) if row is not None and row.creator_id else None
+            if row is None:
+                raise _unknown(session, workspace_id, name_or_id)
+        return DatasetRecord(row, _display_name(creator))
+
+    def list(self, workspace_id: str, *, limit: int, offset: int) -> tuple[Sequence[DatasetRecord], int]:
+        """Return a page of datasets, the newest first and without their previews, and how many there are."""
+        asked = {"workspace_id": workspace_id, "limit": limit, "offset": offset}
+        with self._db.session() as session:
+            total = session.scalar(_COUNT, {"workspace_id": workspace_id}) or 0
+            return [
+                DatasetRecord(row, name or email) for row, name, email in session.execute(_PAGE, asked)
+            ], total
+
+    def download_url(self, workspace_id: str, name_or_id: str) -> tuple[str, timedelta, str]:
+        """Return a URL of the bytes, how long it works, and the name of the file.
+
+        Raises:
+            NotFoundError: there is no such dataset.
+            ConflictError: it has no checked bytes, or others are being checked.
+        """
+        row = self._find(workspace_id, name_or_id)
+        if row.status != "uploaded" or row.blob_key is None:
+            raise ConflictError(_why_not_ready(row), details={"status": row.status})
+        filename = f"{row.name}.{row.extension}"
+        url = self._blobs.signed_get_url(row.blob_key, filename=filename, ttl=DOWNLOAD_TTL)
+        return url, DOWNLOAD_TTL, filename
+
+    def logs(
+        self,
+        workspace_id: str,
+        name_or_id: str,
+        *,
+        limit: int,
+        direction: Literal["older", "newer"],
+        cursor: str | None,
+    ) -> LogPage:
+        """Return a page of what was said about a dataset.
+
+        Raises:
+            NotFoundError: there is no such dataset.
+        """
+        row = self._find(workspace_id, name_or_id)
+        return self._logs.page(row.id, limit=limit, direction=direction, cursor=cursor)
+
+    def _find(self, workspace_id: str, name_or_id: str) -> Dataset:
+        return self.get(workspace_id, name_or_id).row
+
+    def _go_on(
+        self,
+        workspace_id: str,
+        creator_id: str,
+        announced: Announcement,
+        overwrite_id: str | None,
+        intent: UploadIntent,
+    ) -> tuple[DatasetRecord, UploadInstructions] | None:
+        """Hand back the open upload of the same user and bytes, with fresh URLs; None when there is none."""
+        with self._db.session() as session:
+            row = find_dataset(session, workspace_id, overwrite_id or announced.name)
+        pending = PendingUpload.of(row) if row is not None else None
+        if row is None or pending is None or row.name != announced.name:
+            return None
+        # What would replace bytes has to say so, each time.
+        may_replace = overwrite_id is not None or row.blob_key is None
+        same = pending.is_of(creator_id, announced.extension, announced.size, intent)
+        if not (same and may_replace) or pending.expires_at <= self._clock.now():
+            return None
+        try:
+            received = self._blobs.parts(pending.upload)
+        except UploadNotFound:
+            return None
+        pending = replace(pending, expires_at=self._clock.now() + UPLOAD_TTL)
+        with self._db.transaction() as session:
+            current = session.get_one(Dataset, row.id, with_for_update=True)
+            open_still = PendingUpload.of(current)
+            if open_still is None or open_still.upload != pending.upload or open_still.etags is not None:
+                return None
+            current.upload = pending.to_json()
+            message = f"the upload goes on: {len(received)} of {len(pending.part_sizes())} parts are here"
+            self._logs.add(session, row.id, [Line(message, "info", "upload")])
+        return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
+
+    def _begin(self, announced: Announcement, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
+        in_parts = announced.size >= self.limits.multipart_from_bytes
+        return PendingUpload(
+            upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{announced.extension}"),
+            extension=announced.extension,
+            size=announced.size,
+            part_size=self.limits.part_bytes if in_parts else announced.size,
+            creator_id=creator_id,
+            expires_at=self._clock.now() + UPLOAD_TTL,
+            intent=intent,
+        )
+
+    def _register(
+        self, workspace_id: str, announced: Announcement, overwrite_id: str | None, pending: PendingUpload
+    ) -> tuple[Dataset, Upload | None]:
+        """Make the row wait for an upload; returns it and the upload it waited for before."""
+        now = self._clock.now()
+        try:
+            with self._db.transaction() as session:
+                row = self._replaceable(session, workspace_id, announced, overwrite_id, lock=True)
+                former = PendingUpload.of(row) if row is not None else None
+                if row is None:
+                    row = Dataset(id=new_id("ds"), workspace_id=workspace_id, name=announced.name)
+                    row.created_at = now
+                    session.add(row)
+                if row.blob_key is None:
+                    _begin_anew(row, announced, pending)
+                    row.created_at = row.updated_at = now
+                else:
+                    row.status = "uploaded"
+                row.upload = pending.to_json()
+                row.error = None
+                message = f"upload begun: {announced.size:,} bytes of {announced.extension}"
+                session.flush()
+                self._logs.add(session, row.id, [Line(message, "info", "upload")])
+        except IntegrityError:
+            # Two at once on a database that lets both look first.
+            with self._db.session() as session:
+                existing = find_dataset(session, workspace_id, announced.name)
+            raise _taken(existing, announced) from None
+        return row, former.upload if former is not None else None
+
+    def _replaceable(
+        self,
+        session: Session,
+        workspace_id: str,
+        announced: Announcement,
+        overwrite_id: str | None,
+        *,
+        lock: bool = False,
+    ) -> Dataset | None:
+        """Return the row that the announced bytes are for, or None when there is none of that name."""
+        if overwrite_id is not None:
+            row = find_dataset(session, workspace_id, overwrite_id, lock=lock)
+            if row is None:
+                raise _unknown(session, workspace_id, overwrite_id)
+            if row.name != announced.name:
+                problem = f"the dataset to overwrite is called '{row.name}', not '{announced.name}'"
+                raise DatasetRejected([("overwrite_dataset_id", problem)])
+            return row
+        named = select(Dataset).where(Dataset.workspace_id == workspace_id, Dataset.name == announced.name)
+        row = session.scalar(named.with_for_update() if lock else named)
+        if row is not None and not self._is_void(row):
+            raise _taken(row, announced)
+        return row
+
+    def _is_void(self, row: Dataset) -> bool:
+        """Whether a dataset has nothing that could be lost: no bytes, and none on their way."""
+        pending = PendingUpload.of(row)
+        if row.blob_key is not None or row.status == "processing":
+            return False
+        return pending is None or pending.expires_at <= self._clock.now()
+
+    def _note_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
+        with self._db.transaction() as session:
+            row = session.get(Dataset, dataset_id, with_for_update=True)
+            current = PendingUpload.of(row) if row is not None else None
+            if row is None or current is None or current.upload != pending.upload:
+                raise ConflictError("another upload of this dataset has begun meanwhile.")
+            if current.etags is not None:
+                return
+            if not etags:
+                raise ConflictError("the bytes of this upload are gone; upload the file again.")
+            row.upload = pending.completed(etags).to_json()
+            row.status = "processing"
+            self._logs.add(
+                session, dataset_id, [Line("all bytes are here; checking the file", "info", "upload")]
+            )
+
+
+def _begin_anew(row: Dataset, announced: Announcement, pending: PendingUpload) -> None:
+    row.status = "pending"
+    row.extension = announced.extension
+    row.file_size = announced.size
+    row.row_count = row.sha256 = row.preview = None
+    row.creator_id = pending.creator_id
+
+
+def _display_name(user: User | None) -> str | None:
+    return None if user is None else user.name or user.email
+
+
+def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundError:
+    newest = (
+        select(Dataset.name).where(Dataset.workspace_id == workspace_id).order_by(Dataset.created_at.desc())
+    )
+    return NotFoundError(
+        f"there is no dataset '{name_or_id}' in this workspace.",
+        hint=hint_of_name(session, name_or_id, newest, "see `osmosis dataset list`"),
+    )
+
+
+def _taken(existing: Dataset | None, announced: Announcement) -> ConflictError:
+    details = {} if existing is None else {"existing_dataset_id": existing.id}
+    if existing is not None and existing.blob_key is None:
+        message = f"an upload of '{announced.name}' has begun and not ended; overwrite it to start again."
+    else:
+        message = f"this workspace already has a dataset called '{announced.name}'."
+    return ConflictError(message, details=details)
+
+
+def _why_not_ready(row: Dataset) -> str:
+    if row.status in ("pending", "uploading"):
+        return f"the dataset '{row.name}' is still being uploaded."
+    if row.status == "processing":
+        return f"the dataset '{row.name}' is still being checked; try again in a moment."
+    if row.status == "error":
+        return f"the dataset '{row.name}' was refused: {row.error}."
+    return f"the upload of the dataset '{row.name}' was given up; upload it again."

@@ -1,0 +1,188 @@
+"""Who asks, and for which workspace: decided before a route runs, in the order of the contract.
+
+The token names the user, ``X-Osmosis-Git`` the repository, the repository its workspace; the user must be a
+member. A route that takes a :data:`WorkspaceScope` filters every query by its ``workspace_id``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Header, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import and_, bindparam, select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from osmosis_ai.api.git_identity import parse_identity
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import Principal, TokenRejected
+from osmosis_ai.platform.db.tables import Membership, Repository, RepositoryIdentity, User, Workspace
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.workspaces import ROLES, Role
+
+_BEARER = HTTPBearer(
+    auto_error=False, description="A token of `osmosis login` or `osmosis platform token create`."
+)
+
+# Every request asks this; a statement that is built once is also compiled once.
+_REPOSITORY_AND_ROLE = (
+    select(Repository, Workspace, Membership.role)
+    .join(RepositoryIdentity, RepositoryIdentity.repository_id == Repository.id)
+    .join(Workspace, Workspace.id == Repository.workspace_id)
+    .outerjoin(
+        Membership,
+        and_(Membership.workspace_id == Workspace.id, Membership.user_id == bindparam("user_id")),
+    )
+    .where(RepositoryIdentity.identity == bindparam("identity"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One user's view of one workspace."""
+
+    principal: Principal
+    workspace: Workspace
+    repository: Repository
+    role: Role
+
+    @property
+    def workspace_id(self) -> str:
+        """The workspace that every query is filtered by."""
+        return self.workspace.id
+
+    @property
+    def user(self) -> User:
+        """Who asks."""
+        return self.principal.user
+
+    def require_role(self, lowest: Role) -> None:
+        """Refuse with 403 unless the user is at least ``lowest`` here."""
+        if ROLES.index(self.role) > ROLES.index(lowest):
+            raise ApiError(
+                403,
+                "ROLE_REQUIRED",
+                f"this needs the role '{lowest}' in the workspace '{self.workspace.name}'.",
+            )
+
+
+async def get_services(request: Request) -> PlatformServices:
+    """Return the platform's parts (a dependency)."""
+    services: PlatformServices = request.app.state.services
+    return services
+
+
+Services = Annotated[PlatformServices, Depends(get_services)]
+GitHeader = Annotated[
+    str | None, Header(alias="X-Osmosis-Git", description="The repository's identity: `owner/repo`.")
+]
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+
+
+async def require_principal(request: Request, services: Services, _bearer: _Bearer = None) -> Principal:
+    """Return who asks (a dependency).
+
+    Raises:
+        ApiError: 401, with the code that says what is wrong with the token.
+    """
+    plain = bearer_token(request)
+    try:
+        principal = await services.db.read(lambda session: services.accounts.principal(session, plain))
+    except TokenRejected as error:
+        raise unauthorized(error.reason, error.message) from None
+    await _note_use(services, principal)
+    return principal
+
+
+async def require_scope(
+    request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
+) -> Scope:
+    """Return who asks, and for which workspace (a dependency).
+
+    Raises:
+        ApiError: 401 as :func:`require_principal`; 400, 403 or 404 with a code of the Git scope.
+    """
+    plain = bearer_token(request)
+
+    def resolve(session: Session) -> Scope:
+        return resolve_scope(session, services.accounts.principal(session, plain), git)
+
+    try:
+        scope = await services.db.read(resolve)
+    except TokenRejected as error:
+        raise unauthorized(error.reason, error.message) from None
+    await _note_use(services, scope.principal)
+    return scope
+
+
+async def _note_use(services: PlatformServices, principal: Principal) -> None:
+    if services.accounts.use_is_news(principal.token):
+        await run_in_threadpool(services.accounts.note_use, principal.token)
+
+
+Authenticated = Annotated[Principal, Depends(require_principal)]
+"""Who asks; any valid token of the command line."""
+
+WorkspaceScope = Annotated[Scope, Depends(require_scope)]
+"""Who asks, and for which workspace."""
+
+
+def resolve_scope(session: Session, principal: Principal, git: str | None) -> Scope:
+    """Return what ``X-Osmosis-Git`` gives ``principal`` access to.
+
+    Raises:
+        ApiError: 400, 403 or 404 with the code that says why there is none.
+    """
+    if git is None or not git.strip():
+        raise ApiError(
+            400, "GIT_SCOPE_HEADER_REQUIRED", "this request needs the X-Osmosis-Git header (owner/repo)."
+        )
+    try:
+        identity = parse_identity(git)
+    except OsmosisError:
+        raise ApiError(
+            400, "GIT_SCOPE_HEADER_INVALID", "X-Osmosis-Git must be a repository's identity: owner/repo."
+        ) from None
+    found = session.execute(
+        _REPOSITORY_AND_ROLE, {"identity": identity, "user_id": principal.user.id}
+    ).first()
+    if found is None:
+        raise ApiError(
+            404,
+            "GIT_REPOSITORY_NOT_CONNECTED",
+            f"{identity} is not connected to a workspace; on the platform's machine run "
+            f"`osmosis platform connect URL --identity {identity}`.",
+        )
+    repository, workspace, role = found
+    if role is None:
+        raise ApiError(
+            403, "GIT_REPOSITORY_ACCESS_DENIED", f"you are not a member of the workspace of {identity}."
+        )
+    if principal.token.workspace_id not in (None, workspace.id):
+        raise ApiError(
+            403, "GIT_SCOPE_HEADER_ACCESS_DENIED", f"this token belongs to another workspace than {identity}."
+        )
+    return Scope(principal, workspace, repository, cast(Role, role))
+
+
+def bearer_token(request: Request) -> str:
+    """Return the token in a request's ``Authorization`` header.
+
+    Raises:
+        ApiError: 401 when there is none.
+    """
+    header = request.headers.get("authorization")
+    if header is None:
+        raise unauthorized("AUTH_HEADER_MISSING", "this request needs an Authorization header.")
+    scheme, _, token = header.strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise unauthorized("TOKEN_MISSING", "the Authorization header must be `Bearer` and a token.")
+    return token.strip()
+
+
+def unauthorized(code: str, message: str) -> ApiError:
+    """Return a 401."""
+    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,224 @@
+"""The adapters of a workspace: checkpoints of its training runs, any of which can be deployed.
+
+Deploying says that an adapter is to be served, until somebody says otherwise; at most
+:data:`MAX_ACTIVE_DEPLOYMENTS` of a workspace are at a time, whoever asks at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Select, and_, func, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import LoraModel, Membership, Run, User, Workspace
+from osmosis_ai.platform.name_lookup import hint_of_name
+
+MAX_ACTIVE_DEPLOYMENTS = 8
+"""Per workspace: each served adapter holds memory."""
+LINK_TTL = timedelta(hours=1)
+"""How long the URLs of an adapter's files are good: one of a large model takes a while to fetch."""
+
+
+class DeploymentLimitError(ConflictError):
+    """As many adapters are deployed as the workspace may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """An adapter, the run that saved it, and who deployed it last."""
+
+    model: LoraModel
+    run_name: str
+    deployed_by: str | None
+
+    @property
+    def inference_name(self) -> str:
+        """What a client that wants it served calls it."""
+        return f"{self.model.base_model}:{self.model.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of an adapter; ``size`` in bytes."""
+
+    path: str
+    size: int
+    sha256: str
+    url: str = field(repr=False)
+
+
+class LoraModels:
+    """The adapters of all workspaces.
+
+    Args:
+        db, blobs, clock: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[FoundModel], int, int]:
+        """Return one page of a workspace's adapters, the newest first; how many there are, and how many deployed."""
+        newest_first = (LoraModel.created_at.desc(), LoraModel.id.desc())
+        asked = (
+            _models(LoraModel.workspace_id == workspace_id)
+            .order_by(*newest_first)
+            .limit(limit)
+            .offset(offset)
+        )
+        mine = LoraModel.workspace_id == workspace_id
+        with self._db.session() as session:
+            found = [_found(row) for row in session.execute(asked)]
+            total = session.scalar(select(func.count()).select_from(LoraModel).where(mine)) or 0
+            return found, total, _active(session, workspace_id)
+
+    def get(self, workspace_id: str, name: str) -> FoundModel:
+        """Return an adapter by its name or id.
+
+        Raises:
+            NotFoundError: the workspace has none.
+        """
+        with self._db.session() as session:
+            return _get(session, workspace_id, name)
+
+    def of_run(self, run_id: str) -> Sequence[LoraModel]:
+        """Return the adapters that a run has saved, the earliest first."""
+        with self._db.session() as session:
+            return session.scalars(
+                select(LoraModel).where(LoraModel.run_id == run_id).order_by(LoraModel.step)
+            ).all()
+
+    def files(self, model: LoraModel) -> list[ModelFile]:
+        """Return an adapter's files, by name, each with a URL that is good for :data:`LINK_TTL`."""
+        return [
+            ModelFile(
+                name,
+                known["size"],
+                known["sha256"],
+                self._blobs.signed_get_url(known["blob_key"], filename=name, ttl=LINK_TTL),
+            )
+            for name, known in sorted(model.files.items())
+        ]
+
+    def deployed(self, user_id: str, workspace_id: str | None, name: str | None = None) -> list[FoundModel]:
+        """Return the deployed adapters that a user may ask, the latest deployed first.
+
+        Args:
+            user_id: who; a member of the adapters' workspaces.
+            workspace_id: only of this one, if given.
+            name: only those that clients call so.
+        """
+        query = _models(LoraModel.deployment_status == "active").join(
+            Membership,
+            and_(Membership.workspace_id == LoraModel.workspace_id, Membership.user_id == user_id),
+        )
+        if workspace_id is not None:
+            query = query.where(LoraModel.workspace_id == workspace_id)
+        if name is not None:
+            base, _, adapter = name.rpartition(":")
+            query = query.where(LoraModel.name == adapter, LoraModel.base_model == base)
+        with self._db.session() as session:
+            latest_first = (LoraModel.deployed_at.desc(), LoraModel.id)
+            return [_found(row) for row in session.execute(query.order_by(*latest_first))]
+
+    def deploy(self, workspace_id: str, name: str, user: User) -> LoraModel:
+        """Have an adapter served from now on; one that is already stays as it is.
+
+        Raises:
+            NotFoundError: the workspace has none of that name.
+            DeploymentLimitError: too many are deployed.
+        """
+        with self._db.transaction() as session:
+            # Two deployments at once, on an engine with several writers, must not both be the last one allowed.
+            session.get_one(Workspace, workspace_id, with_for_update=True)
+            model = _get(session, workspace_id, name).model
+            if model.deployment_status == "active":
+                return model
+            if _active(session, workspace_id) >= MAX_ACTIVE_DEPLOYMENTS:
+                raise DeploymentLimitError(
+                    f"{MAX_ACTIVE_DEPLOYMENTS} models are deployed, as many as a workspace may have; take one "
+                    "back first with `osmosis model undeploy NAME`."
+                )
+            model.deployment_status = "active"
+            model.deployed_at = self._clock.now()
+            model.deployer_id = user.id
+            return model
+
+    def undeploy(self, workspace_id: str, name: str) -> LoraModel:
+        """Have an adapter served no longer; one that is not stays as it is.
+
+        Raises:
+            NotFoundError: the workspace has none of that name.
+        """
+        with self._db.transaction() as session:
+            model = _get(session, workspace_id, name).model
+            if model.deployment_status == "active":
+                model.deployment_status = "inactive"
+            return model
+
+
+def copy_adapter(blobs: BlobStore, model: LoraModel, directory: Path) -> None:
+    """Write an adapter's files into ``directory``, which is made.
+
+    Raises:
+        OsmosisError: what is stored is not what was trained.
+        OSError: the disk is full.
+    """
+    directory.mkdir(parents=True, mode=0o700)
+    for name, known in model.files.items():
+        with blobs.open(known["blob_key"]) as source, (directory / name).open("wb") as target:
+            shutil.copyfileobj(source, target)
+        if file_digest(directory / name) != known["sha256"]:
+            raise OsmosisError(
+                f"the stored file {name} of the adapter '{model.name}' is damaged: its SHA-256 has changed.",
+                code="PLATFORM_ERROR",
+                hint="use another checkpoint of its run, or train it again",
+            )
+
+
+_COLUMNS: tuple[Any, ...] = (LoraModel, Run.name, User.name, User.email)
+
+
+def _models(*which: Any) -> Select[Any]:
+    return (
+        select(*_COLUMNS)
+        .join(Run, Run.id == LoraModel.run_id)
+        .outerjoin(User, User.id == LoraModel.deployer_id)
+        .where(*which)
+    )
+
+
+def _found(row: Any) -> FoundModel:
+    model, run_name, deployer_name, deployer_email = row
+    return FoundModel(model, run_name, deployer_name or deployer_email)
+
+
+def _get(session: Session, workspace_id: str, name: str) -> FoundModel:
+    for column in (LoraModel.name, LoraModel.id):
+        row = session.execute(_models(LoraModel.workspace_id == workspace_id, column == name)).first()
+        if row is not None:
+            return _found(row)
+    newest = select(LoraModel.name).where(LoraModel.workspace_id == workspace_id)
+    names = newest.order_by(LoraModel.created_at.desc())
+    raise NotFoundError(
+        f"there is no LoRA model '{name[:255]}' in this workspace.",
+        hint=hint_of_name(session, name, names, "see `osmosis model list`"),
+    )
+
+
+def _active(session: Session, workspace_id: str) -> int:
+    deployed = (LoraModel.workspace_id == workspace_id, LoraModel.deployment_status == "active")
+    return session.scalar(select(func.count()).select_from(LoraModel).where(*deployed)) or 0

@@ -1,0 +1,180 @@
+"""People are sent away: what ends with them at once, what can be taken back, and what stays.
+
+Disabling is taken back by enabling: it ends sessions for good, and until then no token, key or password of theirs
+lets anybody in. Removing is for ever: with the account go its tokens, memberships and personal secrets, and its open
+runs stop, because they may need those. What somebody made for a workspace (datasets, runs, adapters, the workspace's
+secrets) is the workspace's and stays. There is always an administrator who can sign in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Dataset, Membership, Run, Secret, User, Workspace
+from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """What became of somebody's affairs.
+
+    Args:
+        user: as they were afterwards, or before they were removed.
+        changed: whether anything was to be done.
+        sessions: sessions, tokens and keys that ended for good.
+        stopped: the names of their runs that were asked to stop.
+        still_open: the names of their runs that go on.
+        personal_secrets: how many were deleted.
+        ownerless: the workspaces that have no owner any more.
+    """
+
+    user: User
+    changed: bool = True
+    sessions: int = 0
+    stopped: Sequence[str] = ()
+    still_open: Sequence[str] = ()
+    personal_secrets: int = 0
+    ownerless: Sequence[str] = ()
+
+
+class Departures:
+    """Sends people away, and lets them in again; for commands on the platform's machine.
+
+    Args:
+        db, clock: the platform's.
+        accounts: its users.
+    """
+
+    def __init__(self, db: Database, clock: Clock, accounts: Accounts) -> None:
+        self._db = db
+        self._clock = clock
+        self._accounts = accounts
+        self._logs = Logs(db, clock)
+        self._leases = Leases(db, clock)
+
+    def disable(self, email: str, *, stop_runs: bool = False) -> Departure:
+        """Let nobody in as this user from now on.
+
+        Args:
+            email: who.
+            stop_runs: ask their open runs to stop as well; otherwise those go on.
+
+        Raises:
+            NotFoundError: there is no such user.
+            ConflictError: they are the last administrator who can sign in.
+        """
+        with self._db.transaction() as session:
+            user = self._locked(session, email)
+            changed = user.disabled_at is None
+            if changed:
+                _require_another_admin(session, user)
+                user.disabled_at = self._clock.now()
+            ended = self._accounts.end_sessions(session, user.id)
+            open_runs = _open_runs(session, user)
+            stopped = self._stop(session, user, open_runs) if stop_runs else []
+            still_open = [] if stop_runs else [run.name for run in open_runs]
+        return Departure(user, changed, ended, stopped, still_open)
+
+    def enable(self, email: str) -> Departure:
+        """Let a disabled user in again, with the tokens and keys they had.
+
+        Raises:
+            NotFoundError: there is no such user.
+        """
+        with self._db.transaction() as session:
+            user = self._locked(session, email)
+            changed = user.disabled_at is not None
+            user.disabled_at = None
+        return Departure(user, changed)
+
+    def remove(self, email: str) -> Departure:
+        """Delete a user, their tokens, memberships and personal secrets; their open runs stop.
+
+        Raises:
+            NotFoundError: there is no such user.
+            ConflictError: they are the last administrator who can sign in.
+        """
+        with self._db.transaction() as session:
+            user = self._locked(session, email)
+            if user.disabled_at is None:
+                _require_another_admin(session, user)
+            ended = self._accounts.end_sessions(session, user.id, revoke_tokens=True)
+            stopped = self._stop(session, user, _open_runs(session, user))
+            personal = delete(Secret).where(Secret.scope == "user", Secret.owner_id == user.id)
+            secrets: int = getattr(session.execute(personal), "rowcount", 0)
+            self._forget_uploads(session, user)
+            ownerless = _left_without_owner(session, user)
+            session.delete(user)
+        return Departure(user, True, ended, stopped, (), secrets, ownerless)
+
+    def _locked(self, session: Session, email: str) -> User:
+        # On an engine with several writers, two administrators must not send each other away.
+        admins = select(User.id).where(User.is_admin).order_by(User.id).with_for_update()
+        session.execute(admins).all()
+        user = session.get(User, self._accounts.find_user(email).id, with_for_update=True)
+        if user is None:
+            raise NotFoundError(f"there is no user {email} any more.")
+        return user
+
+    def _stop(self, session: Session, user: User, runs: Sequence[Run]) -> list[str]:
+        for run in runs:
+            if run.stop_requested_at is not None:
+                continue
+            line = Line(f"stopped with the account of {user.email}, who submitted it", step="run")
+            self._logs.add(session, run.id, [line])
+            if run.status == "pending":
+                self._leases.end(run, "stopped")
+            else:
+                run.stop_requested_at = self._clock.now()
+        return [run.name for run in runs]
+
+    def _forget_uploads(self, session: Session, user: User) -> None:
+        """Give up what they were uploading; the store clears away the bytes nobody refers to."""
+        for row in session.scalars(select(Dataset).where(Dataset.upload.is_not(None))):
+            pending = PendingUpload.of(row)
+            if pending is None or pending.creator_id != user.id:
+                continue
+            if pending.etags is not None:
+                row.upload = pending.by_nobody().to_json()  # all bytes are here: it becomes a dataset
+                continue
+            row.upload = None
+            row.status = "uploaded" if row.blob_key is not None else "cancelled"
+            self._logs.add(
+                session, row.id, [Line(f"given up with the account of {user.email}", "warning", "upload")]
+            )
+
+
+def _open_runs(session: Session, user: User) -> Sequence[Run]:
+    theirs = select(Run).where(Run.creator_id == user.id, Run.status.in_(OPEN)).order_by(Run.created_at)
+    return session.scalars(theirs.with_for_update()).all()
+
+
+def _require_another_admin(session: Session, user: User) -> None:
+    if not user.is_admin:
+        return
+    others = select(User.id).where(User.is_admin, User.disabled_at.is_(None), User.id != user.id).limit(1)
+    if session.scalar(others) is None:
+        raise ConflictError(
+            f"{user.email} is the last administrator of this platform.",
+            hint="add another first: osmosis platform user add EMAIL --admin",
+        )
+
+
+def _left_without_owner(session: Session, user: User) -> list[str]:
+    owned = select(Membership.workspace_id).where(Membership.user_id == user.id, Membership.role == "owner")
+    others = select(Membership.workspace_id).where(
+        Membership.user_id != user.id, Membership.role == "owner", Membership.workspace_id.in_(owned)
+    )
+    left = select(Workspace.name).where(Workspace.id.in_(owned), Workspace.id.not_in(others))
+    return list(session.scalars(left.order_by(Workspace.name)))

@@ -1,0 +1,79 @@
+"""A run's numbers as its row keeps them and the wire shows them.
+
+While a run goes on they come from its live progress, afterwards from the engine's own metrics; what is not known
+yet is absent, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.run_state import ProgressSnapshot
+
+
+def first_results(pass_threshold: float, rows: RowChoice) -> dict[str, Any]:
+    """Return the results of a run that has not begun: how large it is, and nothing done."""
+    return {
+        "pass_threshold": pass_threshold,
+        "total_runs": 0,
+        "sampled_rows": len(rows.rows()),
+        "total_dataset_rows": rows.total_rows,
+    }
+
+
+def live_results(
+    known: Mapping[str, Any], progress: ProgressSnapshot, metrics: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the results of a run under way; ``metrics`` are those that the engine last wrote."""
+    completed = progress.completed - progress.skipped
+    return _merged(
+        known,
+        score=progress.reward_mean,
+        pass_rate=progress.passed / completed if completed else None,
+        graded=progress.scored,
+        passed=progress.passed,
+        failed=progress.failed,
+        skipped=progress.skipped,
+        total_runs=progress.completed,
+        total_tokens=progress.tokens,
+        headline=_headline(metrics),
+    )
+
+
+def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results that the engine's numbers (as in ``metrics.json``) stand for."""
+    summary = metrics["summary"]
+    stats = summary.get("reward_stats")
+    if stats is not None:
+        by_k = {str(point["k"]): point["value"] for point in summary.get("pass_at_k", ())}
+        stats = {**stats, "pass_at_k": by_k}
+    return _merged(
+        known,
+        score=stats["mean"] if stats is not None else None,
+        pass_rate=summary["pass_rate"],
+        graded=summary["graded"],
+        passed=summary["passed"],
+        failed=summary["failed"],
+        skipped=summary["skipped"],
+        total_runs=summary["total_samples"],
+        total_tokens=summary["tokens_used"],
+        reward_stats=stats,
+        headline=_headline(metrics),
+    )
+
+
+def _headline(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the headline that a run's row keeps beside the numbers of the wire."""
+    if metrics is None:
+        return None
+    return Headline.of(Estimates.model_validate(metrics["estimates"])).model_dump(mode="json")
+
+
+def _merged(known: Mapping[str, Any], **new: Any) -> dict[str, Any]:
+    return {**known, **{name: value for name, value in new.items() if value is not None}}

@@ -1,0 +1,406 @@
+"""Starts a worker process for every run that needs one, on this machine, and sees each of them to its end.
+
+The executor owns no run: it starts workers, which claim theirs, and cleans up after those that died. Any number
+of times it may be killed itself; what it needs to know is in the database, in the workers' locks and in their
+journals. Runs start in the order in which they were submitted, and the workspace with the fewest workers goes
+first, so that nobody's hundred runs hold up somebody's one.
+
+A worker that dies is replaced, and so is one that gave up because our own infrastructure failed it: each time in a
+row without a record in between after twice the time, and the run's log says why and when. After
+:data:`FRUITLESS_DEATHS` deaths, or :data:`SETBACKS` failures of the infrastructure, the run fails: whatever it is
+would go on. Deaths together with the platform do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import and_, func, select
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.runs.execute.worker_process import worker_environment
+from osmosis_ai.platform.runs.leases import Leases, is_free
+from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
+from osmosis_ai.platform.runs.worker_status import ENDED, LEARNER_LOST, NOT_MINE, SET_BACK
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.supervision import ChildProcess
+
+logger = logging.getLogger(__name__)
+
+ROUND_S = 0.1
+STOP_GRACE_S = 30.0
+"""How long a worker may take to stop before it is ended by force."""
+FRUITLESS_DEATHS = {"eval": 3, "training": 12}
+"""Deaths in a row after which a run fails, by its kind. A training run's many hours are worth 20 minutes of waiting
+for memory or a GPU that somebody else holds; what an evaluation has journalled is there for the next one."""
+SETBACKS = 3
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 300.0
+_SHUTDOWN_GRACE_S = 10.0
+
+
+class WorkerProcess(Protocol):
+    """A worker that was started (:class:`~osmosis_ai.supervision.ChildProcess`)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+
+class StartWorker(Protocol):
+    """Starts the worker of a run, which is to claim it with ``token``."""
+
+    def __call__(self, run_id: str, token: str) -> WorkerProcess: ...
+
+
+@dataclass
+class _Worker:
+    run_id: str
+    run_name: str
+    workspace_id: str
+    token: str
+    process: WorkerProcess
+    recorded: int
+    stop_by: float | None = None
+
+
+@dataclass
+class _Trouble:
+    """Deaths and setbacks in a row without progress, and when to try again (monotonic seconds)."""
+
+    deaths: int = 0
+    setbacks: int = 0
+    not_before: float = 0.0
+
+    def pause_s(self) -> float:
+        """Return for how long nothing is tried now: twice as long each time, up to a bound."""
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.deaths + self.setbacks - 1)))
+
+
+class LocalExecutor:
+    """Executes runs in child processes of this process.
+
+    Args:
+        config: how many at a time, and where they work.
+        db, clock, logs: the platform's.
+        start_worker: another way to start workers.
+        stop_grace_s: how long a worker may take to stop.
+    """
+
+    def __init__(
+        self,
+        config: PlatformConfig,
+        db: Database,
+        clock: Clock,
+        logs: Logs,
+        *,
+        start_worker: StartWorker | None = None,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        self._config = config
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._leases = Leases(db, clock)
+        self._start_worker = start_worker or WorkerStarter(config)
+        self._stop_grace_s = stop_grace_s
+        self._workers: dict[str, _Worker] = {}
+        self._trouble: dict[str, _Trouble] = {}
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Execute runs from now on, in a thread."""
+        self._remove_leftovers()
+        self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask the workers to leave their runs as they are, and wait until they have; the runs stay open."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        for worker in self._workers.values():
+            _ask_to_end(worker.process)
+        deadline = self._clock.monotonic() + _SHUTDOWN_GRACE_S
+        waiting = threading.Event()
+        while any(w.process.poll() is None for w in self._workers.values()):
+            if self._clock.monotonic() >= deadline:
+                break
+            waiting.wait(ROUND_S)
+        for worker in self._workers.values():
+            worker.process.kill()
+            with contextlib.suppress(OsmosisError):
+                self._leases.release(worker.run_id, worker.token)
+        self._workers.clear()
+
+    def round(self) -> None:
+        """Do once what there is to do: clean up, stop, start. The thread does this again and again."""
+        for worker in list(self._workers.values()):
+            status = worker.process.poll()
+            if status is not None:
+                worker.process.kill()  # what it started, too
+                del self._workers[worker.run_id]
+                self._settle(worker, status)
+        self._stop_workers()
+        self._start_workers()
+
+    def _work(self) -> None:
+        waits_for: str | None = None
+        while not self._ending.wait(ROUND_S):
+            try:
+                self.round()
+                waits_for = None
+            except OsmosisError as error:
+                # The database is busy or the disk full: the next round finds the same work to do. It is said
+                # once, because a log that grows ten times a second does no good to a full disk.
+                if error.message != waits_for:
+                    logger.warning("the executor waits: %s", error.message)
+                waits_for = error.message
+            except Exception:  # the edge of this thread, without which no run would ever start or end
+                logger.exception("the executor met an unexpected error and goes on")
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _settle(self, worker: _Worker, status: int) -> None:
+        """Take note of a worker's end; what it left behind is free for the next one."""
+        directory = WorkingDirectory(self._config.runs_dir, worker.run_id)
+        if status in (ENDED, NOT_MINE):
+            self._leases.release(worker.run_id, worker.token)
+            self._trouble.pop(worker.run_id, None)
+            if status == NOT_MINE:
+                self._trouble[worker.run_id] = _Trouble(not_before=self._clock.monotonic() + _FIRST_PAUSE_S)
+            return
+        trouble = self._trouble.setdefault(worker.run_id, _Trouble())
+        if directory.recorded(worker.run_name) > worker.recorded:
+            trouble.deaths = trouble.setbacks = 0
+        if status == SET_BACK:
+            trouble.setbacks += 1
+        else:
+            trouble.deaths += 1
+        trouble.not_before = self._clock.monotonic() + trouble.pause_s()
+        reason = directory.take_setback() if status == SET_BACK else ""
+        with self._db.transaction() as session:
+            run = session.get(Run, worker.run_id, with_for_update=True)
+            if run is None or run.status not in OPEN or run.lease_token not in (None, worker.token):
+                self._trouble.pop(worker.run_id, None)
+                return
+            run.lease_token = run.lease_expires_at = None
+            if trouble.setbacks < SETBACKS and trouble.deaths < FRUITLESS_DEATHS[run.kind]:
+                line = Line(_trying_again(worker, status, trouble, reason), level="warning", step="executor")
+                self._logs.add(session, run.id, [line])
+                return
+            self._trouble.pop(worker.run_id, None)
+            if run.stop_requested_at is not None:
+                self._leases.end(run, "stopped")
+                return
+            sentence = _given_up(status, trouble, reason, directory, directory.resume_advice(run.name))
+            self._logs.add(session, run.id, [Line(sentence, level="error", step="executor")])
+            self._leases.end(run, "failed", sentence)
+
+    # -- stops ---------------------------------------------------------------------------------
+
+    def _stop_workers(self) -> None:
+        """End workers whose runs are to stop and that did not hear of it, or are too slow about it."""
+        if not self._workers:
+            return
+        with self._db.session() as session:
+            asked = session.scalars(
+                select(Run.id).where(Run.id.in_(self._workers), Run.stop_requested_at.is_not(None))
+            ).all()
+        for run_id in asked:
+            worker = self._workers[run_id]
+            if worker.stop_by is None:
+                worker.stop_by = self._clock.monotonic() + self._stop_grace_s
+            elif self._clock.monotonic() >= worker.stop_by:
+                worker.process.kill()
+
+    # -- starts --------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        for run in self._to_be_stopped():
+            self._finish_stopped(run)
+        while len(self._workers) < self._config.executor_slots:
+            chosen = self._next()
+            if chosen is None:
+                return
+            self._start(chosen)
+
+    def _finish_stopped(self, run: Run) -> None:
+        """Bring a run that is to stop, and that nobody works on, to its end."""
+        directory = WorkingDirectory(self._config.runs_dir, run.id)
+        if directory.recorded(run.name):
+            # A worker gathers what was recorded; it starts nothing, so it needs no slot.
+            self._start(run)
+            return
+        with self._db.transaction() as session:
+            row = session.get(Run, run.id, with_for_update=True)
+            if row is not None and row.status in OPEN and is_free(row, self._clock.now()):
+                self._leases.end(row, "stopped")
+                self._logs.add(session, row.id, [Line("stopped", step="run")])
+        directory.remove()
+
+    def _start(self, run: Run) -> None:
+        directory = WorkingDirectory(self._config.runs_dir, run.id)
+        directory.create()
+        token = secrets.token_urlsafe(24)
+        recorded = directory.recorded(run.name)
+        process = self._start_worker(run.id, token)
+        self._workers[run.id] = _Worker(run.id, run.name, run.workspace_id, token, process, recorded)
+
+    def _to_be_stopped(self) -> list[Run]:
+        with self._db.session() as session:
+            # A pending run is stopped by whoever asks; only running ones wait for it.
+            runs = session.scalars(
+                select(Run).where(Run.status == "running", Run.stop_requested_at.is_not(None))
+            ).all()
+        # Nobody who wants an end is made to wait for another try.
+        return [run for run in runs if run.id not in self._workers and self._is_free(run)]
+
+    def _next(self) -> Run | None:
+        """Return the run to start: the oldest of the workspace with the fewest workers."""
+        at_work = Counter(worker.workspace_id for worker in self._workers.values())
+        with self._db.session() as session:
+            abandoned = session.scalars(
+                select(Run).where(Run.status == "running", Run.stop_requested_at.is_(None))
+            ).all()
+            oldest = (
+                select(Run.workspace_id, func.min(Run.created_at).label("created_at"))
+                .where(Run.status == "pending", Run.id.not_in(self._unavailable()))
+                .group_by(Run.workspace_id)
+                .subquery()
+            )
+            waiting = session.scalars(
+                select(Run)
+                .join(
+                    oldest,
+                    and_(Run.workspace_id == oldest.c.workspace_id, Run.created_at == oldest.c.created_at),
+                )
+                .where(Run.status == "pending")
+            ).all()
+        startable = [run for run in (*abandoned, *waiting) if self._can_start(run)]
+        return min(
+            startable, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id), default=None
+        )
+
+    def _unavailable(self) -> list[str]:
+        now = self._clock.monotonic()
+        paused = [run_id for run_id, trouble in self._trouble.items() if now < trouble.not_before]
+        return [*self._workers, *paused]
+
+    def _can_start(self, run: Run) -> bool:
+        """Tell whether nobody works on the run, here or, as far as its lease tells, elsewhere."""
+        return run.id not in self._unavailable() and self._is_free(run)
+
+    def _is_free(self, run: Run) -> bool:
+        if WorkingDirectory(self._config.runs_dir, run.id).is_worked_on():
+            return False  # the worker of a platform that was killed is about to follow it
+        if run.lease_token is not None and self._was_here(run):
+            # Its worker was of this machine and is dead: there is no reason to wait for the lease to expire.
+            self._leases.release(run.id, run.lease_token)
+            return True
+        return is_free(run, self._clock.now())
+
+    def _was_here(self, run: Run) -> bool:
+        return WorkingDirectory(self._config.runs_dir, run.id).path.is_dir()
+
+    def _remove_leftovers(self) -> None:
+        """Delete the working directories of runs that have ended, as far as a crash has left some."""
+        if not self._config.runs_dir.is_dir():
+            return
+        found = [path.name for path in self._config.runs_dir.iterdir() if path.is_dir()]
+        with self._db.session() as session:
+            known = select(Run.id, Run.status, Run.completed_at).where(Run.id.in_(found))
+            runs = {run_id: (status, ended_at) for run_id, status, ended_at in session.execute(known)}
+        for run_id in found:
+            status, ended_at = runs.get(run_id, ("removed", None))
+            directory = WorkingDirectory(self._config.runs_dir, run_id)
+            if status in OPEN:
+                continue
+            if status not in UNFINISHED:
+                directory.remove()
+            elif ended_at is not None and self._clock.now() - ended_at > CHECKPOINT_KEPT:
+                directory.remove_checkpoints()
+            elif status == "stopped":
+                directory.keep_what_resumes()
+            # Of a failed run all stays: what a worker printed before it died is the only trace of why.
+
+
+class WorkerStarter:
+    """Starts worker processes of this very installation, in an environment of their own.
+
+    Args:
+        config: the platform that they work for.
+    """
+
+    def __init__(self, config: PlatformConfig) -> None:
+        self._config = config
+
+    def __call__(self, run_id: str, token: str) -> WorkerProcess:
+        """Start the worker of a run."""
+        directory = WorkingDirectory(self._config.runs_dir, run_id)
+        directory.create()
+        descriptor = os.open(directory.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            return ChildProcess(
+                [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
+                env=worker_environment(os.environ, self._config, token),
+                cwd=Path(directory.path),
+                stdout=log,
+            )
+
+
+def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) -> str:
+    """Return what happened to a worker, and what is done about it."""
+    if worker.stop_by is not None:
+        return "the worker was ended by force"
+    again = f"trying again in {trouble.pause_s():g} s"
+    if status == SET_BACK:
+        why = reason.rstrip(".") or "the platform could not do its part, and could not say why"
+        return f"{why} (no fault of the run, {trouble.setbacks} of {SETBACKS} tries; {again})"
+    times = f", {trouble.deaths} times in a row without getting anything done" if trouble.deaths > 1 else ""
+    return f"the worker ended unexpectedly ({_told(status)}){times}; {again}"
+
+
+def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory, advice: str) -> str:
+    """Return why a run has failed."""
+    if status == SET_BACK:
+        why = reason or "the platform could not do its part, and could not say why: its disk may be full."
+        return f"{why} {advice}".rstrip()
+    return (
+        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_told(status)}) without getting "
+        f"anything done; see {directory.log} on the platform's machine"
+        f"{f'. {advice}' if advice else ', then submit again.'}"
+    )
+
+
+def _told(status: int) -> str:
+    """Return how a process ended, in words."""
+    if status == LEARNER_LOST:
+        return "a process of its learner was lost"
+    if status == -signal.SIGKILL:
+        return "signal 9, as when the machine has no memory left"
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _ask_to_end(process: WorkerProcess) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)

@@ -1,0 +1,154 @@
+"""Files that only write down what the database knows: ``metrics.json``, ``summary.jsonl``, ``logs.txt``.
+
+They are made when somebody asks, at any moment of a run, and stored under the digest of their content. That digest
+is the token of the manifest: what was announced with a size is what is fetched, whatever happens in between, and a
+run that has ended has each of them once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+import orjson
+from sqlalchemy import select
+
+from osmosis_ai.evaluation.projection import item_name
+from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import LogLine, Run, RunFile, Sample
+
+METRICS, SUMMARY, LOGS = "metrics.json", "summary.jsonl", "logs.txt"
+KINDS = {METRICS: "metrics", SUMMARY: "trajectories", LOGS: "logs"}
+
+_TOKEN = re.compile(r"[0-9a-f]{64}")
+_IN_MEMORY_BYTES = 8 * 1024 * 1024
+_BATCH = 2000
+
+
+class DerivedFiles:
+    """Makes and finds these files.
+
+    Args:
+        db: what they are made of.
+        blobs: where they are kept.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore) -> None:
+        self._db = db
+        self._blobs = blobs
+
+    def make(self, run: Run, path: str) -> tuple[str, int]:
+        """Write one of the files as of now; return its token and its size in bytes."""
+        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as content:
+            digest, size = hashlib.sha256(), 0
+            for piece in self._pieces(run, path):
+                digest.update(piece)
+                size += content.write(piece)
+            token = digest.hexdigest()
+            if not self._has(run, path, token):
+                content.seek(0)
+                self._blobs.put(_key(run, path, token), cast(BinaryIO, content))
+        return token, size
+
+    def key(self, run: Run, path: str, token: str | None) -> str | None:
+        """Return the key of a file that was made before; made now without a token, None when it is gone."""
+        if token is None:
+            token, _ = self.make(run, path)
+        if not _TOKEN.fullmatch(token) or not self._has(run, path, token):
+            return None
+        return _key(run, path, token)
+
+    def _has(self, run: Run, path: str, token: str) -> bool:
+        try:
+            self._blobs.size(_key(run, path, token))
+        except BlobNotFound:
+            return False
+        return True
+
+    def _pieces(self, run: Run, path: str) -> Iterator[bytes]:
+        if path == METRICS:
+            return iter([_metrics(run)])
+        return self._summary(run) if path == SUMMARY else self._log(run)
+
+    def _summary(self, run: Run) -> Iterator[bytes]:
+        """Yield one line per sample, by row and attempt, as the engine writes them on a user's machine."""
+        with self._db.session() as session:
+            of_trajectories = (RunFile.run_id == run.id, RunFile.kind == "trajectories")
+            with_trajectory = set(session.scalars(select(RunFile.path).where(*of_trajectories)))
+            rows = session.scalars(
+                select(Sample)
+                .where(Sample.run_id == run.id)
+                .order_by(Sample.row_index, Sample.run_index)
+                .execution_options(yield_per=_BATCH)
+            )
+            for sample in rows:
+                trajectory = f"trajectories/{item_name(sample.row_index, sample.run_index)}.json"
+                entry = {
+                    "row_index": sample.row_index,
+                    "run_index": sample.run_index,
+                    "rollout_id": sample.rollout_id,
+                    "trajectory_filename": TRAJECTORY_FILE if trajectory in with_trajectory else None,
+                    "status": sample.status,
+                    "reward": sample.reward,
+                    "tokens": sample.tokens,
+                    "duration_ms": round(sample.duration_ms),
+                    "error_type": sample.error_type,
+                    "resumed": True if sample.resumed else None,
+                }
+                known = {key: value for key, value in entry.items() if value is not None}
+                yield orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _log(self, run: Run) -> Iterator[bytes]:
+        with self._db.session() as session:
+            lines = session.scalars(
+                select(LogLine)
+                .where(LogLine.subject_id == run.id)
+                .order_by(LogLine.id)
+                .execution_options(yield_per=_BATCH)
+            )
+            for line in lines:
+                moment = line.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+                details = f" {json.dumps(line.details, sort_keys=True)}" if line.details else ""
+                text = f"{moment} {line.level.upper()} [{line.step}] {line.message}{details}\n"
+                yield text.encode("utf-8")
+
+
+def _metrics(run: Run) -> bytes:
+    metrics = run.metrics or {}
+    document: dict[str, Any] = {
+        "eval_run": {
+            "id": run.id,
+            "status": run.status,
+            "name": run.name,
+            "dataset_name": run.dataset_name,
+            "model_name": run.model_path,
+            "rollout_name": run.rollout_name,
+            "duration_ms": metrics.get("duration_ms", 0),
+            "started_at": _moment(run.started_at),
+            "completed_at": _moment(run.completed_at),
+        },
+        "summary": metrics.get("summary") or _nothing_measured(run),
+    }
+    if "estimates" in metrics:
+        document["estimates"] = metrics["estimates"]
+    return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+def _nothing_measured(run: Run) -> dict[str, Any]:
+    counts = dict.fromkeys(("total_samples", "completed_samples", "graded", "passed", "failed", "skipped"), 0)
+    threshold = (run.results or {}).get("pass_threshold")
+    return {**counts, "pass_rate": 0.0, "pass_threshold": threshold, "tokens_used": 0}
+
+
+def _moment(moment: Any) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _key(run: Run, path: str, token: str) -> str:
+    return f"runs/{run.id}/derived/{token}/{path}"

@@ -1,0 +1,198 @@
+"""Runs as people see them: lists, details, numbers, logs, and the request to stop.
+
+Every query names the workspace first, so the run of another one is not there. Lists read no more of a row than
+they show, and that of an ended run once, because it does not change until somebody resumes it; the numbers of a run are its own
+row's, so that no list ever counts samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, bindparam, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Run, User
+from osmosis_ai.platform.logs import Direction, Line, Logs
+from osmosis_ai.platform.name_lookup import hint_of_name
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.read.run_counts import RunCounts
+from osmosis_ai.platform.runs.submit.run_request import RunKind
+
+_CALLED: dict[RunKind, str] = {"eval": "evaluation", "training": "training"}
+_LIST_COMMAND: dict[RunKind, str] = {"eval": "osmosis eval list", "training": "osmosis train list"}
+
+
+class RunEndedError(ConflictError):
+    """A run that was to stop had ended before."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"the run {run.name} has ended already: {run.status}.")
+        self.run = run
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run and who submitted it."""
+
+    run: Run
+    creator: User | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunSummary:
+    """What a list shows of a run; the fields are columns of :class:`Run`, the last two of its creator.
+
+    An ended run's is one object for as long as it is remembered, so what is made of it can be remembered too.
+    """
+
+    id: str
+    name: str
+    status: str
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    request: dict[str, Any]
+    results: dict[str, Any] | None
+    selection: dict[str, Any] | None
+    seed: int
+    model_path: str
+    dataset_id: str | None
+    dataset_name: str
+    rollout_id: str | None
+    rollout_name: str
+    creator_name: str | None
+    creator_email: str | None
+
+
+_NEWEST_FIRST = (Run.created_at.desc(), Run.id.desc())
+# The ids come from the index alone, however far the offset; whole rows only of the page.
+_PAGE_IDS = (
+    select(Run.id)
+    .where(Run.workspace_id == bindparam("workspace_id"), Run.kind == bindparam("kind"))
+    .order_by(*_NEWEST_FIRST)
+    .limit(bindparam("limit"))
+    .offset(bindparam("offset"))
+)
+# Plain columns cost half of what entities do, and a statement that is built once is also compiled once.
+_SUMMARIES: Select[Any] = (
+    select(*(getattr(Run, field.name) for field in fields(RunSummary)[:-2]), User.name, User.email)
+    .outerjoin(User, User.id == Run.creator_id)
+    .where(Run.id.in_(bindparam("ids", expanding=True)))
+)
+# Some 20 MB at most.
+_REMEMBERED = 4096
+
+
+class Runs:
+    """The runs of one kind, of all workspaces.
+
+    Args:
+        kind: which kind.
+        db, clock, logs: the platform's.
+        counts: how many there are, shared with who adds some.
+    """
+
+    def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: Logs, counts: RunCounts) -> None:
+        self._kind = kind
+        self._db = db
+        self._counts = counts
+        self._clock = clock
+        self._logs = logs
+        self._leases = Leases(db, clock)
+        self._ended: dict[str, RunSummary] = {}
+
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RunSummary], int]:
+        """Return one page of a workspace's runs, the newest first, and how many there are in all."""
+        asked = {"workspace_id": workspace_id, "kind": self._kind, "limit": limit, "offset": offset}
+        with self._db.session() as session:
+            total = self._counts.of(session, workspace_id)
+            ids = session.scalars(_PAGE_IDS, asked).all()
+            return self._summaries(session, ids), total
+
+    def get(self, workspace_id: str, name_or_id: str) -> FoundRun:
+        """Return a run by its name or id.
+
+        Raises:
+            NotFoundError: the workspace has none.
+        """
+        with self._db.session() as session:
+            return self._find(session, workspace_id, name_or_id)
+
+    def logs(
+        self, workspace_id: str, name_or_id: str, *, limit: int, direction: Direction, cursor: str | None
+    ) -> LogPage:
+        """Return one page of a run's log.
+
+        Raises:
+            NotFoundError: as :meth:`get`.
+            OsmosisError: the cursor did not come from a page.
+        """
+        run = self.get(workspace_id, name_or_id).run
+        return self._logs.page(run.id, limit=limit, direction=direction, cursor=cursor)
+
+    def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> Run:
+        """Ask for a run to stop, and return it; asking again while it does so changes nothing.
+
+        Args:
+            workspace_id: the workspace.
+            name_or_id: the run.
+            by: who asks, for the log.
+
+        Raises:
+            NotFoundError: as :meth:`get`.
+            RunEndedError: it had ended before; it stays as it is.
+        """
+        found = self.get(workspace_id, name_or_id).run
+        with self._db.transaction() as session:
+            run = session.get_one(Run, found.id, with_for_update=True)
+            if run.status not in OPEN:
+                raise RunEndedError(run)
+            if run.stop_requested_at is not None:
+                return run
+            self._logs.add(session, run.id, [Line(f"{by} asked for the run to stop", step="run")])
+            if run.status == "pending":
+                self._leases.end(run, "stopped")
+            else:
+                run.stop_requested_at = self._clock.now()
+            return run
+
+    def goes_on(self, run_id: str) -> None:
+        """Forget what an ended run was remembered by: it has not ended any more."""
+        self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
+
+    def _summaries(self, session: Session, ids: Sequence[str]) -> list[RunSummary]:
+        ended = self._ended
+        found = {id: ended[id] for id in ids if id in ended}
+        missing = [id for id in ids if id not in found]
+        if missing:
+            found |= {row.id: RunSummary(*row) for row in session.execute(_SUMMARIES, {"ids": missing})}
+            if newly := {id: found[id] for id in missing if found[id].status not in OPEN}:
+                # Other threads read the one that is there; they never see it change.
+                self._ended = {**(ended if len(ended) < _REMEMBERED else {}), **newly}
+        return [found[id] for id in ids]
+
+    def _find(self, session: Session, workspace_id: str, name_or_id: str) -> FoundRun:
+        for column in (Run.name, Run.id):
+            row = session.execute(
+                select(Run, User)
+                .outerjoin(User, User.id == Run.creator_id)
+                .where(Run.workspace_id == workspace_id, Run.kind == self._kind, column == name_or_id)
+            ).first()
+            if row is not None:
+                return FoundRun(row[0], row[1])
+        newest = select(Run.name).where(Run.workspace_id == workspace_id, Run.kind == self._kind)
+        names = newest.order_by(Run.created_at.desc())
+        raise NotFoundError(
+            f"there is no {_CALLED[self._kind]} run '{name_or_id[:200]}' in this workspace.",
+            hint=hint_of_name(session, name_or_id, names, f"see `{_LIST_COMMAND[self._kind]}`"),
+        )

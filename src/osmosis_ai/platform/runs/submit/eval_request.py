@@ -1,0 +1,141 @@
+"""What the submit of an evaluation asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.spec import EvalRunSpec
+from osmosis_ai.platform.runs.eval_results import first_results
+from osmosis_ai.platform.runs.submit.errors import rejected
+from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, is_servable, unknown_adapter
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.run_request import (
+    RunKind,
+    RunRequest,
+    check_body,
+    common_fields,
+    read_document,
+    reject_any,
+    without_nulls,
+)
+from osmosis_ai.workspace.config_checks import EVAL
+from osmosis_ai.workspace.config_issues import Issue
+from osmosis_ai.workspace.config_sections import EvaluationSettings
+
+SEED = 0
+"""The seed of a run's model calls; the same as that of `osmosis eval run`, so that results compare."""
+MAX_WORK_ITEMS = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(RunRequest):
+    """A checked submit of an evaluation."""
+
+    kind: ClassVar[RunKind] = "eval"
+
+    evaluation: EvaluationSettings
+
+    @property
+    def seed(self) -> int:
+        """The same for every evaluation."""
+        return SEED
+
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+        """Choose the first ``limit`` rows, or a share of all.
+
+        Raises:
+            SubmitRejectedError: with all their attempts that is too much.
+        """
+        rows = RowChoice.of(
+            total_rows=total_rows, limit=self.evaluation.limit, sha256=sha256, extension=extension
+        )
+        planned = len(rows.rows()) * self.evaluation.n
+        if planned > MAX_WORK_ITEMS:
+            problem = f"{planned} rollouts are more than the {MAX_WORK_ITEMS} that one run may have"
+            raise rejected([Issue("evaluation.n", problem)])
+        return rows
+
+    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+        """Return how large the run is, and nothing done."""
+        return first_results(self.evaluation.pass_threshold, rows)
+
+    def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
+        """Return what the engine runs."""
+        return EvalRunSpec.of_config(
+            self.experiment, self.evaluation, env=self.env, secret_names=self.secrets, commit_sha=commit_sha
+        )
+
+
+def parse_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
+    """Check the body of a submit.
+
+    Args:
+        body: as it was sent.
+        is_adapter: knows the adapters of the workspace.
+
+    Raises:
+        SubmitRejectedError: with everything that is wrong in it; no value of a secret is repeated.
+    """
+    document, issues = check_body(body, EVAL)
+    if not any(_bars_the_model(issue.key) for issue in issues):
+        issues += _model_issues(document, is_adapter)
+    reject_any(issues)
+    return _request(document, body)
+
+
+def read_request(written: Mapping[str, Any]) -> EvalRequest:
+    """Return the request that a run's row keeps."""
+    return _request(read_document(written, EVAL))
+
+
+def effective_settings(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluation settings that a run's row keeps, and the defaults of those it does not.
+
+    Lists show them for every run, so no more of the request is read.
+    """
+    settings = EvaluationSettings(**without_nulls(written.get("evaluation_config") or {}))
+    return settings.model_dump(exclude_none=True)
+
+
+def _request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> EvalRequest:
+    return EvalRequest(
+        **common_fields(document, EVAL, body),
+        evaluation=EvaluationSettings(**document.get("evaluation", {})),
+    )
+
+
+def _bars_the_model(key: str) -> bool:
+    """Tell whether a mistake at ``key`` leaves open which model is meant, or what it is asked with."""
+    return key in ("experiment", MODEL_PATH) or key.partition(".")[0] in ("env", "secrets")
+
+
+def _model_issues(document: Mapping[str, Any], is_adapter: IsAdapter) -> Iterator[Issue]:
+    """Find out whether the model can be named and keyed; a run gets no key but its own secrets."""
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.llm.providers import resolve_model
+
+    model_path = document["experiment"]["model_path"]
+    if is_adapter(model_path):
+        base = model_path.rpartition(":")[0]
+        if not is_servable(base):
+            yield Issue(
+                MODEL_PATH, f"is an adapter of `{base}`, which this platform cannot serve without torch"
+            )
+        return
+    if (unknown := unknown_adapter(model_path)) is not None:
+        yield unknown
+        return
+    placeholders = dict.fromkeys(document["secrets"]["required"], "given when the run starts")
+    known = {**document.get("env", {}), **placeholders}
+    try:
+        resolve_model(model_path, known, served=dict.fromkeys(served_models(), ("", None)))
+    except OsmosisError as error:
+        missing = error.details.get("missing_variable")
+        if missing is not None:
+            problem = f"needs a key: store the secret `{missing}` and list it in [secrets].required"
+        else:
+            problem = error.message.rstrip(".")
+        yield Issue(MODEL_PATH, problem)

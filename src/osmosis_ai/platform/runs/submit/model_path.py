@@ -1,0 +1,62 @@
+"""Which model a run's ``model_path`` means: a built-in one, an adapter trained here, or somebody else's.
+
+An adapter is called as its endpoint calls it, ``<base model>:<adapter>``. Names of providers have colons, too
+(``ollama/llama3:8b``), so only the workspace's own adapters decide what is one; a run gets them whether or not
+they are deployed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from osmosis_ai.inference.catalog import base_model_of
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import LoraModel
+from osmosis_ai.training.extra import has_train_extra
+from osmosis_ai.workspace.config_issues import Issue
+
+MODEL_PATH = "experiment.model_path"
+
+IsAdapter = Callable[[str], bool]
+"""Tells whether a ``model_path`` is an adapter of the workspace that submits."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The weights of a run: a base model, with the files of an adapter or without."""
+
+    base_model: str
+    adapter: Path | None = None
+
+
+def find_adapter(db: Database, workspace_id: str, model_path: str) -> LoraModel | None:
+    """Return the adapter of a workspace that ``model_path`` means, if it means one."""
+    base, colon, name = model_path.rpartition(":")
+    if not colon:
+        return None
+    named = (LoraModel.workspace_id == workspace_id, LoraModel.name == name, LoraModel.base_model == base)
+    with db.session() as session:
+        return session.scalar(select(LoraModel).where(*named))
+
+
+def is_servable(base_model: str) -> bool:
+    """Tell whether this platform can serve adapters of a model: a built-in one, or any where torch is installed."""
+    from osmosis_ai.inference.catalog import engine_of
+
+    return engine_of(base_model) == "numpy" or has_train_extra()
+
+
+def unknown_adapter(model_path: str) -> Issue | None:
+    """Return what is wrong with a ``model_path`` that reads as an adapter of a built-in model and is none."""
+    base = base_model_of(model_path)
+    if base == model_path:
+        return None
+    name = model_path.rpartition(":")[2]
+    return Issue(
+        MODEL_PATH,
+        f"this workspace has no adapter '{name}' of `{base}`; `osmosis model list` shows its adapters",
+    )

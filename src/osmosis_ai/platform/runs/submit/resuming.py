@@ -1,0 +1,115 @@
+"""A training run that failed or was stopped goes on: the same run, from its last checkpoint.
+
+``failed | stopped -> pending`` is the one way out of an ended run's status, and the checkpoint on the platform's disk
+(adapter, optimizer, data order, step) is what it goes on from. Secrets given with the submit are forgotten when a run
+ends; a run that had some goes on with those stored under the same names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
+from osmosis_ai.platform.runs.read.run_store import Runs
+from osmosis_ai.platform.runs.submit.training_request import read_training_request
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.secrets import resolve_scopes
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run that waits for its worker again, and the step behind which it goes on."""
+
+    run: Run
+    step: int
+
+
+class TrainingResumption:
+    """Lets ended training runs go on.
+
+    Args:
+        db, clock, logs: the platform's.
+        runs: the training runs.
+        runs_dir: where runs keep their working files.
+    """
+
+    def __init__(self, db: Database, clock: Clock, logs: Logs, runs: Runs, runs_dir: Path) -> None:
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._runs = runs
+        self._runs_dir = runs_dir
+
+    def resumable(self, run: Run) -> bool:
+        """Tell whether a run has ended before its end, and has something to go on from."""
+        return run.status in UNFINISHED and self._step(run) is not None
+
+    def resume(self, workspace_id: str, name_or_id: str, *, by: str) -> ResumedRun:
+        """Let a run go on.
+
+        Args:
+            workspace_id: the workspace.
+            name_or_id: the run.
+            by: who asks, for the log.
+
+        Raises:
+            NotFoundError: there is no such run.
+            ConflictError: it has not ended, has finished, or has no checkpoint.
+            MissingSecretsError: it needs secrets that are not stored.
+        """
+        found = self._runs.get(workspace_id, name_or_id).run
+        step = self._step_to_go_on_from(found)
+        names = read_training_request(found.request).secrets
+        scopes = resolve_scopes(self._db, workspace_id, found.creator_id or "", names)
+        with self._db.transaction() as session:
+            run = session.get_one(Run, found.id, with_for_update=True)
+            if run.status not in UNFINISHED:
+                raise _not_to_be_resumed(run)
+            run.status = "pending"
+            run.error = run.completed_at = run.stop_requested_at = None
+            run.secret_scopes = {**scopes}
+            run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
+            line = Line(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
+            self._logs.add(session, run.id, [line])
+        self._runs.goes_on(run.id)
+        return ResumedRun(run, step)
+
+    def _step_to_go_on_from(self, run: Run) -> int:
+        if run.status not in UNFINISHED:
+            raise _not_to_be_resumed(run)
+        step = self._step(run)
+        if step is None:
+            raise ConflictError(
+                f"the run '{run.name}' has no checkpoint on this platform's machine to go on from: it {run.status} "
+                f"before its first step was done, or more than {CHECKPOINT_KEPT.days} days ago.",
+                hint='submit it again; [experiment].model_path = "BASE:CHECKPOINT" begins with a saved adapter',
+            )
+        return step
+
+    def _step(self, run: Run) -> int | None:
+        if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:
+            return None
+        return WorkingDirectory(self._runs_dir, run.id).checkpoint_step()
+
+
+def _not_to_be_resumed(run: Run) -> ConflictError:
+    if run.status in OPEN and run.stop_requested_at is not None:
+        return ConflictError(
+            f"the run '{run.name}' is stopping: it can be resumed once it has stopped.",
+            hint=f"`osmosis train info {run.name}` says when",
+        )
+    if run.status in OPEN:
+        return ConflictError(
+            f"the run '{run.name}' is {run.status}: it goes on by itself.",
+            hint=f"follow it with `osmosis train watch {run.name}`",
+        )
+    return ConflictError(
+        f"the run '{run.name}' has finished: there is nothing left to do.",
+        hint='to train its adapter further, submit a config with model_path = "BASE:CHECKPOINT"',
+    )

@@ -1,0 +1,176 @@
+"""The body of a submit, of either kind: checked whole, so that a request that exists can be run as far as text tells.
+
+The rules are those of a config file, which is what clients send; their keys are named as in the file. What an
+evaluation and a training run have in common is here; what only one of them has, in ``eval_request`` and
+``training_request``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from osmosis_ai.platform.runs.submit.errors import rejected
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.workspace.config_checks import EVAL, TRAINING, ConfigKind, document_issues
+from osmosis_ai.workspace.config_issues import Issue
+from osmosis_ai.workspace.config_sections import Experiment
+from osmosis_ai.workspace.secrets_file import value_problem
+from osmosis_ai.workspace.spelling import closest
+
+RunKind = Literal["eval", "training"]
+
+_LONGEST_NAME = 255
+_RUNS_OF = {"eval": "evaluation runs", "training": "training runs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(ABC):
+    """A checked submit.
+
+    Attributes:
+        written: the sections as they were sent, without secret values.
+        secrets: the names of all secrets.
+        provided: values for this run only, by name.
+    """
+
+    kind: ClassVar[RunKind]
+
+    experiment: Experiment
+    env: Mapping[str, str]
+    secrets: tuple[str, ...]
+    written: Mapping[str, Any]
+    provided: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """What the run's chance is drawn from."""
+
+    @abstractmethod
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+        """Decide which rows of a dataset the run uses.
+
+        Raises:
+            SubmitRejectedError: that would be more than a run can do.
+        """
+
+    @abstractmethod
+    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+        """Return the results of the run before it has begun."""
+
+
+def check_body(body: Mapping[str, Any], kind: ConfigKind) -> tuple[dict[str, Any], list[Issue]]:
+    """Return the config that ``body`` stands for, and everything that is wrong in it by the rules of configs.
+
+    No value of a secret is repeated in an issue.
+    """
+    document = read_document(body, kind)
+    return document, [
+        *_unknown_parts(body, kind),
+        *document_issues(document, kind),
+        *_provided_issues(body),
+        *_length_issues(document),
+    ]
+
+
+def read_document(body: Mapping[str, Any], kind: ConfigKind) -> dict[str, Any]:
+    """Return the config that a body stands for; on the wire, null is absent."""
+    document = {
+        section: without_nulls(body[part])
+        for part, section in _parts(kind).items()
+        if body.get(part) is not None
+    }
+    secrets = body.get("secrets")
+    if isinstance(secrets, Mapping):
+        known = {name: value for name, value in secrets.items() if name != "provided" and value is not None}
+        document["secrets"] = {"required": [], **known}
+    else:
+        document["secrets"] = {"required": []} if secrets is None else secrets
+    return document
+
+
+def without_nulls(section: Any) -> Any:
+    """Return a section without the keys that are null; anything else as it is."""
+    if not isinstance(section, Mapping):
+        return section
+    return {key: value for key, value in section.items() if value is not None}
+
+
+def common_fields(
+    document: Mapping[str, Any], kind: ConfigKind, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a :class:`RunRequest` from a ``document`` without issues.
+
+    Args:
+        document: of :func:`read_document`.
+        kind: the kind of its config.
+        body: where the values of secrets are; None for a run's row, which has none.
+    """
+    secrets = tuple(document["secrets"]["required"])
+    written = {part: document[section] for part, section in _parts(kind).items() if document.get(section)}
+    if secrets:
+        written["secrets"] = {"required": list(secrets)}
+    return {
+        "experiment": Experiment(**document["experiment"]),
+        "env": document.get("env", {}),
+        "secrets": secrets,
+        "written": written,
+        "provided": dict(((body or {}).get("secrets") or {}).get("provided") or {}),
+    }
+
+
+def reject_any(issues: list[Issue]) -> None:
+    """Refuse the submit when there are ``issues``.
+
+    Raises:
+        SubmitRejectedError: for all of them.
+    """
+    if issues:
+        raise rejected(issues)
+
+
+def _parts(kind: ConfigKind) -> dict[str, str]:
+    """Return the section that each part of a body carries."""
+    return {f"{section}_config": section for section in (*kind.sections, "advanced", "env")}
+
+
+def _unknown_parts(body: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+    other = TRAINING if kind is EVAL else EVAL
+    known = (*_parts(kind), "secrets")
+    for part in body:
+        if part in known:
+            continue
+        if part in _parts(other):
+            yield Issue(part, f"Unrecognized key; it belongs to {_RUNS_OF[other.name]}")
+        else:
+            yield Issue(str(part), "Unrecognized key", suggestion=closest(str(part), known))
+
+
+def _provided_issues(body: Mapping[str, Any]) -> Iterator[Issue]:
+    secrets = body.get("secrets")
+    given = secrets.get("provided") if isinstance(secrets, Mapping) else None
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        yield Issue("secrets.provided", "must be an object: the values of secrets, by name")
+        return
+    listed = secrets.get("required") if isinstance(secrets, Mapping) else None
+    required = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    for position, (name, value) in enumerate(given.items(), start=1):
+        if name not in required:
+            # Not repeated: it may be a value in the wrong place.
+            yield Issue("secrets.provided", f"entry {position} is not listed in `required`")
+            continue
+        problem = value_problem(value)
+        if problem is not None:
+            yield Issue(f"secrets.provided.{name}", problem)
+
+
+def _length_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    experiment = document.get("experiment")
+    for name, value in experiment.items() if isinstance(experiment, Mapping) else ():
+        if isinstance(value, str) and len(value) > _LONGEST_NAME:
+            yield Issue(f"experiment.{name}", f"must not be longer than {_LONGEST_NAME} characters")

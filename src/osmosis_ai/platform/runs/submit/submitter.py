@@ -1,0 +1,324 @@
+"""A submit becomes a row: everything that can be known to be wrong with the run is said before there is one.
+
+The order is that of a person checking: the text of the request, its dataset, its code at the commit meant, its
+secrets; the row last, in one transaction. Nothing is held in the database while the repository is fetched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import posixpath
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.db.tables import Dataset, Repository, Rollout, Run, User, new_id
+from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
+from osmosis_ai.platform.runs.submit.eval_request import parse_request
+from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.run_names import draw_name
+from osmosis_ai.platform.runs.submit.run_request import RunKind, RunRequest
+from osmosis_ai.platform.runs.submit.training_request import parse_training_request
+from osmosis_ai.platform.secrets import resolve_scopes
+from osmosis_ai.workspace.config_issues import Issue
+from osmosis_ai.workspace.spelling import closest
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.clock import Clock
+    from osmosis_ai.platform.db.engine import Database
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore
+    from osmosis_ai.platform.rollouts import Rollouts
+    from osmosis_ai.platform.runs.read.run_counts import RunCounts
+    from osmosis_ai.platform.vault import Vault
+
+SYNC_WAIT_S = 20.0
+"""How long a submit waits for the repository; clients wait 30 s for its reply."""
+
+_PARALLEL_SUBMITS = 16
+_NAME_TRIES = 64
+_PARSERS: dict[RunKind, Callable[[Mapping[str, Any], IsAdapter], RunRequest]] = {
+    "eval": parse_request,
+    "training": parse_training_request,
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Who submits what, from where."""
+
+    kind: RunKind
+    workspace_id: str
+    repository: Repository
+    user: User
+    body: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The commit that a run executes."""
+
+    sha: str
+    rollout_id: str | None
+
+
+@dataclass(frozen=True)
+class CheckedSubmit:
+    """A submit that nothing is wrong with, and all that was found out about it.
+
+    Attributes:
+        scopes: where the value of each secret comes from; ``run`` for those given with the request.
+    """
+
+    submission: Submission
+    request: RunRequest
+    dataset: Dataset
+    rows: RowChoice
+    code: _Code
+    scopes: Mapping[str, str]
+
+    @property
+    def commit_sha(self) -> str:
+        """The commit that the run executes."""
+        return self.code.sha
+
+
+class Submits:
+    """Takes on runs.
+
+    Args:
+        db, clock: where the row goes, and its date.
+        vault: seals the values that are given for one run.
+        mirrors, rollouts: the repositories, and what is known of their rollouts.
+        counts: of each kind, told of new runs.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        vault: Vault,
+        mirrors: MirrorStore,
+        rollouts: Rollouts,
+        counts: Mapping[RunKind, RunCounts],
+    ) -> None:
+        self._counts = counts
+        self._db = db
+        self._clock = clock
+        self._vault = vault
+        self._mirrors = mirrors
+        self._rollouts = rollouts
+        # Threads of their own: however slowly some host answers, other requests keep theirs.
+        self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
+        self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")
+
+    def start(self, submission: Submission) -> Future[Run]:
+        """As :meth:`submit`, without blocking."""
+        return self._threads.submit(self.submit, submission)
+
+    def start_check(self, submission: Submission) -> Future[CheckedSubmit]:
+        """As :meth:`check`, without blocking."""
+        return self._threads.submit(self.check, submission)
+
+    def submit(self, submission: Submission) -> Run:
+        """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most.
+
+        Raises:
+            OsmosisError: as :meth:`check`.
+        """
+        return self._create(self.check(submission))
+
+    def check(self, submission: Submission) -> CheckedSubmit:
+        """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does.
+
+        Raises:
+            SubmitRejectedError: with everything that is wrong.
+            MissingSecretsError: naming all secrets that are neither stored nor given.
+        """
+        request = _PARSERS[submission.kind](submission.body, self._is_adapter(submission.workspace_id))
+        dataset = self._dataset(submission.workspace_id, request.experiment.dataset)
+        rows = _choose_rows(request, dataset)
+        code = self._code(submission.repository, request)
+        scopes = self._secret_scopes(submission, request)
+        return CheckedSubmit(submission, request, dataset, rows, code, scopes)
+
+    def close(self) -> None:
+        """End; nothing can be submitted afterwards."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._syncs.shutdown(wait=False, cancel_futures=True)
+
+    def _is_adapter(self, workspace_id: str) -> IsAdapter:
+        return lambda model_path: find_adapter(self._db, workspace_id, model_path) is not None
+
+    def _dataset(self, workspace_id: str, name: str) -> Dataset:
+        with self._db.session() as session:
+            of_workspace = Dataset.workspace_id == workspace_id
+            dataset = session.scalar(select(Dataset).where(of_workspace, Dataset.name == name))
+            if dataset is None:
+                names = session.scalars(select(Dataset.name).where(of_workspace)).all()
+                raise _no_dataset(name, list(names))
+        known = (dataset.blob_key, dataset.row_count, dataset.sha256)
+        if dataset.status != "uploaded" or None in known:
+            raise _unusable_dataset(dataset)
+        return dataset
+
+    def _code(self, repository: Repository, request: RunRequest) -> _Code:
+        """Find the commit meant, and the rollout and its entrypoint in it."""
+        sync_error = self._sync(repository)
+        experiment = request.experiment
+        try:
+            sha = self._mirrors.resolve(repository, branch=experiment.branch, commit=experiment.commit_sha)
+        except RevisionError as error:
+            raise rejected([_issue_of(error)]) from None
+        except OsmosisError as error:
+            raise _not_fetched(sync_error or error.message) from None
+        if sync_error is not None and experiment.commit_sha is None:
+            # A commit is the same whenever it was fetched; a branch would be a stale one.
+            raise _not_fetched(sync_error)
+        self._check_rollout(repository, sha, experiment.rollout, experiment.entrypoint)
+        with self._db.session() as session:
+            known = select(Rollout.id).where(
+                Rollout.repository_id == repository.id, Rollout.name == experiment.rollout
+            )
+            return _Code(sha, session.scalar(known))
+
+    def _sync(self, repository: Repository) -> str | None:
+        """Fetch the repository; return why that could not be done in time, in a sentence, or None."""
+        syncing: Future[Repository] = self._syncs.submit(self._rollouts.sync, repository.id)
+        try:
+            return syncing.result(timeout=SYNC_WAIT_S).sync_error
+        except FutureTimeout:
+            return f"fetching {repository.identity} takes longer than {SYNC_WAIT_S:.0f} s; try again in a moment."
+
+    def _check_rollout(self, repository: Repository, sha: str, rollout: str, entrypoint: str) -> None:
+        names = [entry.name for entry in self._mirrors.list_rollouts(repository, sha)]
+        where = f"in {repository.identity} at {sha[:12]}"
+        if rollout not in names:
+            problem = f"there is no directory rollouts/{rollout}/ {where}; commit it and `git push`"
+            raise rejected([Issue("experiment.rollout", problem, suggestion=closest(rollout, names))])
+        path = posixpath.normpath(f"rollouts/{rollout}/{entrypoint}")
+        try:
+            self._mirrors.read_file(repository, sha, path)
+        except NotFoundError:
+            problem = f"there is no file {path} {where}; commit it and `git push`"
+            raise rejected([Issue("experiment.entrypoint", problem)]) from None
+
+    def _secret_scopes(self, submission: Submission, request: RunRequest) -> dict[str, str]:
+        """Return where the value of each secret comes from; ``run`` for those given with the request."""
+        stored = [name for name in request.secrets if name not in request.provided]
+        found = resolve_scopes(self._db, submission.workspace_id, submission.user.id, stored)
+        return {name: found.get(name, "run") for name in request.secrets}
+
+    def _create(self, checked: CheckedSubmit) -> Run:
+        submission, request, rows = checked.submission, checked.request, checked.rows
+        run_id = new_id("run")
+        sealed = None
+        if request.provided:
+            plaintext = json.dumps(dict(request.provided)).encode("utf-8")
+            sealed = self._vault.seal(plaintext, context=secrets_context(run_id))
+        described = {
+            "id": run_id,
+            "workspace_id": submission.workspace_id,
+            "repository_id": submission.repository.id,
+            "kind": request.kind,
+            "status": "pending",
+            "creator_id": submission.user.id,
+            "created_at": self._clock.now(),
+            "request": dict(request.written),
+            "commit_sha": checked.commit_sha,
+            "branch": request.experiment.branch,
+            "rollout_id": checked.code.rollout_id,
+            "rollout_name": request.experiment.rollout,
+            "dataset_id": checked.dataset.id,
+            "dataset_name": checked.dataset.name,
+            "model_path": request.experiment.model_path,
+            "seed": request.seed,
+            "selection": rows.record(),
+            "secret_scopes": dict(checked.scopes),
+            "sealed_secrets": sealed,
+            "results": request.first_results(rows),
+        }
+        run = self._insert(described)
+        self._counts[request.kind].forget(run.workspace_id)
+        return run
+
+    def _insert(self, described: dict[str, Any]) -> Run:
+        draws = random.SystemRandom()
+        for tries in range(_NAME_TRIES):
+            run = Run(**described, name=draw_name(draws, tries=tries))
+            try:
+                with self._db.transaction() as session:
+                    if _is_free(session, run):
+                        session.add(run)
+                        session.flush()
+                        return run
+            except IntegrityError:
+                # On engines with several writers, another submit may take the name in between.
+                continue
+        raise OsmosisError("no free name was found for the run.", code="INTERNAL")
+
+
+def secrets_context(run_id: str) -> str:
+    """Return what the values given for one run are sealed for."""
+    return f"runs:{run_id}"
+
+
+def _is_free(session: Session, run: Run) -> bool:
+    taken = select(Run.id).where(Run.workspace_id == run.workspace_id, Run.name == run.name)
+    return session.scalar(taken) is None
+
+
+def _choose_rows(request: RunRequest, dataset: Dataset) -> RowChoice:
+    assert dataset.row_count is not None and dataset.sha256 is not None
+    return request.choose_rows(
+        total_rows=dataset.row_count, sha256=dataset.sha256, extension=dataset.extension
+    )
+
+
+def _no_dataset(name: str, names: list[str]) -> SubmitRejectedError:
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "upload it with `osmosis dataset upload FILE`."
+    return SubmitRejectedError(
+        404,
+        "DATASET_NOT_FOUND",
+        f"there is no dataset '{name}' in this workspace; {hint}",
+        issues=[Issue("experiment.dataset", "no such dataset", suggestion=near[0] if near else None)],
+    )
+
+
+def _unusable_dataset(dataset: Dataset) -> SubmitRejectedError:
+    name = dataset.name
+    if dataset.status == "error":
+        reason = (dataset.error or "it could not be read").rstrip(".")
+        sentence = f"the dataset '{name}' cannot be used: {reason}. Mend the file and upload it again."
+    elif dataset.status == "cancelled":
+        sentence = f"the upload of the dataset '{name}' was cancelled; upload it again."
+    elif dataset.status == "processing":
+        sentence = f"the dataset '{name}' is still being checked (processing); submit again in a moment."
+    else:
+        sentence = f"the dataset '{name}' has not been uploaded yet ({dataset.status})."
+    return SubmitRejectedError(409, "DATASET_NOT_READY", sentence)
+
+
+def _issue_of(error: RevisionError) -> Issue:
+    # The message says already what was probably meant.
+    said, hint = error.message.rstrip("."), error.hint
+    if hint:
+        said += f" {hint[0].upper()}{hint[1:]}" if said.endswith("?") else f"; {hint}"
+    return Issue(f"experiment.{error.field}", said)
+
+
+def _not_fetched(reason: str) -> SubmitRejectedError:
+    return SubmitRejectedError(
+        502, "REPOSITORY_NOT_FETCHED", f"the platform could not fetch the code of this run: {reason}"
+    )

@@ -1,0 +1,186 @@
+"""An evaluation, as a worker executes it: the same engine that `osmosis eval run` uses, on what the platform stores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from osmosis_ai._version import __version__
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.hooks import RunHooks
+from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
+from osmosis_ai.evaluation.run_log import Level as EngineLevel
+from osmosis_ai.evaluation.run_log import LogEvent
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.runner import LocalEvalRunner
+from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
+from osmosis_ai.evaluation.summary import RunSummary
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.tables import Run, RunFile
+from osmosis_ai.platform.logs import Level, Line
+from osmosis_ai.platform.runs.execute.worker_process import rollout_environment
+from osmosis_ai.platform.runs.sentence import one_sentence
+from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_request
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.work.inputs import Materials
+from osmosis_ai.platform.runs.work.publisher import Publisher, record_metrics
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work
+from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.redaction import Redactor
+
+_LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERROR": "error"}
+
+
+@dataclass(frozen=True)
+class PreparedEvaluation:
+    """A run whose code, rows and secrets are at hand."""
+
+    run: Run
+    request: EvalRequest
+    commit_sha: str
+    rollout_dir: Path
+    dataset: DatasetInput
+    rows: RowChoice
+    adapter: TrainedAdapter | None
+    stored: frozenset[str]
+    blobs: BlobStore
+    secret_values: Mapping[str, str] = field(repr=False)
+    redactor: Redactor = field(repr=False)
+
+
+class EvaluationWork(Work[PreparedEvaluation]):
+    """The work on one evaluation run."""
+
+    def prepare(self) -> PreparedEvaluation:
+        """Get hold of everything the run needs; blocking.
+
+        Raises:
+            OsmosisError: something is no longer there.
+        """
+        materials = Materials(self._config, self._db, self._directory, self._lease.run_id)
+        run = materials.run
+        with self._db.session() as session:
+            stored = frozenset(session.scalars(select(RunFile.path).where(RunFile.run_id == run.id)))
+        request = read_request(run.request)
+        secret_values, policy = materials.secret_values(request.secrets), materials.policy()
+        return PreparedEvaluation(
+            run=run,
+            request=request,
+            commit_sha=materials.commit_sha,
+            rollout_dir=materials.source() / "rollouts" / run.rollout_name,
+            dataset=materials.dataset(),
+            rows=materials.rows,
+            adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
+            stored=stored,
+            blobs=materials.blobs,
+            secret_values=secret_values,
+            redactor=Redactor(secret_values.values()),
+        )
+
+    async def execute(
+        self, prepared: PreparedEvaluation, publisher: Publisher, interrupt: Interrupt
+    ) -> Verdict:
+        """Run the evaluation, or continue it.
+
+        Raises:
+            OsmosisError: it could not be started; the model, the environment or the rollout's server says why.
+        """
+        run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
+        if interrupt and not directory.events.exists():
+            return Verdict(None)
+        files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, prepared.stored)
+        publisher.follow(directory, files)
+        runner = LocalEvalRunner(
+            spec=prepared.request.spec(commit_sha=prepared.commit_sha),
+            options=LocalEvalOptions(name=run.name, seed=run.seed, verbose=True),
+            dataset=prepared.dataset,
+            selection=prepared.rows.rows(),
+            rollout_dir=prepared.rollout_dir,
+            output_root=self._directory.output_root,
+            hooks=_Hooks(publisher, interrupt, prepared.secret_values),
+            open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),
+            provenance=_provenance(run, prepared),
+            environ=rollout_environment(os.environ),
+        )
+        return _verdict(await runner.run())
+
+    def record(self, run: Run) -> None:
+        """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
+        record_metrics(run, self._directory.evaluation(run.name))
+
+
+class _Hooks(RunHooks):
+    """Carries what the engine says to the publisher, and what the platform says to the engine."""
+
+    def __init__(self, publisher: Publisher, interrupt: Interrupt, secret_values: Mapping[str, str]) -> None:
+        self._publisher = publisher
+        self._interrupt = interrupt
+        self._secret_values = secret_values
+        self._logged = ""
+
+    def note(self, message: str) -> None:
+        # Some of what the engine notes it has just logged.
+        if message != self._logged:
+            self._publisher.log(Line(message, step="run"))
+
+    def stage(self, message: str) -> None:
+        self._publisher.log(Line(message, step="run"))
+
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        self._logged = event.message
+        # What went well is in the samples; a hundred thousand lines of it would bury the rest.
+        if event.step != "result" or event.level != "INFO":
+            self._publisher.log(_line(event.redacted(redact)))
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        self._publisher.progress(snapshot)
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self._secret_values[name] for name in names}
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            # By the loop, so that what is about to be started is there to be interrupted.
+            loop.call_soon_threadsafe(interrupt)
+
+        self._interrupt.listen(end)
+
+    def ended(self) -> None:
+        self._interrupt.listen(lambda: None)
+
+
+def _verdict(summary: RunSummary | None) -> Verdict:
+    assert summary is not None  # dispatch is never declined here
+    if summary.complete:
+        return Verdict("finished")
+    stop = summary.stop
+    if stop is not None and stop.kind == "interrupted":
+        return Verdict(None)
+    if stop is not None and isinstance(stop.error, OsmosisError):
+        return Verdict("failed", one_sentence(stop.error), stop.error.is_infrastructure)
+    reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
+    return Verdict("failed", one_sentence(OsmosisError(reason)))
+
+
+def _line(event: LogEvent) -> Line:
+    details = dict(event.details) or None
+    return Line(event.message, _LEVELS[event.level], event.step, details, timestamp=event.time)
+
+
+def _provenance(run: Run, prepared: PreparedEvaluation) -> dict[str, Any]:
+    experiment = prepared.request.experiment
+    return {
+        "sdk_version": __version__,
+        "git_head": prepared.commit_sha,
+        "config_branch": experiment.branch,
+        "config_commit_sha": experiment.commit_sha,
+        "advanced": run.request.get("advanced_config"),
+    }

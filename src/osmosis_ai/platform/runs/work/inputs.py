@@ -1,0 +1,131 @@
+"""What a run works on: its commit's files, its rows, the values of its secrets.
+
+Everything is put into the run's working directory first and used from there, so that a worker that continues the
+run later meets the same bytes, whatever happened to the repository or the dataset meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.datasets.lookup import open_dataset
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Repository, Run
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.models import copy_adapter
+from osmosis_ai.platform.runs.parts import open_blobs, open_vault
+from osmosis_ai.platform.runs.submit.model_path import Policy, find_adapter
+from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.submitter import secrets_context
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.secrets import resolve_secrets
+
+
+class Materials:
+    """The materials of one run.
+
+    Args:
+        config, db: the platform's.
+        directory: where the run works.
+        run_id: which run.
+
+    Attributes:
+        run: its row, as it was when this was made.
+        commit_sha: the commit it executes.
+        rows: which rows it uses.
+        blobs: where its files go.
+    """
+
+    def __init__(
+        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, run_id: str
+    ) -> None:
+        self._config = config
+        self._db = db
+        self._directory = directory
+        self._vault = open_vault(config)
+        self.blobs = open_blobs(config, SystemClock())
+        with db.session() as session:
+            self.run = session.get_one(Run, run_id)
+            repository_id = self.run.repository_id
+            self._repository = session.get(Repository, repository_id) if repository_id else None
+        assert self.run.commit_sha is not None
+        self.commit_sha: str = self.run.commit_sha
+        self.rows = RowChoice.read(self.run.selection or {})
+
+    def source(self) -> Path:
+        """Return the commit's files, exported anew: an agent may have written into its own since the last time.
+
+        Raises:
+            OsmosisError: the repository is not connected any more.
+        """
+        source, repository = self._directory.source, self._repository
+        if repository is None:
+            if source.is_dir():
+                return source
+            raise OsmosisError(
+                "the repository of this run was disconnected before the run began.",
+                hint="connect it with `osmosis platform connect`, then submit again",
+            )
+        shutil.rmtree(source, ignore_errors=True)
+        mirrors = MirrorStore(self._config.git_dir)
+        try:
+            mirrors.export(repository, self.commit_sha, source)
+        finally:
+            mirrors.close()
+        return source
+
+    def dataset(self) -> DatasetInput:
+        """Return the rows, in a copy of this run's own.
+
+        Raises:
+            OsmosisError: the dataset was replaced or removed before there was one.
+        """
+        run, rows = self.run, self.rows
+        path = self._directory.dataset(rows.extension)
+        if not path.exists():
+            partial = path.with_name(f".{path.name}.partial")
+            row = open_dataset(self._db, self.blobs, run.dataset_id or "", partial)
+            if row.sha256 != rows.sha256:
+                partial.unlink()
+                raise OsmosisError(
+                    f"the dataset '{run.dataset_name}' was replaced before the run began.",
+                    hint="submit the run again",
+                )
+            partial.replace(path)
+        return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
+
+    def policy(self) -> Policy:
+        """Return the weights of the run; those of an adapter in a copy of this run's own.
+
+        Raises:
+            OsmosisError: what is stored of the adapter is not what was trained.
+        """
+        base, _, _ = self.run.model_path.rpartition(":")
+        adapter = self._directory.adapter
+        if adapter.is_dir():
+            return Policy(base, adapter)
+        model = find_adapter(self._db, self.run.workspace_id, self.run.model_path)
+        if model is None:
+            return Policy(self.run.model_path)
+        partial = adapter.with_name(f".{adapter.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        copy_adapter(self.blobs, model, partial)
+        partial.rename(adapter)
+        return Policy(base, adapter)
+
+    def secret_values(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the value of every secret: those given with the submit, and those stored by now."""
+        run, given = self.run, dict[str, str]()
+        if run.sealed_secrets is not None:
+            opened = self._vault.open(run.sealed_secrets, context=secrets_context(run.id))
+            given = json.loads(opened)
+        missing = [name for name in names if name not in given]
+        stored = resolve_secrets(self._db, self._vault, run.workspace_id, run.creator_id or "", missing)
+        return {**{name: secret.value for name, secret in stored.items()}, **given}

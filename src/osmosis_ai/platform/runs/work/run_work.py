@@ -1,0 +1,111 @@
+"""What a worker does with a run, whatever its kind: get hold of what it needs, execute it, and say how that ended."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.db.engine import Database
+    from osmosis_ai.platform.db.tables import Run
+    from osmosis_ai.platform.runs.leases import Lease
+    from osmosis_ai.platform.runs.lifecycle import Outcome
+    from osmosis_ai.platform.runs.work.publisher import Publisher
+    from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+    from osmosis_ai.redaction import Redactor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave.
+
+    Attributes:
+        error: why it failed, in a sentence.
+        is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
+    """
+
+    outcome: Outcome | None
+    error: str | None = None
+    is_infrastructure: bool = False
+
+
+class Interrupt:
+    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listener: Callable[[], None] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """Say it."""
+        with self._lock:
+            if not self._is_set:
+                self._is_set = True
+                if self._listener is not None:
+                    self._listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when it is said; at once when it has been."""
+        with self._lock:
+            self._listener = listener
+            if self._is_set:
+                listener()
+
+    def __bool__(self) -> bool:
+        return self._is_set
+
+
+class Prepared(Protocol):
+    """A run whose code, rows and secrets are at hand."""
+
+    @property
+    def commit_sha(self) -> str: ...
+
+    @property
+    def redactor(self) -> Redactor: ...
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Work(ABC, Generic[P]):
+    """The work on one run.
+
+    Args:
+        config, db: the platform's.
+        directory: where the run works.
+        lease: the right to it.
+    """
+
+    def __init__(
+        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, lease: Lease
+    ) -> None:
+        self._config = config
+        self._db = db
+        self._directory = directory
+        self._lease = lease
+
+    @abstractmethod
+    def prepare(self) -> P:
+        """Get hold of everything the run needs; blocking.
+
+        Raises:
+            OsmosisError: something is no longer there.
+        """
+
+    @abstractmethod
+    async def execute(self, prepared: P, publisher: Publisher, interrupt: Interrupt) -> Verdict:
+        """Execute the run, or continue it.
+
+        Raises:
+            OsmosisError: it could not be started; the error says why.
+        """
+
+    @abstractmethod
+    def record(self, run: Run) -> None:
+        """Give ``run``, as part of the transaction that ends the turn, its last numbers."""

@@ -1,0 +1,194 @@
+"""A training run, as a worker executes it: the trainer of `osmosis_ai.training`, on what the platform stores.
+
+torch is imported here alone of all the platform's processes, and only once there is something to train. However
+the trainer ends, the last checkpoint it wrote is kept before the run has its outcome: nothing that was learned is
+lost with the working directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from osmosis_ai._version import __version__
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.logs import Line
+from osmosis_ai.platform.runs.execute.worker_process import rollout_environment
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.sentence import one_sentence
+from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request
+from osmosis_ai.platform.runs.work.inputs import Materials
+from osmosis_ai.platform.runs.work.publisher import Publisher
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work
+from osmosis_ai.platform.runs.work.training_publisher import PlatformHooks, TrainingFindings
+from osmosis_ai.platform.runs.work.training_store import TrainingStore
+from osmosis_ai.platform.runs.worker_status import LEARNER_LOST
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.training.followers import LearnerProcessLostError
+from osmosis_ai.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.blobs.store import BlobStore
+    from osmosis_ai.training.trainer import TrainingSummary
+
+HUB_TOKEN = "HF_TOKEN"
+"""The secret with which a worker may load a model that its hub does not give to everybody."""
+
+
+@dataclass(frozen=True)
+class PreparedTraining:
+    """A run whose code, rows, weights and secrets are at hand."""
+
+    run: Run
+    request: TrainingRequest
+    commit_sha: str
+    spec: TrainingSpec
+    blobs: BlobStore
+    redactor: Redactor = field(repr=False)
+
+
+class TrainingWork(Work[PreparedTraining]):
+    """The work on one training run; arguments as of all :class:`Work`."""
+
+    def __init__(
+        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, lease: Lease
+    ) -> None:
+        super().__init__(config, db, directory, lease)
+        self._leases = Leases(db, SystemClock())
+        self._ending: str | None = None
+
+    def prepare(self) -> PreparedTraining:
+        """Get hold of everything the run needs; blocking.
+
+        Raises:
+            OsmosisError: something is no longer there.
+        """
+        materials = Materials(self._config, self._db, self._directory, self._lease.run_id)
+        run, request = materials.run, read_training_request(materials.run.request)
+        policy, secret_values = materials.policy(), materials.secret_values(request.secrets)
+        spec = TrainingSpec(
+            settings=request.settings,
+            model_path=policy.base_model,
+            dataset=materials.dataset(),
+            rollout_dir=materials.source() / "rollouts" / run.rollout_name,
+            entrypoint=request.experiment.entrypoint,
+            adapter=policy.adapter,
+            env=request.env,
+            secret_values=secret_values,
+        )
+        redactor = Redactor(secret_values.values())
+        return PreparedTraining(run, request, materials.commit_sha, spec, materials.blobs, redactor)
+
+    async def execute(
+        self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt
+    ) -> Verdict:
+        """Train, or go on training.
+
+        Raises:
+            OsmosisError: there is no point in going on; the error says why.
+        """
+        store = TrainingStore(
+            self._lease, self._leases, prepared.blobs, SystemClock(), base_model=prepared.spec.model_path
+        )
+        directory, save_freq = self._directory.training, prepared.request.settings.checkpoint_save_freq
+        findings = TrainingFindings(directory, store, publisher, save_freq=save_freq)
+        if interrupt:
+            # Nothing is begun any more, but what an earlier worker did is gathered.
+            await asyncio.to_thread(findings.catch_up)
+            return await self._left(findings)
+        hooks = PlatformHooks(publisher, findings, store, interrupt)
+        try:
+            summary = await self._train(prepared, hooks)
+        except LearnerProcessLostError as loss:
+            await _die(loss, publisher)
+        except Exception:
+            await asyncio.to_thread(findings.keep_last)
+            raise
+        finally:
+            interrupt.listen(lambda: None)
+        return await self._verdict(summary, findings, publisher)
+
+    def record(self, run: Run) -> None:
+        """Say on ``run`` why it ended before its last step, if it did so of its own accord, and how its policy fell."""
+        if self._ending is not None:
+            run.results = {**(run.results or {}), "ending": self._ending}
+
+    async def _train(self, prepared: PreparedTraining, hooks: PlatformHooks) -> TrainingSummary:
+        from osmosis_ai.training.trainer import LocalTrainer
+
+        hub_token = prepared.spec.secret_values.get(HUB_TOKEN)
+        if hub_token:
+            os.environ[HUB_TOKEN] = hub_token
+        trainer = LocalTrainer(
+            prepared.spec,
+            self._directory.training.path,
+            hooks,
+            environ=rollout_environment(os.environ),
+            provenance=_provenance(prepared),
+        )
+        return await trainer.run()
+
+    async def _verdict(
+        self, summary: TrainingSummary, findings: TrainingFindings, publisher: Publisher
+    ) -> Verdict:
+        ending = summary.ending
+        notes = [ending.message] if ending.because == "nothing_to_learn" else []
+        notes += [_as_sentence(ending.warning)] if ending.warning else []
+        if notes:
+            self._ending = " ".join(notes)
+        if ending.because == "stopped":
+            return await self._left(findings)
+        publisher.log(Line(ending.message, step="run"))
+        if await asyncio.to_thread(findings.keep_last):
+            return Verdict("finished")
+        return Verdict("failed", one_sentence(_not_kept()))
+
+    async def _left(self, findings: TrainingFindings) -> Verdict:
+        """Leave the run as it is; what it learned is kept if this is its end and not the platform's."""
+        if self._leases.is_to_stop(self._lease):
+            await asyncio.to_thread(findings.keep_last)
+        return Verdict(None)
+
+
+def _as_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:
+    """End this process as if it had been killed, too: another goes on from the last checkpoint.
+
+    Nothing is tidied up: a thread of the learner may wait in a driver for the lost process, and never come back.
+    """
+    publisher.log(Line(loss.message, level="warning", step="run"))
+    try:
+        await asyncio.to_thread(publisher.finish)
+    finally:
+        os._exit(LEARNER_LOST)
+
+
+def _not_kept() -> OsmosisError:
+    return OsmosisError(
+        "the training is done, but its last checkpoint could not be stored; the run's log says why",
+        hint="make room on the platform's disk",
+    )
+
+
+def _provenance(prepared: PreparedTraining) -> Mapping[str, Any]:
+    """Return what an adapter says of where it comes from; names of secrets, never their values."""
+    run = prepared.run
+    return {
+        "run": run.name,
+        "sdk_version": __version__,
+        "git_head": prepared.commit_sha,
+        "branch": run.branch,
+        "base": run.model_path,
+        "config": run.request,
+    }

@@ -1,0 +1,388 @@
+"""What a worker makes of a trainer's endings: the trainer is pretended, the platform and the files are real."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+pytest.importorskip("torch")
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.work.publisher import Publisher
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict
+from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
+from osmosis_ai.platform.runs.worker_status import LEARNER_LOST
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.training import extra, trainer
+from osmosis_ai.training.followers import LearnerProcessLostError
+from osmosis_ai.training.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.loop_state import Ending
+from osmosis_ai.training.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
+from osmosis_ai.training.run_directory import TrainingDirectory
+from osmosis_ai.training.spec import TrainingSpec
+from osmosis_ai.training.trainer import TrainingSummary
+from tests.platform.conftest import assert_flat_error
+from tests.platform.evaluations import experiment, training_body
+
+RUNS = "/api/cli/training-runs"
+STEPS = 8
+# training_body() keeps a checkpoint every 5 steps.
+
+
+class PretendedTrainer:
+    """Takes steps without learning anything, and ends as the test says."""
+
+    ends: Callable[[PretendedTrainer], Ending]
+
+    def __init__(
+        self, spec: TrainingSpec, run_dir: Path, hooks: TrainingHooks, *, environ: Any, provenance: Any
+    ) -> None:
+        self.spec = spec
+        self.hooks = hooks
+        self.environ = environ
+        self.provenance = provenance
+        self.directory = TrainingDirectory(run_dir)
+        self.stopped = asyncio.Event()
+
+    async def run(self) -> TrainingSummary:
+        self.directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        loop = asyncio.get_running_loop()
+        self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
+        self.hooks.plan(TrainingPlan(self.directory.path, "osmosis/tiny", 100, 5, 32, STEPS, 0, "cpu"))
+        ending = type(self).ends(self)
+        return TrainingSummary(self.directory.path, ending, 0, STEPS, [])
+
+    def take_steps(self, first: int, last: int) -> None:
+        history = MetricsHistory(self.directory.metrics)
+        for step in range(first, last + 1):
+            record = StepRecord(step, 1000 * step, {TRAINING_REWARD: step / 10})
+            history.append(record)
+            self.hooks.step(record, STEPS)
+            saved = save_checkpoint(self.directory, step, self.provenance, keep=step % 5 == 0)
+            self.hooks.checkpoint(SavedCheckpoint(step, saved, step % 5 == 0))
+
+
+def save_checkpoint(directory: TrainingDirectory, step: int, provenance: Any, *, keep: bool) -> Path:
+    saved = directory.checkpoints / f"step-{step:08d}"
+    (saved / "adapter").mkdir(parents=True)
+    (saved / "adapter" / "adapter_config.json").write_text("{}")
+    (saved / "adapter" / "adapter_model.safetensors").write_bytes(f"weights {step}".encode())
+    described = {**provenance, "step": step, "metrics": {TRAINING_REWARD: step / 10}}
+    (saved / "provenance.json").write_text(json.dumps(described))
+    if keep:
+        (saved / "keep").touch()
+    return saved
+
+
+class Bench:
+    """One submitted run and the workers that come for it."""
+
+    def __init__(self, api: TestClient, services: PlatformServices, **changes: Any) -> None:
+        self.api = api
+        self.services = services
+        reply = api.post(RUNS, json=training_body(**changes))
+        assert reply.status_code == 200, reply.text
+        self.id, self.name = reply.json()["id"], reply.json()["name"]
+        self.directory = WorkingDirectory(services.config.runs_dir, self.id)
+        self.leases = Leases(services.db, services.clock)
+        self.prepared: PreparedTraining | None = None
+        self.error: Exception | None = None
+
+    def work(self, interrupt: Interrupt | None = None) -> Verdict | None:
+        """Let a worker work on the run once; return its verdict, or None with the error kept."""
+        services = self.services
+        lease: Lease | None = self.leases.claim(self.id, f"worker-{os.urandom(4).hex()}")
+        assert lease is not None
+        self.directory.create()
+        work = TrainingWork(services.config, services.db, self.directory, lease)
+        self.prepared = work.prepare()
+        publisher = Publisher(lease, self.leases, services.logs, services.clock, self.prepared.redactor)
+        publisher.start()
+        verdict = None
+        try:
+            verdict = asyncio.run(work.execute(self.prepared, publisher, interrupt or Interrupt()))
+        except Exception as error:
+            self.error = error
+        publisher.finish()
+        with self.leases.writing(lease) as (_, run):
+            work.record(run)
+        self.leases.release(self.id, lease.token)
+        return verdict
+
+    def ask_to_stop(self) -> None:
+        with self.services.db.transaction() as session:
+            session.get_one(Run, self.id).stop_requested_at = self.services.clock.now()
+
+    def checkpoints(self) -> list[int]:
+        listed = self.api.get(f"{RUNS}/{self.name}/checkpoints").json()["checkpoints"]
+        return [one["checkpoint_step"] for one in listed]
+
+    def steps(self) -> list[int]:
+        series = self.api.get(f"{RUNS}/{self.name}/metrics").json()["metrics"]
+        return [point["step"] for each in series for point in each["data_points"]]
+
+    def log(self) -> str:
+        page = self.api.get(f"{RUNS}/{self.name}/logs", params={"limit": 200}).json()
+        return "\n".join(line["message"] for line in page["logs"])
+
+
+@pytest.fixture
+def bench(api: TestClient, services: PlatformServices) -> Bench:
+    return Bench(api, services)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[PretendedTrainer], Ending]], None]:
+    """Give the trainer its ending."""
+    monkeypatch.setattr(trainer, "LocalTrainer", PretendedTrainer)
+
+    def choose(ending: Callable[[PretendedTrainer], Ending]) -> None:
+        monkeypatch.setattr(PretendedTrainer, "ends", ending, raising=False)
+
+    return choose
+
+
+def finishes(pretended: PretendedTrainer) -> Ending:
+    pretended.take_steps(1, STEPS)
+    return Ending("finished", f"all {STEPS} steps are done.")
+
+
+def is_stopped(pretended: PretendedTrainer) -> Ending:
+    pretended.take_steps(1, 7)
+    return Ending("stopped", "stopped after step 7.")
+
+
+def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:
+    ends(finishes)
+    assert bench.work() == Verdict("finished")
+    assert bench.checkpoints() == [5, STEPS]
+    assert bench.steps() == list(range(1, STEPS + 1))
+    assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
+
+
+def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench: Bench, ends: Any) -> None:
+    fell = "the validation reward fell below that of the start by 0.29"
+
+    def falls(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, STEPS)
+        return Ending("finished", f"all {STEPS} steps are done.", warning=fell)
+
+    ends(falls)
+    assert bench.work() == Verdict("finished")
+    notes = bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
+    assert "The validation reward fell below that of the start by 0.29" in notes
+
+
+def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends: Any) -> None:
+    def runs_out_of_memory(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 3)
+        raise OsmosisError("the GPU has no memory left for a step.", hint="lower `micro_batch_tokens`")
+
+    ends(runs_out_of_memory)
+    assert bench.work() is None
+    assert "no memory left" in str(bench.error)
+    assert bench.checkpoints() == [3]
+    assert bench.steps() == [1, 2, 3]
+
+
+def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those_that_are_due(
+    bench: Bench, ends: Any
+) -> None:
+    ends(is_stopped)
+    assert bench.work() == Verdict(None)
+    assert bench.checkpoints() == [5], "the run goes on: step 7 is no place where it ended"
+    bench.ask_to_stop()
+    interrupt = Interrupt()
+    interrupt.set()
+    ends(lambda _: pytest.fail("a run that is to stop is not trained any more"))
+    assert bench.work(interrupt) == Verdict(None)
+    assert bench.checkpoints() == [5, 7]
+
+
+def test_what_a_worker_that_was_killed_had_done_is_gathered(bench: Bench, ends: Any) -> None:
+    # Its steps and checkpoints are durable, and it did not get to say so.
+    directory = bench.directory.training
+    directory.checkpoints.mkdir(parents=True)
+    for step in (1, 2):
+        MetricsHistory(directory.metrics).append(StepRecord(step, 1000, {TRAINING_REWARD: 0.5}))
+    save_checkpoint(directory, 2, {}, keep=False)
+    bench.ask_to_stop()
+    interrupt = Interrupt()
+    interrupt.set()
+    assert bench.work(interrupt) == Verdict(None)
+    assert (bench.steps(), bench.checkpoints()) == ([1, 2], [2])
+
+
+def test_a_run_that_has_nothing_more_to_learn_is_finished_and_says_why(bench: Bench, ends: Any) -> None:
+    why = "in 10 steps in a row all attempts on each prompt got equal rewards: ended after step 6."
+
+    def falls_silent(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 6)
+        return Ending("nothing_to_learn", why)
+
+    ends(falls_silent)
+    assert bench.work() == Verdict("finished")
+    assert why in bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
+    assert bench.checkpoints() == [5, 6]
+
+
+def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
+    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+    real, refused = LocalBlobStore.put, threading.Event()
+
+    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
+        if (error := next(puts, None)) is not None:
+            refused.set()
+            raise error
+        return real(self, key, stream)
+
+    def goes_on(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 5)
+        assert refused.wait(30)
+        pretended.take_steps(6, STEPS)
+        return Ending("finished", "done.")
+
+    ends(goes_on)
+    monkeypatch.setattr(LocalBlobStore, "put", put)
+    assert bench.work() == Verdict("finished")
+    assert bench.checkpoints() == [5, STEPS]
+    assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left on device" in bench.log()
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
+    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ends(finishes)
+    monkeypatch.setattr(LocalBlobStore, "put", put)
+    verdict = bench.work()
+    assert verdict is not None and verdict.outcome == "failed"
+    assert "its last checkpoint could not be stored" in (verdict.error or "")
+    assert bench.steps() == list(range(1, STEPS + 1))
+
+
+def test_a_worker_that_lost_a_process_of_its_learner_says_so_and_dies_for_another_to_go_on(
+    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loses_a_process(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 3)
+        raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="the next goes on")
+
+    class Died(BaseException):
+        pass
+
+    def die(status: int) -> None:
+        raise Died(status)
+
+    ends(loses_a_process)
+    monkeypatch.setattr(os, "_exit", die)
+    with pytest.raises(Died, match=str(LEARNER_LOST)):
+        bench.work()
+    assert bench.steps() == [1, 2, 3]
+    assert bench.log().endswith("process 1 of the learner ended (signal 9).")
+    assert bench.checkpoints() == [], "the run goes on: step 3 is no place where it ended"
+
+
+def test_values_of_secrets_reach_the_agent_and_nothing_else(
+    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of-whoever-runs-the-platform")
+    seen: list[PretendedTrainer] = []
+
+    def looks(pretended: PretendedTrainer) -> Ending:
+        seen.append(pretended)
+        assert os.environ["HF_TOKEN"] == "hf-canary", "models are loaded with the run's own"
+        pretended.hooks.note("the agent printed canary-7291")
+        return finishes(pretended)
+
+    ends(looks)
+    given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
+    bench = Bench(api, services, secrets={"required": sorted(given), "provided": given})
+    assert bench.work() == Verdict("finished"), bench.error
+    (pretended,) = seen
+    assert dict(pretended.spec.secret_values) == given
+    assert "canary" not in repr([pretended.spec, pretended.environ, pretended.provenance, bench.prepared])
+    assert "HF_TOKEN" not in pretended.environ
+    assert "the agent printed [REDACTED]" in bench.log()
+
+
+def test_the_trainer_is_given_the_commit_the_rows_and_the_settings(
+    bench: Bench, ends: Any, services: PlatformServices
+) -> None:
+    seen: list[PretendedTrainer] = []
+
+    def looks(pretended: PretendedTrainer) -> Ending:
+        seen.append(pretended)
+        return finishes(pretended)
+
+    ends(looks)
+    bench.work()
+    spec, provenance = seen[0].spec, seen[0].provenance
+    assert (spec.model_path, spec.adapter, spec.entrypoint) == ("osmosis/tiny", None, "main.py")
+    assert (spec.rollout_dir / "main.py").is_file()
+    assert spec.dataset.path.is_relative_to(bench.directory.path)
+    assert (spec.settings.n_samples_per_prompt, spec.settings.checkpoint_save_freq) == (4, 5)
+    assert (provenance["run"], provenance["git_head"]) == (
+        bench.name,
+        bench.prepared and bench.prepared.commit_sha,
+    )
+
+
+# -- submits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", ["training-runs", "eval-runs"])
+def test_an_adapter_that_does_not_exist_is_refused_by_name(api: TestClient, runs: str) -> None:
+    body = {"experiment_config": experiment(model_path="osmosis/tiny:no-such-step-9")}
+    refused = assert_flat_error(api.post(f"/api/cli/{runs}", json=body), 400, "INVALID_CONFIG")
+    assert refused["issues"][0]["key"] == "experiment.model_path"
+    assert "no adapter 'no-such-step-9' of `osmosis/tiny`" in refused["issues"][0]["message"]
+
+
+def test_the_learning_rate_of_an_adapter_is_that_of_its_base_model(
+    bench: Bench, ends: Any, api: TestClient
+) -> None:
+    ends(finishes)
+    bench.work()
+    called = f"osmosis/tiny:{bench.name}-step-{STEPS}"
+    run = api.post(RUNS, json=training_body(experiment_config=experiment(model_path=called))).json()
+    detail = api.get(f"{RUNS}/{run['name']}").json()
+    assert (detail["model"]["name"], detail["config"]["training"]["lr"]) == (called, 1e-3)
+
+
+def test_a_platform_without_torch_refuses_to_train_and_says_what_to_install(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    refused = assert_flat_error(api.post(RUNS, json=training_body()), 409, "TRAINING_NOT_INSTALLED")
+    assert "cannot train" in refused["error"]
+    assert "[train]" in refused["error"]
+    assert api.get(RUNS).json()["total_count"] == 0
+
+
+def test_neither_the_platform_nor_a_worker_that_has_not_begun_to_train_imports_torch() -> None:
+    program = (
+        "import sys; import osmosis_ai.platform.app, osmosis_ai.platform.server, osmosis_ai.platform.runs.work.worker; "
+        "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,101 @@
+"""A worker's end, as far as that can be told without a run: what failed decides who tries again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from osmosis_ai.controller.uv import UvInterruptedError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.work.eval_work import EvaluationWork
+from osmosis_ai.platform.runs.work.training_work import TrainingWork
+from osmosis_ai.platform.runs.work.worker import Worker
+from osmosis_ai.platform.runs.worker_status import ENDED, SET_BACK
+from tests.platform.conftest import Member
+from tests.platform.runs.pretended_workers import Bench, messages
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    former = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
+def worked(bench: Bench, run_id: str, failure: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let a worker fail at getting hold of what it needs."""
+
+    def prepare(_: EvaluationWork | TrainingWork) -> None:
+        raise failure
+
+    monkeypatch.setattr(EvaluationWork, "prepare", prepare)
+    monkeypatch.setattr(TrainingWork, "prepare", prepare)
+    services = bench.services
+    lease = bench.leases.claim(run_id, "w")
+    assert lease is not None
+    directory = bench.directory(run_id)
+    directory.create()
+    return Worker(
+        services.config, services.db, bench.leases, bench.clock, services.logs, directory, lease
+    ).run()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        UvInterruptedError("building the environment was interrupted: uv was ended by signal 15."),
+        DatabaseBusyError("the platform's database is busy."),
+        StorageFullError("the platform's disk is full."),
+    ],
+)
+def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: OsmosisError,
+) -> None:
+    run_id = bench.add("a", member)
+    assert worked(bench, run_id, failure, monkeypatch) == SET_BACK
+    run = bench.run(run_id)
+    assert (run.status, run.lease_token, run.error) == ("running", None, None)
+    assert bench.directory(run_id).take_setback() == failure.message
+
+
+def test_what_the_run_itself_is_to_blame_for_ends_it(
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = bench.add("a", member)
+    assert worked(bench, run_id, OsmosisError("main.py has an error."), monkeypatch) == ENDED
+    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", "main.py has an error.")
+    assert messages(bench, run_id) == ["main.py has an error."]
+
+
+def test_a_training_run_that_fails_with_a_checkpoint_says_how_it_goes_on(
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = bench.add("a", member, kind="training")
+    bench.record(run_id)
+    assert worked(bench, run_id, OsmosisError("the GPU is gone."), monkeypatch) == ENDED
+    assert bench.run(run_id).error == (
+        "the GPU is gone. It can go on from the checkpoint of step 1: `osmosis train resume a`."
+    )
+
+
+def test_a_run_that_is_to_stop_stops_whatever_failed(
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = bench.add("a", member, stop_requested_at=bench.clock.now())
+    with bench.services.db.transaction() as session:
+        session.get_one(Run, run_id).status = "running"
+    assert worked(bench, run_id, DatabaseBusyError("busy."), monkeypatch) == ENDED
+    assert bench.run(run_id).status == "stopped"

@@ -1,0 +1,233 @@
+"""Slow clients and many of them, by real sockets: they keep nobody else out, and nothing that works is cut off."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from osmosis_ai.platform import server
+from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.http import body_limits
+from osmosis_ai.platform.server import RunningPlatform, run_platform
+
+WITHIN_S = 0.5
+POST = b"POST /api/cli/device/authorize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
+    monkeypatch.setattr(server, "HEADERS_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", WITHIN_S)
+    return PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)
+
+
+@contextmanager
+def connected(platform: RunningPlatform) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", platform.config.port), timeout=30) as connection:
+        yield connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Return what comes until the other side closes."""
+    received = b""
+    while block := connection.recv(65536):
+        received += block
+    return received
+
+
+@contextmanager
+def deaf_client(platform: RunningPlatform) -> Iterator[socket.socket]:
+    """A client that asks for more than the system keeps for it, and reads nothing."""
+    with connected(platform) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        yield connection
+
+
+def is_let_go(connection: socket.socket) -> bool:
+    """Whether the other side closes within half a minute; nothing is read, for that would be a sign of life."""
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at:
+        try:
+            connection.send(b"G")
+        except ConnectionError:
+            return True
+        time.sleep(WITHIN_S / 20)
+    return False
+
+
+@contextmanager
+def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
+    """Gives a sign for every connection on which no more can be written."""
+    stuck: queue.SimpleQueue[None] = queue.SimpleQueue()
+    pause = FlowControl.pause_writing
+
+    def noted(self: FlowControl) -> None:
+        pause(self)
+        stuck.put(None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FlowControl, "pause_writing", noted)
+        yield stuck
+
+
+def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(config: PlatformConfig) -> None:
+    with run_platform(config) as platform:
+        with connected(platform) as silent:
+            assert rest(silent) == b""
+        with connected(platform) as trickling:
+            stopped = threading.Event()
+            trickling.sendall(b"GET /health HTTP/1.1\r\n")
+
+            def trickle() -> None:
+                while not stopped.wait(WITHIN_S / 10):
+                    try:
+                        trickling.sendall(b"X-More: 1\r\n")
+                    except OSError:
+                        return
+
+            sender = threading.Thread(target=trickle)
+            sender.start()
+            reply = rest(trickling)
+            stopped.set()
+            sender.join()
+            assert reply.startswith(b"HTTP/1.1 408") and b"HEADERS_TOO_SLOW" in reply
+        # The second request of a connection has the same deadline as the first.
+        with connected(platform) as again:
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert again.recv(65536).startswith(b"HTTP/1.1 200")
+            again.sendall(b"GET /hea")
+            assert b" 408 " in rest(again)
+        with connected(platform) as half:
+            half.sendall(POST + b"Content-Length: 20\r\n\r\n{")
+            reply = rest(half)
+            assert reply.startswith(b"HTTP/1.1 408") and b"BODY_TOO_SLOW" in reply
+        with connected(platform) as endless:
+            endless.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 100_000)
+            # h11, which serves where httptools is not installed, has a limit of its own and calls it 400.
+            assert rest(endless).split(b" ")[1] in (b"431", b"400")
+
+
+def test_a_reply_may_take_longer_than_any_deadline_of_requests(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.platform.db.engine import Database
+
+    read = Database.read
+
+    async def slowly(self: Database, query: object) -> object:
+        import asyncio
+
+        await asyncio.sleep(3 * WITHIN_S)
+        return await read(self, query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Database, "read", slowly)
+    with run_platform(config) as platform:
+        began = time.monotonic()
+        reply = httpx.get(
+            f"{platform.config.base_url}/api/cli/verify", headers={"Authorization": "Bearer x"}, timeout=30
+        )
+        assert reply.status_code == 401 and time.monotonic() - began > 2 * WITHIN_S
+
+
+def test_too_many_connections_push_out_those_that_only_wait(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADERS_WITHIN_S", 60.0)
+    with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
+        waiting = [held.enter_context(connected(platform)) for _ in range(30)]
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+        assert [rest(connection) for connection in waiting[:22]] == [b""] * 22
+
+
+def test_connections_that_are_served_are_never_pushed_out(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    from osmosis_ai.platform.db.engine import Database
+
+    read, go_on = Database.read, threading.Event()
+
+    async def held_up(self: Database, query: object) -> object:
+        await asyncio.to_thread(go_on.wait, 30)
+        return await read(self, query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Database, "read", held_up)
+    with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
+        served = [held.enter_context(connected(platform)) for _ in range(8)]
+        for connection in served:
+            connection.sendall(
+                b"GET /api/cli/verify HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nConnection: close\r\n\r\n"
+            )
+        try:
+            with connected(platform) as late:
+                reply = rest(late)
+            assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply
+        finally:
+            go_on.set()
+        assert all(rest(connection).startswith(b"HTTP/1.1 401") for connection in served)
+
+
+def test_clients_that_let_the_platform_wait_do_not_keep_others_out(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", 60.0)
+    with run_platform(replace(config, max_connections=3)) as platform, ExitStack() as held:
+        half = [held.enter_context(connected(platform)) for _ in range(3)]
+        for connection in half:
+            connection.sendall(POST + b"Content-Length: 20\r\n\r\n{")
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+        with stuck_replies() as stuck:
+            for _ in range(3):
+                held.enter_context(deaf_client(platform))
+            for _ in range(3):
+                stuck.get(timeout=30)
+        assert httpx.get(f"{platform.config.base_url}/health").status_code == 200
+
+
+def test_a_client_that_takes_nothing_of_its_reply_is_let_go(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "READ_WITHIN_S", WITHIN_S)
+    with run_platform(config) as platform, deaf_client(platform) as deaf:
+        assert is_let_go(deaf)
+
+
+@pytest.mark.parametrize(("trusted", "source"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9")])
+def test_where_a_request_comes_from_is_believed_of_named_proxies_alone(
+    config: PlatformConfig, trusted: tuple[str, ...], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    seen = []
+    with run_platform(replace(config, trusted_proxies=trusted)) as platform:
+        start = platform.services.device_logins.start
+        monkeypatch.setattr(
+            platform.services.device_logins,
+            "start",
+            lambda name, *, source: seen.append(source) or start(name, source=source),
+        )
+        httpx.post(
+            f"{platform.config.base_url}/api/cli/device/authorize",
+            json={"deviceName": "x"},
+            headers={"X-Forwarded-For": "198.51.100.1, 203.0.113.9"},
+        )
+    assert seen == [source]
+
+
+def test_proxies_are_named_by_address() -> None:
+    config = from_environment({"OSMOSIS_TRUSTED_PROXIES": "127.0.0.1, 10.0.0.0/24"})
+    assert config.trusted_proxies == ("127.0.0.1", "10.0.0.0/24")
+    for refused in ("*", "proxy.example", "127.0.0.1 10.0.0.1"):
+        with pytest.raises(Exception, match="OSMOSIS_TRUSTED_PROXIES must name addresses"):
+            from_environment({"OSMOSIS_TRUSTED_PROXIES": refused})

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.controller.call_record import RolloutUsage
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.call_record import RolloutUsage
+from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.classify import Verdict
 from osmosis_ai.training.checkpoints import CheckpointStore
 from osmosis_ai.training.data_order import DataOrder
 from osmosis_ai.training.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks

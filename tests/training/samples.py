@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from osmosis_ai.controller.call_record import RolloutUsage
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.evaluation.classify import Verdict
+from osmosis_ai.driving.call_record import RolloutUsage
+from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.recording import RecordedRollout
 from osmosis_ai.training.sampler import Attempt, Sample
 from osmosis_ai.training.sequences import NOT_SAMPLED, TokenSequence

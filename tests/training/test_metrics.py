@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.evaluation.classify import Verdict
+from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.advantages import group_advantages
 from osmosis_ai.training.cut_off import settled
 from osmosis_ai.training.data_order import DataOrder

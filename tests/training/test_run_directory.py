@@ -114,9 +114,7 @@ async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, 
         learned_with.append(given.settings.lr)
         raise OsmosisError("enough is known")
 
-    monkeypatch.setattr(
-        "osmosis_ai.controller.environment.prepare_environment", lambda *_args, **_more: NO_VENV
-    )
+    monkeypatch.setattr("osmosis_ai.driving.environment.prepare_environment", lambda *_args, **_more: NO_VENV)
     trainer = LocalTrainer(spec(tmp_path), directory.path, make_learner=make_learner)
     with pytest.raises(OsmosisError, match="enough is known"):
         await trainer.run()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.rollout_host import RolloutServerDiedError
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.evaluation.attempts import MAX_LOSSES
-from osmosis_ai.evaluation.rollout_host import RolloutServerDiedError
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.classify import Verdict
 from osmosis_ai.training.learner import OutOfMemoryError, StepRefusedError
 from osmosis_ai.training.loop_state import (
     REFUSED_STEPS_END,

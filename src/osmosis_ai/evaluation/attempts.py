@@ -17,26 +17,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.http_driver import RolloutProtocolError
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.budget import NOTHING, Spent
-from osmosis_ai.evaluation.classify import Verdict, classify, rejected
-from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.overload import (
+from osmosis_ai.driving.classify import Verdict, classify, rejected
+from osmosis_ai.driving.http_driver import RolloutProtocolError
+from osmosis_ai.driving.overload import (
     MAX_OVERLOADS,
     OverloadedError,
     blame_machine,
     overloaded,
     suspected_since,
 )
+from osmosis_ai.driving.rollout_host import AttemptLostError, RolloutHost
+from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.budget import NOTHING, Spent
+from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.pending import WorkItem
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.rollout_host import AttemptLostError, RolloutHost
-from osmosis_ai.evaluation.seeds import attempt_seeds
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.bridge import ModelBridge, RolloutUsage
-    from osmosis_ai.controller.store import TerminalCallbackResult
+    from osmosis_ai.driving.bridge import ModelBridge, RolloutUsage
+    from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.evaluation.run_state import RunState
     from osmosis_ai.evaluation.spec import EvalRunSpec
 
@@ -188,7 +188,7 @@ class AttemptRunner:
 
     async def _drive(self, flight: _Flight) -> AttemptLostError | None:
         """Run the rollout; return why it has no result when it has none."""
-        from osmosis_ai.controller.driver import RolloutRunRequest
+        from osmosis_ai.driving.driver import RolloutRunRequest
 
         assert self.host is not None
         item = flight.item

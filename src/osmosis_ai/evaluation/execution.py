@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.driving.concurrency import choose_limit
+from osmosis_ai.driving.dispatcher import Dispatcher, Stop
+from osmosis_ai.driving.machine import MachineWatch
+from osmosis_ai.driving.pace import Pace
+from osmosis_ai.driving.rollout_host import RolloutHost
 from osmosis_ai.evaluation.attempts import AttemptRunner
-from osmosis_ai.evaluation.concurrency import choose_limit
-from osmosis_ai.evaluation.engine import Dispatcher, Stop
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.machine import MachineWatch
-from osmosis_ai.evaluation.pace import Pace
 from osmosis_ai.evaluation.pending import WorkItem, pending_items
-from osmosis_ai.evaluation.rollout_host import RolloutHost
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import RunState
@@ -31,11 +31,11 @@ from osmosis_ai.evaluation.unwinding import wait_until_unwound
 from osmosis_ai.event_loop import LoopLag, LoopState
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.http_driver import HttpRolloutDriver
-    from osmosis_ai.controller.listener import CallbackListener
-    from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.controller.store import CallbackStore
     from osmosis_ai.datasets import Selection
+    from osmosis_ai.driving.callback_registry import CallbackStore
+    from osmosis_ai.driving.callback_server import CallbackListener
+    from osmosis_ai.driving.http_driver import HttpRolloutDriver
+    from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.providers import ModelEndpoint
 
@@ -171,7 +171,7 @@ class Execution:
         return client
 
     async def _prepare_python(self) -> Path:
-        from osmosis_ai.controller.environment import prepare_environment
+        from osmosis_ai.driving.environment import prepare_environment
 
         self._hooks.stage("preparing the rollout's environment")
         environment = await asyncio.to_thread(
@@ -185,9 +185,9 @@ class Execution:
         self, stack: AsyncExitStack, client: ModelClient
     ) -> tuple[CallbackStore, CallbackListener, str, str]:
         """Open the door for callbacks and model calls; each has a key of its own."""
-        from osmosis_ai.controller.bridge import ModelBridge
-        from osmosis_ai.controller.listener import CallbackListener
-        from osmosis_ai.controller.store import CallbackStore
+        from osmosis_ai.driving.bridge import ModelBridge
+        from osmosis_ai.driving.callback_registry import CallbackStore
+        from osmosis_ai.driving.callback_server import CallbackListener
 
         model_key, callback_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._state.redact.add([model_key, callback_key])
@@ -217,7 +217,7 @@ class Execution:
         model_key: str,
         callback_key: str,
     ) -> HttpRolloutDriver:
-        from osmosis_ai.controller.http_driver import HttpRolloutDriver
+        from osmosis_ai.driving.http_driver import HttpRolloutDriver
 
         return HttpRolloutDriver(
             rollout_base_url=base_url,
@@ -231,7 +231,7 @@ class Execution:
         )
 
     def _server(self, python: Path) -> RolloutServer:
-        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec, health_timeout
+        from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 
         return RolloutServer(
             ServerSpec(
@@ -292,7 +292,7 @@ class Execution:
     def _watch_machine(
         self, stack: AsyncExitStack, host: RolloutHost, client: ModelClient, pace: Pace
     ) -> MachineWatch:
-        from osmosis_ai.controller.server_health import ServerHealth
+        from osmosis_ai.driving.server_health import ServerHealth
 
         lag, health = LoopLag(), ServerHealth()
         lag.start()

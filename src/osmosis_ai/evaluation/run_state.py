@@ -19,9 +19,9 @@ from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.metrics_models import LimitedBy
-from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.evaluation.trajectory_export import Projector
 from osmosis_ai.redaction import Redactor
 
 

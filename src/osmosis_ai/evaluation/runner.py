@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.driving.dispatcher import Stop
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Spending
-from osmosis_ai.evaluation.engine import Stop
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
 from osmosis_ai.evaluation.grader_digest import grader_digest
 from osmosis_ai.evaluation.headline import copied_rows
@@ -28,7 +28,6 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs, source_digest
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.pending import selected_rows
-from osmosis_ai.evaluation.projection import Projector
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -36,6 +35,7 @@ from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
+from osmosis_ai.evaluation.trajectory_export import Projector
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 

@@ -1,11 +1,11 @@
-"""The driver interface under the path rollout code knows; it lives in :mod:`osmosis_ai.controller`."""
+"""The driver interface under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
+    from osmosis_ai.driving.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
 
 __all__ = ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
 
@@ -13,6 +13,6 @@ __all__ = ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.controller import driver
+    from osmosis_ai.driving import driver
 
     return getattr(driver, name)

@@ -1,11 +1,11 @@
-"""The HTTP driver under the path rollout code knows; it lives in :mod:`osmosis_ai.controller`."""
+"""The HTTP driver under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.http_driver import HttpRolloutDriver, RolloutProtocolError
+    from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError
 
 __all__ = ["HttpRolloutDriver", "RolloutProtocolError"]
 
@@ -13,6 +13,6 @@ __all__ = ["HttpRolloutDriver", "RolloutProtocolError"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.controller import http_driver
+    from osmosis_ai.driving import http_driver
 
     return getattr(http_driver, name)

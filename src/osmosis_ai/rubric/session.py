@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
-from osmosis_ai.evaluation.engine import Dispatcher, Stop
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.calls import CallRecord, Standing
 from osmosis_ai.rubric.errors import ProviderRequestError, UnscoredError

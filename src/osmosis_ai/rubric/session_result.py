@@ -13,7 +13,7 @@ from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.rubric.calls import CallRecord, Standing
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.engine import Stop
+    from osmosis_ai.driving.dispatcher import Stop
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.records import RubricRecord
     from osmosis_ai.rubric.scores import ScoreTable

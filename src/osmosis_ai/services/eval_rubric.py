@@ -28,8 +28,8 @@ from osmosis_ai.services.rubric_inputs import (
 )
 
 if TYPE_CHECKING:
+    from osmosis_ai.driving.dispatcher import Stop
     from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.evaluation.engine import Stop
     from osmosis_ai.rubric.baseline import Baseline
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession

@@ -17,8 +17,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from osmosis_ai.controller.bridge import DONE, RolloutBridge, SeedFor, stream_event
-from osmosis_ai.controller.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
+from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
+from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.chat import Reply

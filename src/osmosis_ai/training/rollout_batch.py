@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.seeds import attempt_seeds
+from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.training.advantages import GroupStatistics, group_advantages
 from osmosis_ai.training.metrics import TRAINING_REWARD, finite
 from osmosis_ai.training.sampler import Attempt, Sample

@@ -17,25 +17,25 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_ai.controller.driver import RolloutRunRequest
-from osmosis_ai.controller.http_driver import HttpRolloutDriver, RolloutProtocolError
-from osmosis_ai.controller.listener import CallbackListener
-from osmosis_ai.controller.store import CallbackStore
+from osmosis_ai.driving.callback_registry import CallbackStore
+from osmosis_ai.driving.callback_server import CallbackListener
+from osmosis_ai.driving.classify import Verdict, classify, failed, rejected
+from osmosis_ai.driving.concurrency import choose_limit
+from osmosis_ai.driving.dispatcher import Dispatcher
+from osmosis_ai.driving.driver import RolloutRunRequest
+from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError
+from osmosis_ai.driving.rollout_host import AttemptLostError, RolloutHost, Server
 from osmosis_ai.evaluation.attempts import MAX_LOSSES
-from osmosis_ai.evaluation.classify import Verdict, classify, failed, rejected
-from osmosis_ai.evaluation.concurrency import choose_limit
-from osmosis_ai.evaluation.engine import Dispatcher
 from osmosis_ai.evaluation.metrics import NO_REWARD
-from osmosis_ai.evaluation.rollout_host import AttemptLostError, RolloutHost, Server
 from osmosis_ai.evaluation.spec import CALLBACK_GRACE_S
 
 if TYPE_CHECKING:
     from aiohttp import web
     from typing_extensions import Self
 
-    from osmosis_ai.controller.call_record import RolloutUsage
-    from osmosis_ai.controller.store import TerminalCallbackResult
     from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.driving.call_record import RolloutUsage
+    from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.training.recording import RecordedRollout
 
 REMOVED = "removed"

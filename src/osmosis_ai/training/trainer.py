@@ -35,7 +35,7 @@ from osmosis_ai.training.spec import TrainingSpec
 from osmosis_ai.training.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.server_process import RolloutServer
+    from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.training.checkpoints import CheckpointStore
     from osmosis_ai.training.learner import Learner
@@ -229,7 +229,7 @@ class LocalTrainer:
         return await self._followers.beside(work, self._learner.abandon)
 
     async def _prepare_python(self, hooks: TrainingHooks) -> Path:
-        from osmosis_ai.controller.environment import prepare_environment
+        from osmosis_ai.driving.environment import prepare_environment
 
         environment = await asyncio.to_thread(
             prepare_environment, self._spec.rollout_dir, cache_dir=self._rollout_cache, note=hooks.note
@@ -282,7 +282,7 @@ class LocalTrainer:
         )
 
     def _server(self, python: Path) -> RolloutServer:
-        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec, health_timeout
+        from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 
         spec = self._spec
         return RolloutServer(

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
+from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
 from osmosis_ai.evaluation.row_copies import RowCopies
-from osmosis_ai.evaluation.seeds import attempt_seeds
 from osmosis_ai.training.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,

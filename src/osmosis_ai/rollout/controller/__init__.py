@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.bridge import LiteLLMBridge
-    from osmosis_ai.controller.listener import CallbackListener
-    from osmosis_ai.controller.store import CallbackStore, TerminalCallbackResult
+    from osmosis_ai.driving.bridge import LiteLLMBridge
+    from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
+    from osmosis_ai.driving.callback_server import CallbackListener
 
 __all__ = ["CallbackListener", "CallbackStore", "LiteLLMBridge", "TerminalCallbackResult"]
 
 _MODULES = {
-    "CallbackListener": "osmosis_ai.controller.listener",
-    "CallbackStore": "osmosis_ai.controller.store",
-    "LiteLLMBridge": "osmosis_ai.controller.bridge",
-    "TerminalCallbackResult": "osmosis_ai.controller.store",
+    "CallbackListener": "osmosis_ai.driving.callback_server",
+    "CallbackStore": "osmosis_ai.driving.callback_registry",
+    "LiteLLMBridge": "osmosis_ai.driving.bridge",
+    "TerminalCallbackResult": "osmosis_ai.driving.callback_registry",
 }
 
 

@@ -1,11 +1,11 @@
-"""The callback store under the path rollout code knows; it lives in :mod:`osmosis_ai.controller`."""
+"""The callback store under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.store import (
+    from osmosis_ai.driving.callback_registry import (
         CallbackStore,
         DuplicateRegistrationError,
         TerminalCallbackResult,
@@ -25,6 +25,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.controller import store
+    from osmosis_ai.driving import callback_registry
 
-    return getattr(store, name)
+    return getattr(callback_registry, name)

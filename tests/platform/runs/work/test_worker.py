@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from osmosis_ai.controller.uv import UvInterruptedError
+from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import Run

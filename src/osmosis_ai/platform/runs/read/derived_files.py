@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 from sqlalchemy import select
 
-from osmosis_ai.evaluation.projection import item_name
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
+from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import LogLine, Run, RunFile, Sample

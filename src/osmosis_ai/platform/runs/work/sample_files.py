@@ -19,9 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import orjson
 
-from osmosis_ai.evaluation.projection import item_name
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.redaction import Redactor
 

@@ -1,0 +1,96 @@
+"""Runs a rollout's entrypoint as ``__main__`` inside the rollout's own environment.
+
+Started as a file by :mod:`osmosis_ai.driving.server_process`: ``python _server_bootstrap.py
+<entrypoint>`` in the rollout's directory. The process ends when its parent does, its ``/health``
+proves whose server it is, and the project's modules can be imported wherever they lie: beside the
+entrypoint, in ``src/``, or in the project's directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.supervision import watch_parent
+
+INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
+INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
+_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+
+
+def main(entrypoint: str) -> None:
+    """Become the entrypoint."""
+    watch_parent()
+    path = Path(entrypoint).resolve()
+    project = Path.cwd()
+    places = dict.fromkeys(str(place) for place in (path.parent, project / "src", project) if place.is_dir())
+    # Python put this file's directory first, whose modules must not shadow the project's.
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places and place != here)]
+    _make_clients_cheap()
+    instance_id = os.environ.get(INSTANCE_ENV)
+    if instance_id:
+        _prove_ownership(instance_id)
+    sys.argv = [str(path)]
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def _make_clients_cheap() -> None:
+    """Let the clients that agents open by themselves, often one a rollout, cost and write less.
+
+    Each client of httpx, and so each of OpenAI's, reads the certificates anew: 40 ms, during which
+    every other rollout waits. One TLS context can serve them all. And a line in the log for every
+    request says nothing that the run does not know.
+    """
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        from httpx._transports import default
+    except ImportError:
+        return
+    create = getattr(default, "create_ssl_context", None)
+    if create is None:
+        # Another release keeps it elsewhere; its clients cost what they cost.
+        return
+    contexts: dict[tuple[str | None, ...], Any] = {}
+
+    def create_once(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+        if verify is not True or cert is not None:
+            return create(verify=verify, cert=cert, trust_env=trust_env)
+        key = tuple(os.environ.get(name) for name in _CERTIFICATE_VARIABLES) if trust_env else ()
+        if key not in contexts:
+            contexts[key] = create(verify=verify, cert=cert, trust_env=trust_env)
+        return contexts[key]
+
+    # Its own transports' name alone: who asks httpx for a context, to change it, gets one of their own.
+    default.create_ssl_context = create_once  # type: ignore[attr-defined]
+
+
+def _prove_ownership(instance_id: str) -> None:
+    """Make every Starlette or FastAPI application name this instance on ``/health``."""
+    try:
+        from starlette.applications import Starlette
+    except ImportError:
+        # The entrypoint fails on it by itself, or serves by other means.
+        return
+    serve = Starlette.__call__
+    header = (INSTANCE_HEADER.encode(), instance_id.encode())
+
+    async def serve_with_proof(self: Starlette, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_proof(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        is_health = scope["type"] == "http" and scope["path"] == "/health"
+        await serve(self, scope, receive, send_with_proof if is_health else send)
+
+    Starlette.__call__ = serve_with_proof  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

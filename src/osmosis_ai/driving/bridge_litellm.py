@@ -1,0 +1,98 @@
+"""The bridge under the name and with the methods the hosted SDK gives it; :class:`ModelBridge` underneath."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from osmosis_ai.driving.bridge import ModelBridge, SeedFor
+from osmosis_ai.driving.call_record import RolloutCalls
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, resolve_model
+from osmosis_ai.llm.wire_json import loads
+
+
+class InvalidModelError(OsmosisError, RuntimeError):
+    """The model's name cannot be resolved, or its key or address is missing."""
+
+
+class LiteLLMBridge(ModelBridge):
+    """Serves one model, by its LiteLLM name, to whatever rollout asks.
+
+    It does not check tokens itself: the listener that mounts its routes does.
+
+    Args:
+        model: the model's name, as LiteLLM writes it.
+        api_key: the provider's key, instead of the one in the environment.
+        api_base: the provider's address, instead of the usual one.
+
+    Raises:
+        InvalidModelError: the name makes no sense, or a key is missing.
+    """
+
+    def __init__(self, *, model: str, api_key: str | None = None, api_base: str | None = None) -> None:
+        self._model_client = ModelClient(_endpoint(model, api_key, api_base))
+        super().__init__(self._model_client, auth_token=secrets.token_urlsafe())
+
+    async def preflight_check(self) -> None:
+        """Make one tiny call; raises :class:`ModelCallError` when no call can succeed."""
+        await self._model_client.preflight()
+
+    async def complete(self, body: Mapping[str, Any], *, rollout_id: str) -> dict[str, Any]:
+        """Answer one chat completion request for a rollout.
+
+        Raises:
+            ModelCallError: the call failed.
+        """
+        calls, seed_for = self._find(rollout_id)
+        call = calls.begin(os.urandom(16))
+        self._begin(calls, call, {**body, "stream": False}, seed_for)
+        await call.answer.wait_finished()
+        if call.answer.error is not None:
+            raise call.answer.error
+        response: dict[str, Any] = loads(call.answer.pieces[0])
+        return response
+
+    def collect_tokens(self, rollout_id: str) -> int | None:
+        """Return the tokens a rollout used, once; None when it made no call."""
+        usage = self.close(rollout_id)
+        return usage.total_tokens if usage.calls else None
+
+    def discard(self, rollout_id: str) -> None:
+        """Forget a rollout."""
+        self.close(rollout_id)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._model_client.aclose()
+
+    def _is_authentic(self, presented: bytes) -> bool:
+        return True
+
+    def _find(self, rollout_id: str) -> tuple[RolloutCalls, SeedFor | None]:
+        calls, seed_for = super()._find(rollout_id)
+        if calls is None:
+            self.open(rollout_id)
+            calls, seed_for = super()._find(rollout_id)
+        assert calls is not None
+        return calls, seed_for
+
+
+def _endpoint(model: str, api_key: str | None, api_base: str | None) -> ModelEndpoint:
+    given = dict(os.environ)
+    provider = OPENAI_COMPATIBLE.get(model.partition("/")[0], OPENAI_COMPATIBLE["openai"])
+    if api_base:
+        given[provider.bases[0]] = api_base
+    try:
+        endpoint = resolve_model(model, given)
+    except OsmosisError as error:
+        if api_key is None or "missing_variable" not in error.details:
+            raise InvalidModelError(
+                f"Invalid LiteLLM model format: {error.message}", hint=error.hint
+            ) from None
+        endpoint = resolve_model(model, {**given, str(error.details["missing_variable"]): api_key})
+    return replace(endpoint, api_key=api_key or endpoint.api_key, base_url=api_base or endpoint.base_url)

@@ -1,0 +1,102 @@
+"""Watches whether this machine keeps up: it sets the pace, and it knows what held a run back.
+
+Two event loops can be late: the engine's, which serves the agents' model calls, and the rollout
+server's, in which the agents run. A lateness that is over still explains what failed during it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from osmosis_ai.driving.pace import Pace
+from osmosis_ai.evaluation.metrics_models import LIMITS, LimitedBy, LimitName
+from osmosis_ai.event_loop import LATE_S, LoopState
+
+TICK_S = 0.25
+_ASK_EVERY_S = 1.0
+# A loop whose thread computes nearly all the time is what everything waits for.
+_SATURATED = 0.9
+
+
+class MachineWatch:
+    """Follows the lag of engine and rollout server while a run dispatches.
+
+    Args:
+        pace: told how late the machine is.
+        engine: how this process's event loop does.
+        server: how the server's does, as last heard.
+        ask_server: asks it anew.
+        rate_limited: whether the provider's rate limit holds calls back now.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        *,
+        engine: Callable[[], LoopState],
+        server: Callable[[], LoopState],
+        ask_server: Callable[[], Awaitable[LoopState | None]],
+        rate_limited: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pace = pace
+        self._engine = engine
+        self._server = server
+        self._ask_server = ask_server
+        self._rate_limited = rate_limited
+        self._clock = clock
+        self._ticks: Counter[LimitName] = Counter()
+
+    def tick(self, *, in_flight: int) -> bool:
+        """Look once; return whether the pace has changed."""
+        engine, server = self._engine(), self._server()
+        lag_s = max(engine.lag_s, server.lag_s)
+        changed = self._pace.observe(lag_s)
+        if in_flight:
+            saturated = max(engine.busy, server.busy) >= _SATURATED
+            if lag_s >= LATE_S or saturated or self._pace.narrowed:
+                self._ticks["this_machine"] += 1
+            else:
+                self._ticks["rate_limit" if self._rate_limited() else "provider"] += 1
+        return changed
+
+    async def watch(self, *, in_flight: Callable[[], int], changed: Callable[[], None]) -> None:
+        """Look several times a second until cancelled; call ``changed`` whenever the pace has."""
+        asking = asyncio.create_task(self._keep_asking())
+        try:
+            while True:
+                if self.tick(in_flight=in_flight()):
+                    changed()
+                await asyncio.sleep(TICK_S)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def was_late(self, since: float) -> bool:
+        """Whether engine or server was late at any time after ``since`` (of the monotonic clock)."""
+        if self._reaches(self._engine(), since) or self._reaches(self._server(), since):
+            return True
+        # What it said last may be older than what is asked about.
+        answer = await self._ask_server()
+        return answer is not None and self._reaches(answer, since)
+
+    def limited_by(self) -> LimitedBy | None:
+        """Return what held the run back, as shares of the time with work in flight; None before any."""
+        total = sum(self._ticks.values())
+        if not total:
+            return None
+        most: LimitName = max(LIMITS, key=lambda name: self._ticks[name])
+        shares = {name: round(self._ticks[name] / total, 4) for name in LIMITS}
+        return LimitedBy(most=most, **shares)
+
+    def _reaches(self, state: LoopState, since: float) -> bool:
+        return state.late_ago_s is not None and self._clock() - state.late_ago_s >= since
+
+    async def _keep_asking(self) -> None:
+        while True:
+            await self._ask_server()
+            await asyncio.sleep(_ASK_EVERY_S)

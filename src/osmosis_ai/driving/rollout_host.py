@@ -1,0 +1,249 @@
+"""Keeps a rollout's server running, so that an attempt meets either a live server or a clear end.
+
+When the server dies, everything it was working on is lost with it; the host says so to each of
+those attempts at once and starts another server. It gives up when servers die one after the other
+without a single attempt finishing in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
+
+MAX_RESTARTS = 3
+# A dying server refuses connections a little before its end is noticed.
+_DEATH_NOTICE_S = 1.0
+
+
+class Server(Protocol):
+    """A rollout server process (:class:`osmosis_ai.driving.server_process.RolloutServer`)."""
+
+    capacity: int | None
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens."""
+
+    def exit_error(self, status: int) -> OsmosisError:
+        """Explain an end that nobody asked for."""
+
+    async def start(self) -> None:
+        """Start it and wait until it is healthy."""
+
+    async def wait_exit(self) -> int:
+        """Wait for the process to end and return its exit status."""
+
+    async def stop(self) -> None:
+        """End it."""
+
+
+class Driver(Protocol):
+    """Runs rollouts on one server (:class:`osmosis_ai.driving.http_driver.HttpRolloutDriver`)."""
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        """Run one rollout to its terminal result."""
+
+    async def aclose(self) -> None:
+        """Release what it holds."""
+
+
+class AttemptLostError(Exception):
+    """The attempt will never report back; nothing is known of its outcome.
+
+    Attributes:
+        death: how the server went down with it; None when only a connection failed.
+    """
+
+    def __init__(self, reason: str, *, death: OsmosisError | None) -> None:
+        super().__init__(reason)
+        self.death = death
+
+
+class RolloutServerDiedError(OsmosisError):
+    """Servers died again and again."""
+
+    default_code = "INTERNAL"
+
+
+class _Generation:
+    """One server, its driver, and the rollouts under way on it."""
+
+    def __init__(self, server: Server, driver: Driver) -> None:
+        self.server = server
+        self.driver = driver
+        self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
+        self.died = asyncio.Event()
+        self.death: OsmosisError | None = None
+
+
+class RolloutHost:
+    """Runs rollouts on a server that is started again when it dies; an async context manager.
+
+    Args:
+        make_server: a new, not yet started server.
+        connect: a driver for the server at a base URL.
+        note: told, in a sentence, of every death and restart.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_server: Callable[[], Server],
+        connect: Callable[[str], Driver],
+        note: Callable[[str], None],
+    ) -> None:
+        self._make_server = make_server
+        self._connect = connect
+        self._note = note
+        self._ready: asyncio.Future[_Generation] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._finished_since_start = 0
+        self._fruitless = 0
+        self._capacity: int | None = None
+
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts the server runs at once, as far as it says."""
+        return self._capacity
+
+    @property
+    def base_url(self) -> str | None:
+        """Address of the server that runs now; None while there is none."""
+        ready = self._ready
+        if ready is None or not ready.done() or ready.cancelled() or ready.exception() is not None:
+            return None
+        return ready.result().server.base_url
+
+    async def __aenter__(self) -> Self:
+        """Start the first server.
+
+        Raises:
+            OsmosisError: when it does not become healthy, with the end of its log.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        generation = await self._start()
+        self._capacity = generation.server.capacity
+        self._ready.set_result(generation)
+        self._keeper = asyncio.create_task(self._keep(generation))
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop the server for good."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+
+    def attempt_finished(self) -> None:
+        """Note that the present server brought an attempt to its end."""
+        self._finished_since_start += 1
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        """Run one rollout, waiting first while a server is being started.
+
+        Raises:
+            AttemptLostError: when the server died or could not be reached.
+            RolloutProtocolError: when the server refused the rollout.
+            OsmosisError: when there will be no server any more.
+        """
+        import aiohttp
+
+        assert self._ready is not None, "the host is not running"
+        generation = await asyncio.shield(self._ready)
+        rollout = asyncio.create_task(generation.driver.run(request))
+        generation.rollouts.add(rollout)
+        try:
+            return await rollout
+        except asyncio.CancelledError:
+            if generation.died.is_set() and rollout.cancelled():
+                raise AttemptLostError("the rollout's server died", death=generation.death) from None
+            raise
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            try:
+                await asyncio.wait_for(generation.died.wait(), _DEATH_NOTICE_S)
+            except asyncio.TimeoutError:
+                reason = f"the rollout's server could not be reached: {error or type(error).__name__}"
+                raise AttemptLostError(reason, death=None) from None
+            raise AttemptLostError("the rollout's server died", death=generation.death) from None
+        finally:
+            generation.rollouts.discard(rollout)
+
+    async def _start(self) -> _Generation:
+        server = self._make_server()
+        try:
+            await server.start()
+        except BaseException:
+            await server.stop()
+            raise
+        return _Generation(server, self._connect(server.base_url))
+
+    async def _keep(self, generation: _Generation) -> None:
+        """Replace servers as they die, until cancelled or until it is no use."""
+        try:
+            while True:
+                cause = generation.server.exit_error(await generation.server.wait_exit())
+                self._lose(generation, cause)
+                await self._release(generation)
+                generation = await self._replace(cause)
+                assert self._ready is not None
+                self._ready.set_result(generation)
+        except Exception as error:
+            # Attempts that wait for a server, now or later, get the reason.
+            assert self._ready is not None
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                self._ready.exception()
+        finally:
+            await self._release(generation)
+
+    async def _replace(self, cause: OsmosisError) -> _Generation:
+        """Start another server; one that ends before it is healthy counts as one more that died.
+
+        Raises:
+            RolloutServerDiedError: when that has happened too often.
+        """
+        while True:
+            self._fruitless = 0 if self._finished_since_start else self._fruitless + 1
+            self._finished_since_start = 0
+            if self._fruitless > MAX_RESTARTS:
+                raise self._gave_up(cause)
+            self._note(f"{cause.message.splitlines()[0]} Starting it again.")
+            try:
+                return await self._start()
+            except OsmosisError as error:
+                cause = error
+
+    def _lose(self, generation: _Generation, cause: OsmosisError) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        generation.death = cause
+        generation.died.set()
+        for rollout in generation.rollouts:
+            rollout.cancel()
+
+    async def _release(self, generation: _Generation) -> None:
+        rollouts = tuple(generation.rollouts)
+        for rollout in rollouts:
+            rollout.cancel()
+        await asyncio.gather(*rollouts, return_exceptions=True)
+        await generation.server.stop()
+        await generation.driver.aclose()
+
+    @staticmethod
+    def _gave_up(cause: OsmosisError) -> RolloutServerDiedError:
+        return RolloutServerDiedError(
+            f"the rollout's server died {MAX_RESTARTS + 1} times without finishing an attempt in between. "
+            f"The last time: {cause.message}",
+            details=cause.details,
+            hint="mend the rollout, then start the run again: what is finished is kept",
+        )

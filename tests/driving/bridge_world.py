@@ -1,0 +1,111 @@
+"""A bridge in front of a stand-in model, and clients of it that can be cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from osmosis_ai.driving.bridge import ModelBridge
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.providers import ModelEndpoint
+from tests.standin_model import StandInModel
+
+SECRET = "sk-very-secret-0123456789"
+TOKEN = "agents-token"
+HELLO: dict[str, Any] = {"model": "osmosis-rollout", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+@dataclass
+class BridgeWorld:
+    model: StandInModel
+    bridge: ModelBridge
+    url: str
+    session: aiohttp.ClientSession
+
+    def rollout_url(self, rollout_id: str) -> str:
+        return f"{self.url}/v1/rollouts/{rollout_id}/chat/completions"
+
+    def post(
+        self,
+        body: Any = HELLO,
+        *,
+        rollout_id: str = "r1",
+        token: str | None = TOKEN,
+        retry_count: int | None = None,
+    ) -> Any:
+        """A request as OpenAI's client sends it; bytes go out as they are."""
+        headers = {"Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if retry_count is not None:
+            headers["x-stainless-retry-count"] = str(retry_count)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.session.post(self.rollout_url(rollout_id), data=data, headers=headers)
+
+    async def ask(self, body: Any = HELLO, **options: Any) -> tuple[int, Mapping[str, str], Any]:
+        """Status, headers and JSON of one whole answer."""
+        async with self.post(body, **options) as response:
+            return response.status, response.headers, await response.json()
+
+    async def content(self, body: Any = HELLO, **options: Any) -> str:
+        status, _, answer = await self.ask(body, **options)
+        assert status == 200, answer
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+    async def events(self, body: Mapping[str, Any] = HELLO, **options: Any) -> list[str]:
+        """The lines of a streamed answer that are not empty."""
+        async with self.post({**body, "stream": True}, **options) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            return [line for line in (await response.text()).splitlines() if line]
+
+    async def cut_off(self, body: Any = HELLO, *, first_bytes: bool = False) -> None:
+        """Send a request, wait until the model has it (or the first bytes are back), and hang up."""
+        self.model.arrived.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
+        data = json.dumps(body).encode()
+        head = (
+            f"POST /v1/rollouts/r1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        writer.write(head.encode() + data)
+        await self.model.arrived.wait()
+        if first_bytes:
+            await reader.readuntil(b"data:")
+        writer.transport.abort()
+        await settle()
+
+
+async def settle() -> None:
+    """Let the event loop handle what is on its way between sockets of this process."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def bridge_world(model: StandInModel, *, transport: Any = "openai") -> AsyncIterator[BridgeWorld]:
+    """Serve rollout ``r1`` from ``model``."""
+    endpoint = ModelEndpoint("openai/m", "openai", "m", transport, model.base_url, SECRET)
+    async with ModelClient(endpoint, max_attempts=3) as client:
+        bridge = ModelBridge(client, auth_token=TOKEN)
+        app = web.Application()
+        app.add_routes(bridge.routes())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        bridge.open("r1")
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield BridgeWorld(model, bridge, url, session)
+        finally:
+            bridge.close("r1")
+            await runner.cleanup()

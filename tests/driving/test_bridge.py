@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+import stamina
+
+from osmosis_ai.driving import bridge as bridge_module
+from osmosis_ai.driving.bridge import LiteLLMBridge, ModelBridge
+from tests.controller.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
+from tests.standin_model import Reply, StandInModel, error_reply
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_between_retries() -> Iterator[None]:
+    with stamina.set_testing(True, attempts=3, cap=True):
+        yield
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[BridgeWorld]:
+    async with StandInModel() as model, bridge_world(model) as built:
+        yield built
+
+
+@pytest.fixture(params=["openai", "litellm"])
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[BridgeWorld]:
+    async with StandInModel() as model, bridge_world(model, transport=request.param) as built:
+        yield built
+
+
+# Who may call, and what is refused
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", "Ünïcode"])
+async def test_a_call_without_the_right_token_is_refused(world: BridgeWorld, token: str | None) -> None:
+    status, headers, answer = await world.ask(token=token)
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    assert headers["x-should-retry"] == "false"
+    assert world.model.calls == 0
+
+
+async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> None:
+    assert (await world.ask(rollout_id="r2"))[0] == 404
+    world.bridge.close("r1")
+    assert (await world.ask())[0] == 404
+    assert world.model.calls == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null"])
+async def test_a_body_that_is_no_json_object_is_a_bad_request(world: BridgeWorld, body: bytes) -> None:
+    status, _, answer = await world.ask(body)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
+    assert (await world.ask(long))[0] == 200
+    monkeypatch.setattr(bridge_module, "MAX_REQUEST_BYTES", 1_000_000)
+    assert (await world.ask(long))[0] == 413
+
+
+def test_a_blank_token_is_no_token() -> None:
+    with pytest.raises(ValueError, match="auth_token"):
+        ModelBridge(None, auth_token=" ")  # type: ignore[arg-type]
+
+
+async def test_a_rollout_is_opened_once(world: BridgeWorld) -> None:
+    with pytest.raises(ValueError, match="open already"):
+        world.bridge.open("r1")
+
+
+# What passes, both ways
+
+
+async def test_all_fields_pass_both_ways(either: BridgeWorld) -> None:
+    either.model.script(
+        Reply(
+            content="two words",
+            reasoning="let me see",
+            tool_calls=[("multiply", {"a": 6})],
+            logprobs=[-0.25, -0.5],
+        )
+    )
+    asked = {
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "json_object"},
+        "logprobs": True,
+        "top_logprobs": 1,
+        "stop": ["x"],
+        "seed": 3,
+        "n": 1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "max_completion_tokens": 9,
+        "top_k": 4,
+    }
+    status, _, answer = await either.ask({**HELLO, **asked})
+    assert status == 200
+    sent = either.model.requests[0].body
+    assert {name: sent.get(name) for name in asked} == asked
+    assert (sent["model"], answer["model"]) == ("m", "osmosis-rollout")
+    choice = answer["choices"][0]
+    assert choice["message"]["reasoning_content"] == "let me see"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "multiply", "arguments": '{"a": 6}'}
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-0.25, -0.5]
+    assert answer["usage"]["total_tokens"] == 4
+
+
+async def test_a_call_without_a_seed_gets_one_from_its_number_and_one_with_a_seed_keeps_it(
+    world: BridgeWorld,
+) -> None:
+    world.bridge.open("r2", seed_for=lambda index: 1000 + index)
+    for body in (HELLO, {**HELLO, "seed": 5}, {**HELLO, "seed": None}, {**HELLO, "stream": True}):
+        async with world.post(body, rollout_id="r2") as response:
+            await response.read()
+    assert [request.body["seed"] for request in world.model.requests] == [1000, 5, 1002, 1003]
+    world.bridge.close("r2")
+
+
+async def test_an_agent_with_openai_s_client_sees_an_openai_endpoint(world: BridgeWorld) -> None:
+    base_url = world.rollout_url("r1").removesuffix("/chat/completions")
+    world.model.script(Reply(content="one two"), Reply(content="one two"))
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=TOKEN) as agent:
+        whole = await agent.chat.completions.create(model="x", messages=HELLO["messages"])
+        assert whole.choices[0].message.content == "one two"
+        stream = await agent.chat.completions.create(
+            model="x", messages=HELLO["messages"], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "one two"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 2
+
+
+# Streams
+
+
+def data_of(events: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in events if line.startswith("data: {")]
+
+
+async def test_a_stream_passes_chunk_by_chunk_with_usage_alone_at_the_end(either: BridgeWorld) -> None:
+    either.model.script(Reply(content="one two", reasoning="hm", tool_calls=[("multiply", {"a": 6})]))
+    events = await either.events({**HELLO, "tools": [TOOL], "stream_options": {"include_usage": True}})
+    assert events[-1] == "data: [DONE]"
+    chunks = data_of(events)
+    assert {chunk["model"] for chunk in chunks} == {"osmosis-rollout"}
+    assert [bool(chunk.get("usage")) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["choices"] == []
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "one two"
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "hm"
+    assert len(deltas) >= 5
+
+
+async def test_usage_is_recorded_but_not_shown_to_an_agent_that_did_not_ask(either: BridgeWorld) -> None:
+    chunks = data_of(await either.events())
+    assert not any(chunk.get("usage") for chunk in chunks)
+    assert all(chunk["choices"] for chunk in chunks)
+    await settle()
+    assert either.bridge.usage("r1").total_tokens == 3
+
+
+async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(world: BridgeWorld) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    world.model.script(Reply(chunks=[{**last, "usage": usage}, b"data: [DONE]\n\n"]))
+    chunks = data_of(await world.events({**HELLO, "stream_options": {"include_usage": True}}))
+    assert ["usage" in chunk for chunk in chunks] == [False, True]
+    assert chunks[1]["usage"] == usage
+
+
+async def test_chunks_arrive_while_the_model_still_writes(world: BridgeWorld) -> None:
+    hold = asyncio.Event()
+    first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    world.model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
+    async with world.post({**HELLO, "stream": True}) as response:
+        assert b'"content":"a"' in await asyncio.wait_for(response.content.readline(), 5)
+        hold.set()
+        assert b"[DONE]" in await response.content.read()
+
+
+async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    hold = asyncio.Event()
+    world.model.script(Reply(wait_for=hold))
+    async with world.post({**HELLO, "stream": True}) as response:
+        assert await asyncio.wait_for(response.content.readline(), 5) == b": ping\n"
+        hold.set()
+        assert b"[DONE]" in await response.content.read()
+
+
+# Failures
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("trouble", "status", "kind"),
+    [
+        (error_reply(400, "own words", code="odd"), 400, "invalid_request_error"),
+        (error_reply(401, "own words"), 401, "authentication_error"),
+        (error_reply(403, "own words"), 403, "authentication_error"),
+        (error_reply(404, "own words"), 404, "not_found_error"),
+        (error_reply(422, "own words"), 422, "invalid_request_error"),
+        (error_reply(429, "own words"), 429, "rate_limit_error"),
+        (error_reply(500, "own words"), 502, "api_error"),
+        (error_reply(503, "own words"), 502, "api_error"),
+    ],
+)
+async def test_a_failure_has_a_fitting_status_and_the_provider_s_words(
+    world: BridgeWorld, trouble: Reply, status: int, kind: str, stream: bool
+) -> None:
+    world.model.respond = lambda _: trouble
+    got, headers, answer = await world.ask({**HELLO, "stream": stream})
+    assert (got, answer["error"]["type"]) == (status, kind)
+    assert "own words" in answer["error"]["message"]
+    assert headers["x-should-retry"] == "false"
+    usage = world.bridge.usage("r1")
+    assert usage.calls == 0
+    assert usage.last_error is not None
+    assert usage.last_error.provider_message == "own words"
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
+async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
+    world: BridgeWorld, status: int
+) -> None:
+    world.model.respond = lambda _: error_reply(status, "no")
+    base_url = world.rollout_url("r1").removesuffix("/chat/completions")
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=TOKEN) as agent:
+        with pytest.raises(openai.APIStatusError):
+            await agent.chat.completions.create(model="x", messages=HELLO["messages"])
+    assert world.model.calls == (3 if status in (429, 500) else 1)
+
+
+async def test_a_failure_in_the_middle_of_a_stream_is_an_event(world: BridgeWorld) -> None:
+    first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+    world.model.script(Reply(chunks=[first, {"error": {"message": "own words", "code": 500}}]))
+    events = await world.events()
+    assert events[-3] == "event: error"
+    assert "own words" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+    assert events[-1] == "data: [DONE]"
+
+
+async def test_the_provider_s_key_is_in_no_answer_and_no_log(
+    world: BridgeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown = ""
+    for status in (400, 401, 429, 500):
+        world.model.respond = lambda _, status=status: error_reply(status, f"the key {SECRET} is wrong")
+        shown += str(await world.ask())
+    assert "is wrong" in shown
+    assert SECRET not in shown
+    assert SECRET not in caplog.text
+
+
+async def test_closing_a_rollout_gives_up_its_calls_and_says_so(world: BridgeWorld) -> None:
+    world.model.script(Reply(wait_for=asyncio.Event()))
+    asking = asyncio.create_task(world.ask())
+    await world.model.arrived.wait()
+    usage = world.bridge.close("r1")
+    status, _, answer = await asyncio.wait_for(asking, 5)
+    assert (status, answer["error"]["code"], usage.calls) == (404, "rollout_not_found", 0)
+
+
+# What is recorded
+
+
+async def test_a_rollout_s_calls_are_added_up_and_reported(either: BridgeWorld) -> None:
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    either.model.script(
+        Reply(content="a b", usage=usage, logprobs=[-0.25, -0.5], extra={"prompt_token_ids": [1, 2]}),
+        Reply(content="c d", usage=usage, logprobs=[-1.0, -2.0]),
+    )
+    await either.ask({**HELLO, "logprobs": True})
+    await either.events({**HELLO, "logprobs": True})
+    total = either.bridge.close("r1")
+    assert (total.calls, total.prompt_tokens, total.completion_tokens, total.total_tokens) == (2, 20, 4, 24)
+    assert (total.cost_usd, total.last_error) == (0.0, None)
+    assert len(total.model_latency_s) == 2
+    assert total.report is not None
+    assert total.report["model_name"] == "openai/m"
+    [sample] = total.report["samples"].values()
+    first, second = sample["llm_call_metrics"]
+    assert (first["prompt_tokens"], first["cached_tokens"], first["cost_usd"]) == (10, 4, 0.0)
+    assert (first["logprobs"], second["logprobs"]) == ([-0.25, -0.5], [-1.0, -2.0])
+    assert first["prompt_token_ids"] == [1, 2]
+    assert json.loads(json.dumps(total.report)) == total.report
+
+
+async def test_token_ids_are_recorded_whole_and_streamed(world: BridgeWorld) -> None:
+    def chunk(text: str, ids: list[int], finish: str | None = None) -> dict[str, Any]:
+        return {
+            "choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": finish}]
+        }
+
+    world.model.script(
+        Reply(extra={"prompt_token_ids": [1]}, choice_extra={"token_ids": [2, 3]}),
+        Reply(chunks=[{**chunk("a", [5]), "prompt_token_ids": [4]}, chunk("b", [6, 7], "stop")]),
+    )
+    await world.ask()
+    await world.events()
+    report = world.bridge.close("r1").report
+    assert report is not None
+    [sample] = report["samples"].values()
+    ids = [(call["prompt_token_ids"], call["completion_token_ids"]) for call in sample["llm_call_metrics"]]
+    assert ids == [([1], [2, 3]), ([4], [5, 6, 7])]
+
+
+async def test_a_cost_that_is_not_known_is_not_zero(world: BridgeWorld) -> None:
+    await world.ask()
+    world.model.script(Reply(usage=False))
+    await world.ask({**HELLO, "seed": 1})
+    total = world.bridge.close("r1")
+    assert (total.calls, total.total_tokens, total.cost_usd) == (2, 3, None)
+
+
+async def test_the_last_error_is_forgotten_when_a_later_call_is_answered(world: BridgeWorld) -> None:
+    world.model.script(error_reply(400, "no"))
+    await world.ask()
+    assert world.bridge.usage("r1").last_error is not None
+    await world.ask({**HELLO, "seed": 1})
+    assert world.bridge.usage("r1").last_error is None
+
+
+async def test_a_closed_rollout_leaves_nothing_behind(world: BridgeWorld) -> None:
+    await world.ask()
+    assert world.bridge.close("r1").calls == 1
+    assert world.bridge.close("r1").calls == 0
+    assert world.bridge.usage("r1").calls == 0
+    assert world.bridge.usage("r1").report is None
+    assert not world.bridge._rollouts
+    await settle()
+    assert not world.bridge._tasks
+
+
+# The facade
+
+
+async def test_the_facade_answers_and_counts_per_rollout() -> None:
+    async with StandInModel() as model:
+        bridge = LiteLLMBridge(model="openai/m", api_key=SECRET, api_base=model.base_url)
+        await bridge.preflight_check()
+        answer = await bridge.complete(HELLO, rollout_id="a")
+        assert (answer["choices"][0]["message"]["content"], answer["model"]) == ("ok", "osmosis-rollout")
+        assert model.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
+        await bridge.complete(HELLO, rollout_id="a")
+        await bridge.complete(HELLO, rollout_id="b")
+        assert (bridge.collect_tokens("a"), bridge.collect_tokens("a")) == (6, None)
+        bridge.discard("b")
+        assert bridge.collect_tokens("b") is None
+        await bridge.aclose()
+
+
+def test_the_facade_refuses_a_name_that_makes_no_sense() -> None:
+    with pytest.raises(RuntimeError, match="Invalid LiteLLM model format"):
+        LiteLLMBridge(model="nonsense")

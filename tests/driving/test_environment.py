@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from osmosis_ai.driving import environment as environment_module
+from osmosis_ai.driving import uv
+from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
+from osmosis_ai.driving.sdk_wheel import read_sdk_content
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.driving.uv import Uv
+from osmosis_ai.errors import OsmosisError
+from tests.controller.wheels import make_sdk_dependencies, make_wheel
+
+SDK_VERSION = metadata.version("osmosis-ai")
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stands for the index; its `osmosis-ai` is somebody else's package."""
+    directory = tmp_path_factory.mktemp("wheelhouse")
+    make_sdk_dependencies(directory)
+    make_wheel(directory, "tinydep", "1.0")
+    make_wheel(directory, "tinydep", "2.0")
+    make_wheel(directory, "latecomer", "1.0")
+    make_wheel(directory, "imposters-friend", "1.0")
+    make_wheel(
+        directory,
+        "osmosis-ai",
+        "9.9",
+        requires=["litellm==0.1", "imposters-friend"],
+        extras=["server"],
+        files={"osmosis_ai/__init__.py": "raise ImportError('the wrong package')\n"},
+    )
+    make_wheel(directory, "litellm", "0.1", files={})
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def offline(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheelhouse))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+
+
+class World:
+    """A rollout's directory and a cache."""
+
+    def __init__(self, root: Path) -> None:
+        self.rollout_dir = root / "rollouts" / "mine"
+        self.rollout_dir.mkdir(parents=True)
+        self.cache_dir = root / "cache"
+        self.notes: list[str] = []
+
+    def write(self, dependencies: list[str], *, python: str = ">=3.10", more: str = "") -> None:
+        self.write_file(
+            "pyproject.toml",
+            f'[project]\nname = "mine"\nversion = "0.1.0"\nrequires-python = "{python}"\n'
+            f"dependencies = {dependencies!r}\n{more}",
+        )
+
+    def write_file(self, name: str, text: str) -> None:
+        path = self.rollout_dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def prepare(self) -> RolloutEnvironment:
+        return prepare_environment(self.rollout_dir, cache_dir=self.cache_dir, note=self.notes.append)
+
+    def lock(self) -> None:
+        subprocess.run([uv_path(), "lock", "--quiet"], cwd=self.rollout_dir, check=True)
+
+    def fingerprint(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.rollout_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in self.rollout_dir.rglob("*")
+            if path.is_file()
+        }
+
+    def built(self) -> list[str]:
+        directory = self.cache_dir / "environments"
+        return [entry.name for entry in directory.iterdir() if entry.name != ".locks"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def uv_path() -> str:
+    found = Uv.find()
+    assert found is not None
+    return str(found.path)
+
+
+def run_in(environment: RolloutEnvironment, code: str) -> str:
+    result = subprocess.run(
+        [str(environment.python), "-c", code], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Uv, "find", classmethod(lambda cls: None))
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -> None:
+    world.write(["osmosis-ai[server]>=0.3.0rc1,<0.4", "pydantic>=2", "nothing; python_version < '3'"])
+    environment = world.prepare()
+    assert environment == RolloutEnvironment(
+        Path(sys.executable),
+        "running-interpreter",
+        f"the running Python {platform.python_version()}, which has everything `mine/pyproject.toml` asks for",
+    )
+    assert world.notes == []
+    assert not world.cache_dir.exists()
+    world.write_file("uv.lock", "")
+    assert world.prepare().note.endswith("asks for (its uv.lock is not used)")
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_a_rollout_without_a_pyproject_runs_here(world: World) -> None:
+    assert world.prepare().kind == "running-interpreter"
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_the_version_a_rollout_wants_of_the_sdk_is_ignored_aloud(world: World) -> None:
+    world.write(["osmosis-ai[server,harbor]==0.2.7"])
+    assert world.prepare().kind == "running-interpreter"
+    assert world.notes == [
+        f"`osmosis-ai[harbor,server]==0.2.7` is not looked up: the SDK is always the one that runs this, {SDK_VERSION}",
+        "`osmosis-ai[harbor]` adds nothing: the SDK has no extra of this name",
+    ]
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_a_missing_uv_is_asked_for_and_says_why(world: World) -> None:
+    world.write(["tinydep>=1", "pydantic<2"])
+    with pytest.raises(OsmosisError) as caught:
+        world.prepare()
+    assert "`tinydep` is not installed" in caught.value.message
+    assert f"`pydantic` is {metadata.version('pydantic')}, not <2" in caught.value.message
+    assert "[eval]" in (caught.value.hint or "")
+
+
+@pytest.mark.e2e
+def test_an_environment_is_built_once_with_this_very_sdk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = read_sdk_content()
+    monkeypatch.setattr(environment_module, "read_sdk_content", lambda: sdk)
+    world.write(["osmosis-ai[server]>=9", "tinydep"])
+    world.write_file("main.py", "print('hello')\n")
+    before = world.fingerprint()
+    # Relative paths mean the same to uv, which runs elsewhere.
+    monkeypatch.chdir(world.rollout_dir.parent)
+    world.rollout_dir = Path("mine")
+    environment = world.prepare()
+    assert environment.kind == "uv"
+    assert "`tinydep` is not installed" in environment.note
+    assert run_in(environment, "import tinydep; print(tinydep.VERSION)") == "2.0"
+    version = run_in(environment, "from importlib.metadata import version; print(version('osmosis-ai'))")
+    assert version.startswith(f"{SDK_VERSION}+c")
+    where = run_in(environment, "import osmosis_ai.supervision as it; print(it.__file__)")
+    assert Path(where).is_relative_to(world.cache_dir.resolve())
+    assert world.fingerprint() == before
+    assert len(world.built()) == 1
+    assert world.notes == [
+        f"`osmosis-ai[server]>=9` is not looked up: the SDK is always the one that runs this, {SDK_VERSION}",
+        "building an environment for `mine` with uv",
+    ]
+
+    monkeypatch.setattr(Uv, "run", None)
+    assert world.prepare().python == environment.python
+
+
+@pytest.mark.e2e
+async def test_a_server_runs_in_a_built_environment(world: World, tmp_path: Path) -> None:
+    world.write(["osmosis-ai[server]", "tinydep==1.0"])
+    world.write_file(
+        "main.py",
+        """
+import os
+import tinydep
+import uvicorn
+from fastapi import FastAPI
+
+app = FastAPI()
+
+@app.get("/health")
+def health():
+    return {"tinydep": tinydep.VERSION}
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="0.0.0.0", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
+""",
+    )
+    spec = ServerSpec(
+        rollout_dir=world.rollout_dir,
+        entrypoint="main.py",
+        python=world.prepare().python,
+        env=dict(os.environ),
+        artifact_root=tmp_path / "trials",
+        port=None,
+        log_path=tmp_path / "server.log",
+    )
+    async with (
+        RolloutServer(spec) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.base_url + "/health") as reply,
+    ):
+        assert await reply.json() == {"tinydep": "1.0"}
+
+
+@pytest.mark.e2e
+def test_locked_versions_are_kept_and_what_only_the_locked_sdk_needed_is_not(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep<2"])
+    world.lock()
+    assert "imposters-friend" in (world.rollout_dir / "uv.lock").read_text()
+    world.write(["osmosis-ai[server]", "tinydep", "latecomer"])
+    before = world.fingerprint()
+    environment = world.prepare()
+    assert run_in(environment, "import tinydep, latecomer; print(tinydep.VERSION)") == "1.0"
+    assert run_in(environment, "from importlib.metadata import version; print(version('litellm'))") != "0.1"
+    found = run_in(environment, "from importlib.util import find_spec; print(find_spec('imposters_friend'))")
+    assert found == "None"
+    assert world.fingerprint() == before
+
+
+@pytest.mark.e2e
+def test_dependencies_that_do_not_resolve_are_explained_in_uvs_words(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep>=3"])
+    with pytest.raises(OsmosisError) as caught:
+        world.prepare()
+    message = caught.value.message
+    assert message.startswith(f"installing the dependencies of `{world.rollout_dir}/pyproject.toml` failed: ")
+    assert "tinydep" in message and ">=3" in message
+    assert "Using Python" not in message
+    assert world.built() == []
+
+
+@pytest.mark.e2e
+def test_a_lock_that_contradicts_the_project_is_named(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep<2"])
+    world.lock()
+    world.write(["osmosis-ai[server]", "tinydep>=2"])
+    with pytest.raises(OsmosisError) as caught:
+        world.prepare()
+    assert "tinydep" in caught.value.message
+    assert "uv lock --upgrade" in (caught.value.hint or "")
+
+
+@pytest.mark.e2e
+def test_a_python_that_is_not_there_is_named_beside_those_found(world: World) -> None:
+    world.write(["osmosis-ai[server]"], python=">=3.99")
+    with pytest.raises(OsmosisError) as caught:
+        world.prepare()
+    assert "needs Python" in caught.value.message and ">=3.99" in caught.value.message
+    assert platform.python_version() in caught.value.message
+    assert "never downloaded" in (caught.value.hint or "")
+
+
+BACKEND = """
+import pathlib
+
+def prepare_metadata_for_build_wheel(directory, config_settings=None):
+    pathlib.Path("litter.txt").write_text("build backends write where they run")
+    info = pathlib.Path(directory) / "mine-0.1.0.dist-info"
+    info.mkdir()
+    needs = pathlib.Path("needs.txt").read_text()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: mine\\nVersion: 0.1.0\\nRequires-Dist: {needs}\\n")
+    return info.name
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    raise SystemExit("nobody should build the rollout itself")
+"""
+
+
+@pytest.mark.e2e
+def test_dynamic_dependencies_are_asked_for_without_touching_the_sources(world: World) -> None:
+    world.write_file(
+        "pyproject.toml",
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "mine"\nversion = "0.1.0"\ndynamic = ["dependencies"]\n',
+    )
+    world.write_file("backend.py", BACKEND)
+    world.write_file("needs.txt", "tinydep<2")
+    before = world.fingerprint()
+    first = world.prepare()
+    assert run_in(first, "import tinydep; print(tinydep.VERSION)") == "1.0"
+    assert world.fingerprint() == before
+    world.write_file("needs.txt", "tinydep>=2")
+    assert run_in(world.prepare(), "import tinydep; print(tinydep.VERSION)") == "2.0"
+
+
+@pytest.mark.e2e
+def test_a_library_beside_the_rollout_is_installed_as_it_is_now(world: World) -> None:
+    backend = """
+import pathlib, zipfile
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    name = "shared-0.1.0-py3-none-any.whl"
+    info = "shared-0.1.0.dist-info"
+    with zipfile.ZipFile(pathlib.Path(directory) / name, "w") as wheel:
+        wheel.write("shared.py")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: shared\\nVersion: 0.1.0\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
+    world.write(
+        ["osmosis-ai[server]", "shared"], more='[tool.uv.sources]\nshared = { path = "libs/shared" }\n'
+    )
+    world.write_file(
+        "libs/shared/pyproject.toml",
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "shared"\nversion = "0.1.0"\n',
+    )
+    world.write_file("libs/shared/backend.py", backend)
+    for answer in ("1", "2"):
+        world.write_file("libs/shared/shared.py", f"ANSWER = {answer}\n")
+        assert run_in(world.prepare(), "import shared; print(shared.ANSWER)") == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[project\n", r"is not valid TOML: .*line 1"),
+        ('[project]\nname = "x"\ndependencies = ["not a requirement!"]\n', r"`not a requirement!`"),
+        ('[project]\nname = "x"\ndependencies = "tinydep"\n', r"must be a list"),
+        ('[project]\nname = "x"\nrequires-python = "three"\n', r"`requires-python`"),
+    ],
+)
+def test_a_pyproject_that_cannot_be_read_is_named(world: World, text: str, complaint: str) -> None:
+    world.write_file("pyproject.toml", text)
+    with pytest.raises(OsmosisError, match=complaint) as caught:
+        world.prepare()
+    assert str(world.rollout_dir / "pyproject.toml") in caught.value.message
+
+
+def test_uv_that_hangs_is_given_up(tmp_path: Path) -> None:
+    sleeper = tmp_path / "uv"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    with pytest.raises(uv.UvError, match=r"waiting failed: uv did not finish within 0\.1 s"):
+        Uv(sleeper).run([], cwd=tmp_path, timeout_s=0.1, doing="waiting")
+
+
+def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
+    killed = tmp_path / "uv"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert caught.value.is_infrastructure
+    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
+    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert not caught.value.is_infrastructure
+
+
+def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
+    failing = tmp_path / "uv"
+    failing.write_text(
+        "#!/bin/sh\necho 'error: https://me:hunter2@index.example/simple refused' >&2; exit 2\n"
+    )
+    failing.chmod(0o755)
+    with pytest.raises(uv.UvError) as caught:
+        Uv(failing).run([], cwd=tmp_path, timeout_s=5, doing="fetching")
+    assert caught.value.message == "fetching failed: https://[REDACTED]@index.example/simple refused"
+
+
+def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "/elsewhere")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
+    monkeypatch.setenv("UV_INDEX_URL", "https://index.example/simple")
+    spy = tmp_path / "uv"
+    spy.write_text("#!/bin/sh\nenv\n")
+    spy.chmod(0o755)
+    env = Uv(spy).run([], cwd=tmp_path, timeout_s=5, doing="looking")
+    assert "/elsewhere" not in env
+    assert "UV_PYTHON_DOWNLOADS=never" in env
+    assert "UV_INDEX_URL=https://index.example/simple" in env

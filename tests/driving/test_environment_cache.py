@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.driving import environment_cache
+from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
+
+
+def build(scratch: Path, target: Path) -> None:
+    python_of(target).parent.mkdir(parents=True)
+    python_of(target).write_text("#!/bin/sh\n")
+    python_of(target).chmod(0o755)
+
+
+def never_build(scratch: Path, target: Path) -> None:
+    raise AssertionError("it is there already")
+
+
+def ignore() -> None:
+    return None
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def test_an_environment_is_built_once(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    environment = cache.get("key", build, on_wait=ignore)
+    assert environment == tmp_path / "key"
+    assert cache.get("key", never_build, on_wait=ignore) == environment
+    assert names(tmp_path) == {"key", ".locks"}
+
+
+def test_a_failed_build_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    def fail(scratch: Path, target: Path) -> None:
+        build(scratch, target)
+        raise RuntimeError("no")
+
+    cache = EnvironmentCache(tmp_path)
+    with pytest.raises(RuntimeError):
+        cache.get("key", fail, on_wait=ignore)
+    assert names(tmp_path) == {".locks"}
+    assert cache.get("key", build, on_wait=ignore).exists()
+
+
+def test_an_environment_whose_interpreter_is_gone_is_built_again(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    python = python_of(cache.get("key", build, on_wait=ignore))
+    python.unlink()
+    python.symlink_to("/no/such/python")
+    assert python_of(cache.get("key", build, on_wait=ignore)).read_text() == "#!/bin/sh\n"
+
+
+def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) -> None:
+    building, waiting = threading.Event(), threading.Event()
+
+    def slow_build(scratch: Path, target: Path) -> None:
+        building.set()
+        assert waiting.wait(10)
+        build(scratch, target)
+
+    results: list[Path] = []
+
+    def get(how: Callable[[Path, Path], None]) -> None:
+        results.append(EnvironmentCache(tmp_path).get("key", how, on_wait=waiting.set))
+
+    first = threading.Thread(target=get, args=(slow_build,))
+    first.start()
+    assert building.wait(10)
+    second = threading.Thread(target=get, args=(never_build,))
+    second.start()
+    first.join()
+    second.join()
+    assert results == [tmp_path / "key"] * 2
+
+
+def test_the_least_recently_used_are_removed_unless_they_may_be_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_cache, "KEPT", 2)
+    cache = EnvironmentCache(tmp_path)
+    for name in ("old", "older", "busy", "recent"):
+        cache.get(name, build, on_wait=ignore)
+    abandoned = tmp_path / ".building-abandoned"
+    abandoned.mkdir()
+    now = time.time()
+    for path, days in (("older", 9), ("old", 8), (".building-abandoned", 3), ("busy", 0.5), ("recent", 0)):
+        os.utime(tmp_path / path, (now - days * 86400,) * 2)
+    cache.get("old", never_build, on_wait=ignore)
+    cache.get("new", build, on_wait=ignore)
+    assert names(tmp_path) == {".locks", "old", "busy", "recent", "new"}

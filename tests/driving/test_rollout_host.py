@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
+from osmosis_ai.driving.rollout_host import (
+    MAX_RESTARTS,
+    AttemptLostError,
+    RolloutHost,
+    RolloutServerDiedError,
+)
+from osmosis_ai.errors import OsmosisError
+
+REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
+
+
+class FakeServer:
+    def __init__(self, number: int, *, starts: bool = True) -> None:
+        self.number = number
+        self.capacity: int | None = 8
+        self.stopped = False
+        self._starts = starts
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://server-{self.number}"
+
+    async def start(self) -> None:
+        if not self._starts:
+            raise OsmosisError("the rollout server ended before becoming healthy")
+
+    async def wait_exit(self) -> int:
+        return await asyncio.shield(self._exit)
+
+    def exit_error(self, status: int) -> OsmosisError:
+        return OsmosisError(f"the rollout server ended (exit status {status}).\nTraceback")
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def die(self) -> None:
+        self._exit.set_result(1)
+
+
+class FakeDriver:
+    """Rollouts that never end, on a server that may be gone."""
+
+    def __init__(self, base_url: str, error: Exception | None = None) -> None:
+        self.base_url = base_url
+        self.running = asyncio.Event()
+        self.closed = False
+        self._error = error
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        if self._error is not None:
+            raise self._error
+        self.running.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self, *, starts: tuple[bool, ...] = (), error: Exception | None = None) -> None:
+        self.servers: list[FakeServer] = []
+        self.drivers: list[FakeDriver] = []
+        self.notes: list[str] = []
+        self._starts = starts
+        self._error = error
+        self._changed = asyncio.Event()
+        self.host = RolloutHost(make_server=self._make, connect=self._connect, note=self.notes.append)
+
+    def _make(self) -> Any:
+        number = len(self.servers)
+        starts = self._starts[number] if number < len(self._starts) else True
+        self.servers.append(FakeServer(number, starts=starts))
+        return self.servers[-1]
+
+    def _connect(self, base_url: str) -> Any:
+        self.drivers.append(FakeDriver(base_url, self._error))
+        self._changed.set()
+        return self.drivers[-1]
+
+    async def connected(self, count: int) -> FakeDriver:
+        """Wait until as many servers have come up."""
+        while len(self.drivers) < count:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 5)
+        return self.drivers[count - 1]
+
+    async def start_rollout(self) -> asyncio.Task[RolloutOutcome]:
+        driver = self.drivers[-1]
+        rollout = asyncio.create_task(self.host.run(REQUEST))
+        await asyncio.wait_for(driver.running.wait(), 5)
+        return rollout
+
+
+async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_over() -> None:
+    world = World()
+    async with world.host as host:
+        assert host.capacity == 8
+        rollouts = [await world.start_rollout() for _ in range(3)]
+        world.servers[0].die()
+        outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
+        assert all(isinstance(lost, AttemptLostError) and lost.death is not None for lost in outcomes)
+
+        waiting = asyncio.create_task(host.run(REQUEST))
+        second = await world.connected(2)
+        await asyncio.wait_for(second.running.wait(), 5)
+        assert host.base_url == "http://server-1"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert world.servers[0].stopped and world.servers[1].stopped
+    assert all(driver.closed for driver in world.drivers)
+    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
+
+
+async def kill_the_server(world: World) -> None:
+    rollout = await world.start_rollout()
+    world.servers[-1].die()
+    await asyncio.gather(rollout, return_exceptions=True)
+
+
+async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
+    world = World()
+    async with world.host as host:
+        for restarts in range(MAX_RESTARTS):
+            await kill_the_server(world)
+            await world.connected(restarts + 2)
+        await kill_the_server(world)
+        with pytest.raises(RolloutServerDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
+            await host.run(REQUEST)
+        assert "Traceback" in died.value.message
+    assert len(world.servers) == MAX_RESTARTS + 1
+
+
+async def test_servers_may_die_more_often_while_the_run_gets_on() -> None:
+    world = World()
+    async with world.host as host:
+        for restarts in range(2 * MAX_RESTARTS):
+            host.attempt_finished()
+            await kill_the_server(world)
+            await world.connected(restarts + 2)
+        assert len(world.servers) == 2 * MAX_RESTARTS + 1
+
+
+async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
+    world = World(starts=(True, False))
+    async with world.host as host:
+        await kill_the_server(world)
+        await world.connected(2)
+        assert len(world.servers) == 3
+        assert host.capacity == 8
+
+
+async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
+    world = World(starts=(True, *(MAX_RESTARTS * [False])))
+    async with world.host as host:
+        rollout = await world.start_rollout()
+        world.servers[0].die()
+        await asyncio.gather(rollout, return_exceptions=True)
+        with pytest.raises(RolloutServerDiedError, match="before becoming healthy"):
+            await host.run(REQUEST)
+        assert host.base_url is None
+        assert len(world.servers) == MAX_RESTARTS + 1
+
+
+async def test_a_server_that_never_starts_fails_at_once() -> None:
+    world = World(starts=(False,))
+    with pytest.raises(OsmosisError, match="before becoming healthy"):
+        async with world.host:
+            pass
+    assert world.servers[0].stopped
+
+
+async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.driving.rollout_host._DEATH_NOTICE_S", 0.01)
+    world = World(error=ConnectionResetError("reset by peer"))
+    async with world.host as host:
+        with pytest.raises(AttemptLostError, match="reset by peer") as lost:
+            await host.run(REQUEST)
+        assert lost.value.death is None
+
+
+async def test_cancelling_an_attempt_is_no_loss() -> None:
+    world = World()
+    async with world.host:
+        rollout = await world.start_rollout()
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout

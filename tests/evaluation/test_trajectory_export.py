@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.evaluation.trajectory_export import Projector, copy_artifacts, trajectory_identity
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from tests.evaluation.builders import record
+
+
+class World:
+    """A run directory with one row and two attempts."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = RunDirectory(root / "run")
+        self.directory.create()
+        self.ledger = Ledger(1, 2)
+        self.log = RunLog(self.directory.log, Redactor())
+
+    def projector(self) -> Projector:
+        return Projector(self.directory, self.ledger, self.log)
+
+    def settle(self, run: int, rollout_id: str) -> None:
+        async def append() -> int:
+            journal = Journal.open(self.directory.events)
+            try:
+                return await journal.append(record(0, run, rollout_id=rollout_id))
+            finally:
+                await journal.close()
+
+        self.ledger.settle(0, run, "success", asyncio.run(append()))
+
+    def write_trajectory(self, rollout_id: str, **changed: object) -> Path:
+        path = self.directory.trial(rollout_id) / "trajectory.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"session_id": rollout_id, "steps": [rollout_id], **changed}))
+        return path
+
+    def write_artifact(self, rollout_id: str, name: str, text: str = "x") -> Path:
+        path = self.directory.trial(rollout_id) / "artifacts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def trajectory(self, run: int) -> Path:
+        return self.directory.trajectories / f"row_0_run_{run}.json"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_trajectory_is_copied_when_the_server_gets_round_to_writing_it(world: World) -> None:
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 1, "r1", expects_trajectory=True)
+    source = world.write_trajectory("r1")
+    projector.stop(patience_s=20)
+
+    assert projector.has_trajectory(0, 1)
+    assert world.trajectory(1).read_bytes() == source.read_bytes()
+    assert world.trajectory(1).stat().st_ino != source.stat().st_ino
+    assert world.trajectory(1).stat().st_nlink == 1
+
+
+def test_a_conversation_that_a_killed_server_never_named_is_copied_at_the_end(world: World) -> None:
+    world.settle(0, "r0")
+    pending = world.write_trajectory("r0").rename(world.directory.trial("r0") / PENDING_TRAJECTORY_FILE)
+    content = pending.read_bytes()
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=0.2)
+    assert not world.trajectory(0).exists()  # a server that lives may still change it
+
+    projector.copy_missing()
+    assert world.trajectory(0).read_bytes() == content
+    assert (world.directory.trial("r0") / "trajectory.json").read_bytes() == content
+
+
+def test_what_was_not_copied_during_the_run_is_copied_at_its_end(world: World) -> None:
+    world.settle(0, "r0")
+    world.settle(1, "r1")
+    world.write_trajectory("r0")
+    world.write_artifact("r1", "notes/a.txt")
+    projector = world.projector()
+    projector.copy_missing()
+    assert projector.has_trajectory(0, 0)
+    assert not projector.has_trajectory(0, 1)
+    assert (world.directory.artifacts / "row_0_run_1/notes/a.txt").read_text() == "x"
+
+
+def test_a_later_session_knows_the_copies_of_an_earlier_one(world: World) -> None:
+    world.settle(0, "r0")
+    world.write_trajectory("r0")
+    world.projector().copy_missing()
+    assert world.projector().has_trajectory(0, 0)
+
+
+def test_an_unfinished_copy_of_a_killed_session_is_cleared_away(world: World) -> None:
+    (world.directory.trajectories / ".row_0_run_0.json.tmp").write_text("half")
+    (world.directory.artifacts / ".row_0_run_0.tmp").mkdir()
+    world.projector()
+    assert list(world.directory.trajectories.iterdir()) == []
+    assert list(world.directory.artifacts.iterdir()) == []
+
+
+def test_a_retried_items_copies_are_those_of_its_latest_record(world: World) -> None:
+    world.settle(0, "old")
+    world.write_trajectory("old")
+    world.write_artifact("old", "old.txt")
+    world.projector().copy_missing()
+
+    projector = world.projector()
+    projector.forget(0, 0)
+    world.settle(0, "new")
+    assert not projector.has_trajectory(0, 0)
+    world.write_trajectory("new")
+    world.write_artifact("new", "new.txt")
+    projector.copy_missing()
+
+    assert json.loads(world.trajectory(0).read_text())["session_id"] == "new"
+    assert [p.name for p in (world.directory.artifacts / "row_0_run_0").iterdir()] == ["new.txt"]
+
+
+def test_a_trajectory_of_another_rollout_is_not_copied(world: World) -> None:
+    world.settle(0, "r0")
+    world.write_trajectory("r0", session_id="somebody else")
+    projector = world.projector()
+    projector.copy_missing()
+    assert not projector.has_trajectory(0, 0)
+    assert "somebody else" in world.directory.log.read_text()
+
+
+def test_links_and_special_files_are_never_followed(world: World, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("private")
+    source = world.write_artifact("r0", "kept.txt").parent
+    (source / "link.txt").symlink_to(secret)
+    (source / "linked").symlink_to(tmp_path)
+    os.mkfifo(source / "pipe")
+    (source / "manifest.json").write_text("the server's own")
+    (source / "deep").mkdir()
+    (source / "deep" / "manifest.json").write_text("an artifact")
+
+    assert copy_artifacts(source, world.directory.artifacts, "row_0_run_0")
+
+    target = world.directory.artifacts / "row_0_run_0"
+    copied = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    assert copied == ["deep/manifest.json", "kept.txt"]
+
+
+def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, tmp_path: Path) -> None:
+    world.settle(0, "r0")
+    trial = world.directory.trial("r0")
+    trial.mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a.txt").write_text("private")
+    (trial / "artifacts").symlink_to(tmp_path / "outside")
+    (tmp_path / "t.json").write_text(json.dumps({"session_id": "r0"}))
+    (trial / "trajectory.json").symlink_to(tmp_path / "t.json")
+    projector = world.projector()
+    projector.copy_missing()
+    assert not projector.has_trajectory(0, 0)
+    assert list(world.directory.artifacts.iterdir()) == []
+
+
+def test_no_directory_is_made_for_attempts_without_artifacts(world: World) -> None:
+    world.settle(0, "r0")
+    (world.directory.trial("r0") / "artifacts").mkdir(parents=True)
+    world.projector().copy_missing()
+    assert list(world.directory.artifacts.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "identity"),
+    [
+        ({"extra": {"osmosis": {"rollout_id": "a"}}, "session_id": "b"}, "a"),
+        ({"session_id": "b", "trajectory_id": "c/1"}, "b"),
+        ({"trajectory_id": "c/1"}, "c"),
+        ({"trajectory_id": "c"}, None),
+        ({"extra": None}, None),
+        ([], None),
+    ],
+)
+def test_a_trajectory_says_whose_it_is_in_one_of_three_places(document: object, identity: str | None) -> None:
+    assert trajectory_identity(document) == identity

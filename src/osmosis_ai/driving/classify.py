@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from osmosis_ai.evaluation.record import Boundary, Status
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.llm.errors import ModelCallError
     from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest
 
+Status = Literal["success", "failed", "skipped"]
+Boundary = Literal["provider", "agent", "tool", "grader", "rollout_server", "platform"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
 
 CATEGORIES: dict[str, str] = {
     "rate_limited": "the provider limits the rate of calls",

@@ -10,15 +10,36 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
 
 from osmosis_ai.driving.pace import Pace
-from osmosis_ai.evaluation.metrics_models import LIMITS, LimitedBy, LimitName
 from osmosis_ai.event_loop import LATE_S, LoopState
 
 TICK_S = 0.25
 _ASK_EVERY_S = 1.0
 # A loop whose thread computes nearly all the time is what everything waits for.
 _SATURATED = 0.9
+
+
+LimitName = Literal["provider", "rate_limit", "this_machine"]
+LIMITS: tuple[LimitName, ...] = get_args(LimitName)
+
+
+class LimitedBy(BaseModel):
+    """What held a session back, as shares of the time it had rollouts in flight.
+
+    ``provider``: it waited for the model. ``rate_limit``: calls waited because the provider refused some for
+    their rate. ``this_machine``: the engine or the rollout's server was late, or computed all the time.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    most: LimitName
+    provider: float
+    rate_limit: float
+    this_machine: float
 
 
 class MachineWatch:

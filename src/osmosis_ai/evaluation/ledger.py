@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from osmosis_ai.evaluation.record import STATUSES, Status
+from osmosis_ai.driving.classify import STATUSES, Status
 
 _PENDING = 255
 _CODES: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.headline import warnings_of
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
@@ -35,7 +36,7 @@ from osmosis_ai.evaluation.metrics_models import (
     TokenTotals,
     WireSummary,
 )
-from osmosis_ai.evaluation.record import BOUNDARIES, STATUSES, TerminalRecord
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,

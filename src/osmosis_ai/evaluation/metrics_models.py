@@ -5,10 +5,11 @@ Every number is finite or absent, so that all of it can be written as JSON.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from osmosis_ai.driving.machine import LimitedBy
 from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
 
 
@@ -38,23 +39,6 @@ class WireSummary(_Model):
     reward_stats: Description | None = None
     n_runs: int | None = None
     pass_at_k: list[PassAtKPoint] | None = None
-
-
-LimitName = Literal["provider", "rate_limit", "this_machine"]
-LIMITS: tuple[LimitName, ...] = get_args(LimitName)
-
-
-class LimitedBy(_Model):
-    """What held a session back, as shares of the time it had rollouts in flight.
-
-    ``provider``: it waited for the model. ``rate_limit``: calls waited because the provider refused some for
-    their rate. ``this_machine``: the engine or the rollout's server was late, or computed all the time.
-    """
-
-    most: LimitName
-    provider: float
-    rate_limit: float
-    this_machine: float
 
 
 class Counts(_Model):

@@ -8,15 +8,11 @@ are the product's; those after it are ours and appear in no other file.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 import orjson
 
-Status = Literal["success", "failed", "skipped"]
-Boundary = Literal["provider", "agent", "tool", "grader", "rollout_server", "platform"]
-
-STATUSES: tuple[Status, ...] = get_args(Status)
-BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+from osmosis_ai.driving.classify import BOUNDARIES, STATUSES, Boundary, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from osmosis_ai.driving.machine import LimitedBy
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
-from osmosis_ai.evaluation.metrics_models import LimitedBy
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import Projector

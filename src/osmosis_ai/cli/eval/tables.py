@@ -13,8 +13,9 @@ from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, score
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.driving.machine import LimitName
     from osmosis_ai.evaluation.hooks import RunPlan
-    from osmosis_ai.evaluation.metrics_models import Estimates, LimitName
+    from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Estimate, Percentiles
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.eval_run import EvalRunResult, PreparedEval

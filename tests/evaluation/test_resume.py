@@ -13,7 +13,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, ResumeRefusedError
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
-from osmosis_ai.evaluation.spec import LocalEvalOptions
+from osmosis_ai.evaluation.spec import EvalRunOptions
 from tests.evaluation.builders import inputs
 
 
@@ -27,7 +27,7 @@ def leave_run(root: Path, name: str, status: str | None, created_at: str, **chan
 
 def opened(root: Path, **options: object) -> OpenedRun:
     with ExitStack() as held:
-        return open_run(held, root, LocalEvalOptions(**options), inputs(), "multiply")  # type: ignore[arg-type]
+        return open_run(held, root, EvalRunOptions(**options), inputs(), "multiply")  # type: ignore[arg-type]
 
 
 def test_without_a_name_a_new_run_gets_one_from_config_time_and_inputs(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_a_kill_during_the_first_write_leaves_is_no_obstacle(tmp_path: Path
 @pytest.mark.parametrize("name", ["", ".locks", "-x", "a/b", "..", "é", "a" * 97, "a b"])
 def test_a_name_is_one_safe_path_segment(name: str) -> None:
     with pytest.raises(OsmosisError, match="cannot be named"):
-        LocalEvalOptions(name=name)
+        EvalRunOptions(name=name)
 
 
 HOLD = """

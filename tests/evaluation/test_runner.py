@@ -20,8 +20,8 @@ from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.manifest import ResumeRefusedError
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.evaluation.runner import LocalEvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
+from osmosis_ai.evaluation.runner import EvalRunner
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint
@@ -78,18 +78,18 @@ class World:
 
     def runner(
         self, *, options: Mapping[str, Any] | None = None, rows: str | None = None, **changed: Any
-    ) -> LocalEvalRunner:
+    ) -> EvalRunner:
         @asynccontextmanager
         async def open_model(env: Mapping[str, str], lost: Any) -> AsyncIterator[ModelEndpoint]:
             yield ModelEndpoint(
                 "openai/stand-in", "openai", "stand-in", "openai", self.model.base_url, "sk-model-key"
             )
 
-        return LocalEvalRunner(
+        return EvalRunner(
             spec=spec(
                 **{"rollout_name": "test", "agent_timeout_sec": 20.0, "grader_timeout_sec": 5.0, **changed}
             ),
-            options=LocalEvalOptions(**{"name": "run", **(options or {})}),
+            options=EvalRunOptions(**{"name": "run", **(options or {})}),
             dataset=DatasetInput(self.rows, "rows", file_digest(self.rows), "explicit"),
             selection=select_rows(count_records(self.rows), limit=None, rows=rows),
             rollout_dir=self.rollout_dir,

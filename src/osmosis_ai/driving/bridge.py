@@ -235,14 +235,6 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
         return metrics
 
 
-def __getattr__(name: str) -> Any:
-    if name == "LiteLLMBridge":
-        from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
-
-        return LiteLLMBridge
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 async def _send_whole(request: web.Request, call: Call) -> web.StreamResponse:
     delivery = call.delivery(request.transport)
     await call.answer.wait_finished()

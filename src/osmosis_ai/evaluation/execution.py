@@ -26,7 +26,7 @@ from osmosis_ai.evaluation.pending import WorkItem, pending_items
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import RunState
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.unwinding import wait_until_unwound
 from osmosis_ai.event_loop import LoopLag, LoopState
 
@@ -53,7 +53,7 @@ class Job:
     """What an execution works on."""
 
     spec: EvalRunSpec
-    options: LocalEvalOptions
+    options: EvalRunOptions
     dataset: DatasetInput
     selection: Selection
     copies: RowCopies

@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError
 from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY, generate_run_name
-from osmosis_ai.evaluation.spec import LocalEvalOptions
+from osmosis_ai.evaluation.spec import EvalRunOptions
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OpenedRun:
 def open_run(
     stack: ExitStack,
     output_root: Path,
-    options: LocalEvalOptions,
+    options: EvalRunOptions,
     inputs: Mapping[str, Any],
     config_stem: str,
 ) -> OpenedRun:

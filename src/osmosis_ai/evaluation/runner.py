@@ -1,6 +1,6 @@
 """An evaluation on this machine, from its inputs to its numbers.
 
-The steps are in :meth:`LocalEvalRunner.run`, in order. Nothing is asked or spent before the run
+The steps are in :meth:`EvalRunner.run`, in order. Nothing is asked or spent before the run
 directory and the rows have been found fit; nothing is written before the user agreed. Whatever
 happens after that, the directory ends up consistent, and running it again continues it.
 """
@@ -33,7 +33,7 @@ from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.evaluation.run_state import RunState
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
 from osmosis_ai.evaluation.trajectory_export import Projector
 from osmosis_ai.files import cache_dir as default_cache_dir
@@ -50,7 +50,7 @@ _SNAPSHOT_SHARE = 0.05
 AfterFinalize = Callable[[RunSummary], Awaitable[None]]
 
 
-class LocalEvalRunner:
+class EvalRunner:
     """Runs one evaluation, or continues it.
 
     Args:
@@ -71,7 +71,7 @@ class LocalEvalRunner:
         self,
         *,
         spec: EvalRunSpec,
-        options: LocalEvalOptions,
+        options: EvalRunOptions,
         dataset: DatasetInput,
         selection: Selection,
         rollout_dir: Path,

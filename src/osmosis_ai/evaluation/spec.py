@@ -121,7 +121,7 @@ class EvalRunSpec:
 
 
 @dataclass(frozen=True)
-class LocalEvalOptions:
+class EvalRunOptions:
     """How to run it this time.
 
     Args:

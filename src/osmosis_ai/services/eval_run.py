@@ -142,15 +142,15 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
     """
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.policy import open_policy
-    from osmosis_ai.evaluation.runner import LocalEvalRunner
-    from osmosis_ai.evaluation.spec import LocalEvalOptions
+    from osmosis_ai.evaluation.runner import EvalRunner
+    from osmosis_ai.evaluation.spec import EvalRunOptions
 
     request = prepared.request
     if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
         prepared.workspace.create_state_dir()
-    runner = LocalEvalRunner(
+    runner = EvalRunner(
         spec=prepared.spec,
-        options=LocalEvalOptions(
+        options=EvalRunOptions(
             name=request.name,
             fresh=request.fresh,
             retry_failed=request.retry_failed,

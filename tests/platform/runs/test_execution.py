@@ -20,8 +20,8 @@ from sqlalchemy import select
 from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import open_policy
-from osmosis_ai.evaluation.runner import LocalEvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, LocalEvalOptions
+from osmosis_ai.evaluation.runner import EvalRunner
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import Dataset, LogLine, Run, Sample
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor, WorkerStarter
@@ -124,9 +124,9 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     detail = ended(api, submitted["name"])
     assert detail["eval_run"]["status"] == "finished", detail
 
-    local = LocalEvalRunner(
+    local = EvalRunner(
         spec=EvalRunSpec("multiply", "main.py", "osmosis/tiny", "multiply", n=2, batch_size=4),
-        options=LocalEvalOptions(name="local"),
+        options=EvalRunOptions(name="local"),
         dataset=DatasetInput(ROWS, "multiply", file_digest(ROWS), "workspace"),
         selection=select_rows(200, limit=3, rows=None),
         rollout_dir=ROLLOUT,

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.bridge import LiteLLMBridge
+    from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
     from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
     from osmosis_ai.driving.callback_server import CallbackListener
 
@@ -15,7 +15,7 @@ __all__ = ["CallbackListener", "CallbackStore", "LiteLLMBridge", "TerminalCallba
 _MODULES = {
     "CallbackListener": "osmosis_ai.driving.callback_server",
     "CallbackStore": "osmosis_ai.driving.callback_registry",
-    "LiteLLMBridge": "osmosis_ai.driving.bridge",
+    "LiteLLMBridge": "osmosis_ai.driving.bridge_litellm",
     "TerminalCallbackResult": "osmosis_ai.driving.callback_registry",
 }
 

@@ -18,8 +18,8 @@ from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.evaluation.runner import LocalEvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, LocalEvalOptions
+from osmosis_ai.evaluation.runner import EvalRunner
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.tables import Run, RunFile
@@ -96,9 +96,9 @@ class EvaluationWork(Work[PreparedEvaluation]):
             return Verdict(None)
         files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, prepared.stored)
         publisher.follow(directory, files)
-        runner = LocalEvalRunner(
+        runner = EvalRunner(
             spec=prepared.request.spec(commit_sha=prepared.commit_sha),
-            options=LocalEvalOptions(name=run.name, seed=run.seed, verbose=True),
+            options=EvalRunOptions(name=run.name, seed=run.seed, verbose=True),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),
             rollout_dir=prepared.rollout_dir,

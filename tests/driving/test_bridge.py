@@ -13,7 +13,7 @@ import stamina
 from osmosis_ai.driving import bridge as bridge_module
 from osmosis_ai.driving.bridge import ModelBridge
 from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
-from tests.controller.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
+from tests.driving.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
 from tests.standin_model import Reply, StandInModel, error_reply
 
 TOOL = {

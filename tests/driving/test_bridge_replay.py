@@ -9,7 +9,7 @@ import pytest
 import stamina
 
 from osmosis_ai.driving import call_record
-from tests.controller.bridge_world import HELLO, BridgeWorld, bridge_world, settle
+from tests.driving.bridge_world import HELLO, BridgeWorld, bridge_world, settle
 from tests.standin_model import Reply, StandInModel, error_reply
 
 STREAMED = {**HELLO, "stream": True}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.driving import finished
+from osmosis_ai.driving import callback_registry
 from osmosis_ai.driving.callback_registry import (
     CallbackStore,
     DuplicateRegistrationError,
@@ -15,7 +15,7 @@ from osmosis_ai.driving.callback_registry import (
     UnknownRolloutIdError,
     duplicate_callback_payload,
 )
-from tests.controller.wire import ROLLOUT_ID, completion, grader
+from tests.driving.wire import ROLLOUT_ID, completion, grader
 
 
 class Journal:
@@ -307,10 +307,12 @@ def test_payloads_are_compared_by_content() -> None:
 
 
 def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
-    memory = finished.FinishedRollouts(max_rollouts=3, max_bytes=100)
+    memory = callback_registry.FinishedRollouts(max_rollouts=3, max_bytes=100)
     for index in range(5):
         acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else {"ok": True}
-        memory.add(str(index), finished.FinishedRollout.of(acknowledgment, completion=None, grader=grader()))
+        memory.add(
+            str(index), callback_registry.FinishedRollout.of(acknowledgment, completion=None, grader=grader())
+        )
     assert len(memory) == 3
     assert "1" not in memory
     assert memory.acknowledgment_bytes <= 100
@@ -323,7 +325,7 @@ async def test_thousands_of_rollouts_leave_only_what_late_callbacks_need() -> No
         return None
 
     store = CallbackStore(on_terminal_commit=commit)
-    remembered = finished.REMEMBERED_ROLLOUTS
+    remembered = callback_registry.REMEMBERED_ROLLOUTS
     for index in range(remembered + 100):
         rollout_id = f"rollout-{index}"
         await store.register(rollout_id)

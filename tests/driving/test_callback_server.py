@@ -11,7 +11,7 @@ from aiohttp import web
 
 from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
 from osmosis_ai.driving.callback_server import CallbackListener
-from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
+from tests.driving.wire import ROLLOUT_ID, completion_body, grader_body
 
 TOKEN = "callback-secret"
 BRIDGE_TOKEN = "model-secret"

@@ -18,7 +18,7 @@ from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.driving.uv import Uv
 from osmosis_ai.errors import OsmosisError
-from tests.controller.wheels import make_sdk_dependencies, make_wheel
+from tests.driving.wheels import make_sdk_dependencies, make_wheel
 
 SDK_VERSION = metadata.version("osmosis-ai")
 

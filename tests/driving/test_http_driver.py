@@ -19,7 +19,7 @@ from osmosis_ai.driving.callback_server import CallbackListener
 from osmosis_ai.driving.driver import RolloutRunRequest
 from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError, retry_after_s
 from osmosis_ai.rollout.types import RolloutStatus
-from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
+from tests.driving.wire import ROLLOUT_ID, completion_body, grader_body
 
 Script = Callable[["RolloutServerDouble", dict[str, Any]], Awaitable[None]]
 

@@ -21,8 +21,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.event_loop import LoopLag, LoopState
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.rollout.types import RolloutCompleteRequest, RolloutErrorCategory, RolloutStatus
-
-from .builders import record
+from tests.evaluation.builders import record
 
 
 class Clock:

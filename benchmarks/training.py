@@ -34,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from osmosis_ai import event_loop
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.batching import Generation, SampledToken
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.completion import TokenFeed
@@ -45,7 +46,6 @@ from osmosis_ai.training.batches import collate, plan_micro_batches, training_ro
 from osmosis_ai.training.learner import Learner
 from osmosis_ai.training.policy_engine import LocalPolicyEngine
 from osmosis_ai.training.sequences import NOT_SAMPLED, TokenSequence
-from osmosis_ai.training.settings import TrainingSettings
 
 TINY = "osmosis/tiny"
 WORKSPACE = Path(__file__).parents[1]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import iter_rows
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat
@@ -30,7 +31,6 @@ from osmosis_ai.inference.torch_model import end_tokens_of
 from osmosis_ai.training.learner import Learner
 from osmosis_ai.training.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
 from osmosis_ai.training.sequences import Turn, merge_turns
-from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.vllm_backend import VllmEngine
 from osmosis_ai.training.vllm_server import VllmServer, VllmServerSpec
 

@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("torch")
 
 import osmosis_ai.training.passes as passes_module
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
@@ -31,7 +32,6 @@ from osmosis_ai.training.learner import Learner
 from osmosis_ai.training.learner_metrics import StepMetrics
 from osmosis_ai.training.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from osmosis_ai.training.sequences import TokenSequence
-from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.spec import TrainingSpec
 from osmosis_ai.training.trainer import LocalTrainer
 from osmosis_ai.training.validation import ValidationPlan

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.training.metrics import series
-from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.spec import TrainingSpec
 from osmosis_ai.training.trainer import LocalTrainer
 from osmosis_ai.training.validation import ValidationPlan

@@ -14,7 +14,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.demo import CONFIG, TRAINING_CONFIG, DemoOutcome, prepare_scratch, training
 from osmosis_ai.services.demo.commands import CommandFailed
 from osmosis_ai.services.demo.session import Platform, Session
-from osmosis_ai.workspace.config import load_eval_config, load_training_config
+from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 from osmosis_ai.workspace.layout import Workspace
 
 

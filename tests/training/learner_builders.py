@@ -9,10 +9,10 @@ from itertools import cycle, islice
 
 import torch
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.training.learner import Learner
 from osmosis_ai.training.sequences import NOT_SAMPLED
-from osmosis_ai.training.settings import TrainingSettings
 
 torch.set_num_threads(1)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.classify import Verdict
@@ -26,7 +27,6 @@ from osmosis_ai.training.loop import LoopParts, TrainingLoop
 from osmosis_ai.training.loop_state import Ending, LoopState
 from osmosis_ai.training.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.sampler import Attempt, Sample
-from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.validation import SplitRows, ValidationPlan
 from tests.training.samples import recorded
 

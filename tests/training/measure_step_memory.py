@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training import policy_model
 from osmosis_ai.training.estimate import ModelShape, estimate
 from osmosis_ai.training.learner import Learner
-from osmosis_ai.training.settings import TrainingSettings
 from tests.training.learner_builders import Sequence
 
 ROWS, LENGTH = 16, 192

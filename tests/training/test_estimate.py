@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from osmosis_ai.config.training import TrainingSettings  # noqa: E402
 from osmosis_ai.errors import OsmosisError  # noqa: E402
 from osmosis_ai.training.estimate import GIB, TOLERANCE, ModelShape, estimate  # noqa: E402
-from osmosis_ai.training.settings import TrainingSettings  # noqa: E402
 from tests.training.learner_builders import tiny_learner  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from osmosis_ai.config.training import TrainingSettings  # noqa: E402
 from osmosis_ai.errors import OsmosisError  # noqa: E402
 from osmosis_ai.training.agreement import Agreement  # noqa: E402
 from osmosis_ai.training.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up  # noqa: E402
 from osmosis_ai.training.passes import Passes  # noqa: E402
 from osmosis_ai.training.refusals import DivergedError  # noqa: E402
-from osmosis_ai.training.settings import TrainingSettings  # noqa: E402
 from tests.training.learner_builders import (  # noqa: E402
     TINY,
     as_sampled_by,

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.advantages import group_advantages
 from osmosis_ai.training.cut_off import settled
@@ -28,7 +29,6 @@ from osmosis_ai.training.recording import RecordedRollout
 from osmosis_ai.training.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
 from osmosis_ai.training.sampler import Sample
 from osmosis_ai.training.sequences import TokenSequence
-from osmosis_ai.training.settings import TrainingSettings
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import ResumeRefusedError
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.run_directory import TrainingDirectory
-from osmosis_ai.training.settings import TrainingSettings
 from osmosis_ai.training.spec import TrainingSpec
 from osmosis_ai.training.trainer import LocalTrainer
 from tests.evaluation.rollouts import write_rollout, write_rows

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from osmosis_ai.config.training import TrainingSettings  # noqa: E402
 from osmosis_ai.datasets import DatasetRow  # noqa: E402
 from osmosis_ai.inference.chat_format import BuiltInChat  # noqa: E402
 from osmosis_ai.inference.engine import InferenceEngine  # noqa: E402
@@ -23,7 +24,6 @@ from osmosis_ai.training.sampling_probe import (  # noqa: E402
     probe,
     probe_prompts,
 )
-from osmosis_ai.training.settings import TrainingSettings  # noqa: E402
 from osmosis_ai.training.vllm_backend import VllmEngine  # noqa: E402
 from tests.training.learner_builders import tiny_learner  # noqa: E402
 from tests.training.policy_world import END, MODEL_DIR, question  # noqa: E402

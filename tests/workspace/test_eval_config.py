@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.config import (
+from osmosis_ai.workspace.config_files import (
     EvalConfig,
     InvalidConfigError,
     entrypoint_path,
     load_eval_config,
     rollout_directory,
 )
-from osmosis_ai.workspace.config_issues import Issue
 from osmosis_ai.workspace.layout import Workspace
 from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, write_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor, samples
-from osmosis_ai.workspace.config import entrypoint_path, load_eval_config, load_training_config
+from osmosis_ai.workspace.config_files import entrypoint_path, load_eval_config, load_training_config
 from osmosis_ai.workspace.git import read_git_state
 from osmosis_ai.workspace.layout import find_dataset_file, find_workspace
 from tests.workspace.builders import git, make_repository

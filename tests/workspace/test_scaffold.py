@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.config import InvalidConfigError, load_eval_config, load_training_config
+from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
 from osmosis_ai.workspace.layout import Workspace
 from osmosis_ai.workspace.scaffold import InitResult, init_rollout
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.workspace.config import InvalidConfigError, load_training_config
+from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
 from osmosis_ai.workspace.layout import Workspace
 from tests.workspace.builders import MINIMAL_TRAINING, write_config
 

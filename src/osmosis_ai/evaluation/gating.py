@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.intervals import ClusteredRate, korn_graubard_interval, student_interval
 from osmosis_ai.evaluation.statistics import CONFIDENCE
-from osmosis_ai.workspace.spelling import closest
 
 Bound = Literal["min", "max"]
 Verdict = Literal["pass", "fail", "unclear"]

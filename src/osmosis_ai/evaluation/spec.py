@@ -18,7 +18,7 @@ from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.run_name import check_run_name
 
 if TYPE_CHECKING:
-    from osmosis_ai.workspace.config_sections import EvaluationSettings, Experiment
+    from osmosis_ai.config.sections import EvaluationSettings, Experiment
 
 RESERVED_ENV_PREFIX = "_OSMOSIS_"
 DEFAULT_ITEM_DEADLINE_S = 3600.0

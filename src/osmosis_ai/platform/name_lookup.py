@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.workspace.spelling import closest
+from osmosis_ai.config.spelling import closest
 
 _COMPARED = 1000
 """A wrong name costs no more than comparing it with so many."""

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.git_identity import identify_origin, parse_identity
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -30,7 +31,6 @@ from osmosis_ai.platform.db.tables import (
     new_id,
 )
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
-from osmosis_ai.workspace.spelling import closest
 
 Role = Literal["owner", "admin", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.platform_datasets import OpenProgress
-    from osmosis_ai.workspace.config import EvalConfig
+    from osmosis_ai.workspace.config_files import EvalConfig
     from osmosis_ai.workspace.layout import Workspace
 
 
@@ -100,7 +100,7 @@ def prepare_eval_run(
     from osmosis_ai.datasets import count_records, file_digest, select_rows
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.inference import served_models
-    from osmosis_ai.workspace.config import entrypoint_path, load_eval_config, rollout_directory
+    from osmosis_ai.workspace.config_files import entrypoint_path, load_eval_config, rollout_directory
     from osmosis_ai.workspace.layout import find_workspace
 
     workspace = find_workspace(start)

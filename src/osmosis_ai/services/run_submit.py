@@ -16,13 +16,13 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
     from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
+    from osmosis_ai.config.issues import Issue
     from osmosis_ai.services.backend_preflight import ImportOutcome
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.platform_runs import RunKind
     from osmosis_ai.services.run_secrets import RunSecret
     from osmosis_ai.services.submit_findings import Findings
-    from osmosis_ai.workspace.config import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.config_issues import Issue
+    from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.layout import Workspace
 
     Config = EvalConfig | TrainingConfig
@@ -77,7 +77,7 @@ class Submission:
     @property
     def rows_drawn(self) -> str | None:
         """Which rows of its dataset an evaluation takes; how many there are, the platform knows."""
-        from osmosis_ai.workspace.config import EvalConfig
+        from osmosis_ai.workspace.config_files import EvalConfig
 
         if not isinstance(self.config, EvalConfig):
             return None
@@ -206,20 +206,20 @@ def check_dataset(context: PlatformContext, submission: Submission) -> Dataset:
 
 
 def _load(kind: RunKind, config: Path, workspace: Workspace) -> Config:
-    from osmosis_ai.workspace.config import load_eval_config, load_training_config
+    from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 
     if kind == "eval":
         return load_eval_config(config, workspace)
-    from osmosis_ai.training.config_check import trainer_issues
+    from osmosis_ai.config.trainer_check import trainer_issues
 
     return load_training_config(config, workspace, further_check=trainer_issues)
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
     """Return what the trainer of this release has against the settings; the platform's has the last word."""
+    from osmosis_ai.config.trainer_check import read_settings, unknown_built_in
     from osmosis_ai.inference.catalog import base_model_of
-    from osmosis_ai.training.config_check import read_settings, unknown_built_in
-    from osmosis_ai.workspace.config import EvalConfig
+    from osmosis_ai.workspace.config_files import EvalConfig
 
     if isinstance(config, EvalConfig):
         unknown = unknown_built_in(config.experiment.model_path)
@@ -246,7 +246,7 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
         OsmosisError: it cannot run anywhere.
     """
     from osmosis_ai.services.backend_preflight import import_entrypoint
-    from osmosis_ai.workspace.config import entrypoint_path, rollout_directory
+    from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     workspace, experiment = context.workspace, config.experiment
     entrypoint_path(workspace, experiment)

@@ -17,7 +17,7 @@ from osmosis_ai.workspace.git import run_git
 if TYPE_CHECKING:
     from osmosis_ai.api.git_identity import GitIdentity
     from osmosis_ai.api.wire.runs import SubmitCheck
-    from osmosis_ai.workspace.config_sections import Experiment
+    from osmosis_ai.config.sections import Experiment
     from osmosis_ai.workspace.git import GitState
 
 CHECKS = {

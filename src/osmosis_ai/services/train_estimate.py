@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.estimate import MemoryEstimate
-    from osmosis_ai.training.settings import TrainingSettings
-    from osmosis_ai.workspace.config import TrainingConfig
+    from osmosis_ai.workspace.config_files import TrainingConfig
 
 MIB, GIB = 2**20, 2**30
 GPUS: Mapping[str, int] = {
@@ -113,10 +113,10 @@ def estimate_training(
         MissingExtraError: without torch.
         OsmosisError: the config, the size or the GPU is not valid; or the model cannot be sized from here.
     """
+    from osmosis_ai.config.trainer_check import read_settings, trainer_issues
     from osmosis_ai.inference.catalog import base_model_of, served_models
-    from osmosis_ai.training.config_check import read_settings, trainer_issues
     from osmosis_ai.training.extra import require_train_extra
-    from osmosis_ai.workspace.config import InvalidConfigError, load_training_config
+    from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
     from osmosis_ai.workspace.layout import find_workspace
 
     require_train_extra()
@@ -188,7 +188,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
         return Device(f"a GPU with {size / GIB:g} GiB", size)
     if gpu is None:
         return None
-    from osmosis_ai.workspace.spelling import closest
+    from osmosis_ai.config.spelling import closest
 
     by_key = {_key(name): name for name in GPUS}
     if _key(gpu) not in by_key:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
-from osmosis_ai.workspace.spelling import closest
 
 if TYPE_CHECKING:
-    from osmosis_ai.workspace.config import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.config_issues import Issue
+    from osmosis_ai.config.issues import Issue
+    from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.layout import Workspace
 
     Config = EvalConfig | TrainingConfig
@@ -204,16 +204,16 @@ class _Check:
             self._add("error" if strict else "warning", "dataset", warning, shown)
 
     def _load(self, path: Path) -> Config:
-        from osmosis_ai.workspace.config import load_eval_config, load_training_config
+        from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 
         if path.is_relative_to(self._workspace.eval_configs_dir):
             return load_eval_config(path, self._workspace)
-        from osmosis_ai.training.config_check import trainer_issues
+        from osmosis_ai.config.trainer_check import trainer_issues
 
         return load_training_config(path, self._workspace, further_check=trainer_issues)
 
     def _add_config_error(self, shown: str, error: OsmosisError) -> None:
-        from osmosis_ai.workspace.config_issues import InvalidConfigError
+        from osmosis_ai.config.issues import InvalidConfigError
 
         if isinstance(error, InvalidConfigError):
             self._add_issues("error", shown, error.issues)
@@ -236,9 +236,9 @@ class _Check:
 
     def _check_model(self, config: Config, path: Path, shown: str) -> None:
         """Check that a built-in model is one, and a training config against the trainer of this release."""
-        from osmosis_ai.training.config_check import unknown_built_in
-        from osmosis_ai.workspace.config import EvalConfig
-        from osmosis_ai.workspace.config_checks import in_file_order
+        from osmosis_ai.config.checks import in_file_order
+        from osmosis_ai.config.trainer_check import unknown_built_in
+        from osmosis_ai.workspace.config_files import EvalConfig
 
         if isinstance(config, EvalConfig):
             unknown = unknown_built_in(config.experiment.model_path)
@@ -254,7 +254,7 @@ class _Check:
 
     def _check_import(self, config: Config, shown: str) -> None:
         from osmosis_ai.services.backend_preflight import HINT, import_entrypoint
-        from osmosis_ai.workspace.config import rollout_directory
+        from osmosis_ai.workspace.config_files import rollout_directory
 
         experiment = config.experiment
         entrypoint = f"rollouts/{experiment.rollout}/{experiment.entrypoint}"

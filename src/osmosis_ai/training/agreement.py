@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import served_models
-from osmosis_ai.training.settings import TrainingSettings
 
 # The built-in model is served in float64 and learns in float32: measured, the two differ by 4e-5 at most.
 GAP_LIMIT_BUILT_IN = 1e-4

@@ -14,8 +14,8 @@ from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings, WhenCutOff
     from osmosis_ai.training.sampler import Sample
-    from osmosis_ai.training.settings import TrainingSettings, WhenCutOff
 
 TRUNCATED = "truncated"
 _TIMEOUT = RolloutErrorCategory.TIMEOUT.value

@@ -14,8 +14,8 @@ from osmosis_ai.training.policy_engine import LocalPolicyEngine, PolicyEngine
 from osmosis_ai.training.policy_model import model_source
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.run_directory import TrainingDirectory
-    from osmosis_ai.training.settings import TrainingSettings
     from osmosis_ai.training.spec import TrainingSpec
 
 # Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.

@@ -20,8 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.settings import TrainingSettings
 
 TOLERANCE = 0.2
 GIB = 2**30

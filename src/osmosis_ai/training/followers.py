@@ -201,8 +201,8 @@ def _learner_document(spec: TrainingSpec) -> dict[str, object]:
 
 def read_learner(document: Path) -> Learner:
     """Make the learner that a trainer wrote down."""
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.learner import Learner
-    from osmosis_ai.training.settings import TrainingSettings
 
     written = json.loads(document.read_text(encoding="utf-8"))
     adapter = Path(written["adapter"]) if written["adapter"] else None

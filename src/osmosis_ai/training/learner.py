@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training import policy_model
 from osmosis_ai.training.agreement import Agreement
 from osmosis_ai.training.batches import SampledSequence, batch_totals, training_rows
@@ -33,7 +34,6 @@ from osmosis_ai.training.refusals import (
     not_a_number,
     too_far_apart,
 )
-from osmosis_ai.training.settings import TrainingSettings
 
 __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 

@@ -36,12 +36,12 @@ from osmosis_ai.training.validation import ValidationPlan, few_scored, validate,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.checkpoints import CheckpointStore
     from osmosis_ai.training.data_order import DataOrder
     from osmosis_ai.training.policy_engine import PolicyEngine
     from osmosis_ai.training.sampler import RolloutSampler, Sample
     from osmosis_ai.training.sequences import TokenSequence
-    from osmosis_ai.training.settings import TrainingSettings
     from osmosis_ai.training.validation import SplitRows
 
 T = TypeVar("T")

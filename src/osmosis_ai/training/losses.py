@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.settings import LossType
+    from osmosis_ai.config.training import LossType
 
 
 @dataclass(frozen=True)

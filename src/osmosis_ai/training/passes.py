@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training.batches import (
     MicroBatch,
     SampledSequence,
@@ -25,7 +26,6 @@ from osmosis_ai.training.batches import (
 from osmosis_ai.training.learner_metrics import StepSums
 from osmosis_ai.training.logprobs import sampled_logprobs, surprise_moments
 from osmosis_ai.training.losses import BatchTotals, drift, k3_divergence, policy_loss, truncated_importance
-from osmosis_ai.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

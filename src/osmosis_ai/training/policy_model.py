@@ -20,7 +20,7 @@ from osmosis_ai.inference.catalog import built_in_model, served_models
 from osmosis_ai.inference.low_rank import LowRankUpdate
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.settings import TrainingSettings
+    from osmosis_ai.config.training import TrainingSettings
 
 ADAPTER = "default"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"

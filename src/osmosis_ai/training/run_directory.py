@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.files import sync_directory
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.settings import TrainingSettings
+    from osmosis_ai.config.training import TrainingSettings
 
 _PATIENCE_S = 0.5
 # How long, how often and where, not what is learned: these may change when a run goes on.
@@ -137,7 +137,7 @@ def _in_the_words_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
     A setting that came later changes nothing at its default; one that is gone cannot have been changed.
     """
-    from osmosis_ai.training.settings import TrainingSettings
+    from osmosis_ai.config.training import TrainingSettings
 
     known, settings = before.get("settings", {}), now["settings"]
     defaults = locked_settings(TrainingSettings())

@@ -29,11 +29,11 @@ from osmosis_ai.inference.template import TemplateError
 from osmosis_ai.training.sequences import TokenSequence, Turn, merge_turns
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.training.passes import SequenceScores
     from osmosis_ai.training.policy_engine import PolicyEngine
-    from osmosis_ai.training.settings import TrainingSettings
 
 # So many tokens are drawn at least; a continuation has at most so many.
 TOKENS = 512

@@ -14,8 +14,8 @@ from osmosis_ai.training.run_directory import locked_settings
 from osmosis_ai.training.validation import ValidationPlan
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

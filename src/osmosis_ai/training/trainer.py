@@ -35,6 +35,7 @@ from osmosis_ai.training.spec import TrainingSpec
 from osmosis_ai.training.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.training.checkpoints import CheckpointStore
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from osmosis_ai.training.loop import TrainingLoop
     from osmosis_ai.training.policy_engine import PolicyEngine
     from osmosis_ai.training.sampler import RolloutSampler
-    from osmosis_ai.training.settings import TrainingSettings
 
 T = TypeVar("T")
 MakeLearner = Callable[[TrainingSpec], "Learner"]

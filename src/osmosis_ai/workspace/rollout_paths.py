@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
+from osmosis_ai.config.sections import entrypoint_problem, rollout_name_problem
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import Workspace
-from osmosis_ai.workspace.spelling import closest
 
 
 class RolloutPathError(OsmosisError):
@@ -27,31 +28,6 @@ class RolloutPathError(OsmosisError):
         self.key = key
         self.problem = problem
         self.suggestion = suggestion
-
-
-def rollout_name_problem(rollout: str) -> str | None:
-    """Return what is wrong with ``rollout`` as the name of a directory under `rollouts/`, or None."""
-    if not rollout.strip():
-        return "must not be empty"
-    if PurePosixPath(rollout).is_absolute() or PureWindowsPath(rollout).drive:
-        return "must be the name of a directory under rollouts/, not an absolute path"
-    if rollout in (".", "..") or "/" in rollout or "\\" in rollout or "\0" in rollout:
-        return "must be the name of one directory under rollouts/, without slashes"
-    return None
-
-
-def entrypoint_problem(entrypoint: str) -> str | None:
-    """Return what is wrong with ``entrypoint`` as a path inside the rollout's directory, or None."""
-    if not entrypoint.strip() or "\0" in entrypoint:
-        return "must not be empty"
-    if PurePosixPath(entrypoint).is_absolute() or PureWindowsPath(entrypoint).drive:
-        return "must be a path inside the rollout's directory, not an absolute path"
-    depth = 0
-    for part in PurePosixPath(entrypoint.replace("\\", "/")).parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0:
-            return "must not leave the rollout's directory"
-    return None
 
 
 def rollout_directory(workspace: Workspace, rollout: str) -> Path:

@@ -11,6 +11,7 @@ from fastapi import Body, Query
 from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
+from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.http import runs
@@ -24,7 +25,6 @@ from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_
 from osmosis_ai.platform.runs.read.run_store import RunSummary
 from osmosis_ai.platform.runs.submit.eval_request import effective_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
-from osmosis_ai.workspace.config_checks import EVAL
 
 MAX_URLS = 500
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from osmosis_ai.api.wire.base import Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
+from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
@@ -22,7 +23,6 @@ from osmosis_ai.platform.runs.submit.run_request import RunKind
 from osmosis_ai.platform.runs.submit.submitter import Submission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.workspace.config_checks import ConfigKind
 
 
 def submit_body(kind: ConfigKind) -> dict[str, Any]:

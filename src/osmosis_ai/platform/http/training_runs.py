@@ -9,6 +9,7 @@ from fastapi import Body
 from osmosis_ai.api.wire import training_runs as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
+from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import Run
@@ -20,7 +21,6 @@ from osmosis_ai.platform.http.routing import api_router, brief
 from osmosis_ai.platform.runs.read.training_curves import Curve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
-from osmosis_ai.workspace.config_checks import TRAINING
 
 router = api_router("/api/cli/training-runs")
 

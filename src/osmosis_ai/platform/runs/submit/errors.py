@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.config_issues import Issue
 
 
 class SubmitRejectedError(OsmosisError):

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from osmosis_ai.config.checks import EVAL
+from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.platform.runs.eval_results import first_results
@@ -21,9 +24,6 @@ from osmosis_ai.platform.runs.submit.run_request import (
     reject_any,
     without_nulls,
 )
-from osmosis_ai.workspace.config_checks import EVAL
-from osmosis_ai.workspace.config_issues import Issue
-from osmosis_ai.workspace.config_sections import EvaluationSettings
 
 SEED = 0
 """The seed of a run's model calls; the same as that of `osmosis eval run`, so that results compare."""

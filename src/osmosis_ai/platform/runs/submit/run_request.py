@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
+from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.sections import Experiment
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
-from osmosis_ai.workspace.config_checks import EVAL, TRAINING, ConfigKind, document_issues
-from osmosis_ai.workspace.config_issues import Issue
-from osmosis_ai.workspace.config_sections import Experiment
 from osmosis_ai.workspace.secrets_file import value_problem
-from osmosis_ai.workspace.spelling import closest
 
 RunKind = Literal["eval", "training"]
 

@@ -20,6 +20,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import Dataset, Repository, Rollout, Run, User, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
@@ -31,8 +33,6 @@ from osmosis_ai.platform.runs.submit.run_names import draw_name
 from osmosis_ai.platform.runs.submit.run_request import RunKind, RunRequest
 from osmosis_ai.platform.runs.submit.training_request import parse_training_request
 from osmosis_ai.platform.secrets import resolve_scopes
-from osmosis_ai.workspace.config_issues import Issue
-from osmosis_ai.workspace.spelling import closest
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.clock import Clock

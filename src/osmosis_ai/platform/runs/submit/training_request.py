@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from osmosis_ai.config.checks import TRAINING
+from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
+from osmosis_ai.config.trainer_check import model_path_of, read_settings, unknown_built_in
+from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
 from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, unknown_adapter
@@ -18,11 +22,7 @@ from osmosis_ai.platform.runs.submit.run_request import (
     read_document,
     reject_any,
 )
-from osmosis_ai.training.config_check import model_path_of, read_settings, unknown_built_in
 from osmosis_ai.training.extra import require_train_extra
-from osmosis_ai.training.settings import ADVANCED_KEYS, SECTION_KEYS, InvalidConfigError, TrainingSettings
-from osmosis_ai.workspace.config_checks import TRAINING
-from osmosis_ai.workspace.config_issues import Issue, without_repeats
 
 MAX_ROLLOUTS_PER_STEP = 100_000
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from osmosis_ai.config.issues import InvalidConfigError, Issue
+from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, base_model_of, served_models
-from osmosis_ai.training.settings import InvalidConfigError, TrainingSettings
-from osmosis_ai.workspace.config_issues import Issue
-from osmosis_ai.workspace.spelling import closest
 
 _SECTIONS = ("training", "sampling", "checkpoints", "advanced")
 

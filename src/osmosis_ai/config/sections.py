@@ -7,11 +7,10 @@ Ranges exclude only what no platform could accept.
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-from osmosis_ai.workspace.rollout_paths import entrypoint_problem, rollout_name_problem
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -37,6 +36,31 @@ def _written(value: str, meaning: str) -> str:
     if _PLACEHOLDER.fullmatch(value.strip()):
         raise ValueError(f"is still a placeholder: write {meaning}")
     return value
+
+
+def rollout_name_problem(rollout: str) -> str | None:
+    """Return what is wrong with ``rollout`` as the name of a directory under `rollouts/`, or None."""
+    if not rollout.strip():
+        return "must not be empty"
+    if PurePosixPath(rollout).is_absolute() or PureWindowsPath(rollout).drive:
+        return "must be the name of a directory under rollouts/, not an absolute path"
+    if rollout in (".", "..") or "/" in rollout or "\\" in rollout or "\0" in rollout:
+        return "must be the name of one directory under rollouts/, without slashes"
+    return None
+
+
+def entrypoint_problem(entrypoint: str) -> str | None:
+    """Return what is wrong with ``entrypoint`` as a path inside the rollout's directory, or None."""
+    if not entrypoint.strip() or "\0" in entrypoint:
+        return "must not be empty"
+    if PurePosixPath(entrypoint).is_absolute() or PureWindowsPath(entrypoint).drive:
+        return "must be a path inside the rollout's directory, not an absolute path"
+    depth = 0
+    for part in PurePosixPath(entrypoint.replace("\\", "/")).parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return "must not leave the rollout's directory"
+    return None
 
 
 def _rollout(value: str) -> str:

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, type_or_range_message
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.inference.tool_calls import FORMAT_NAMES, FormatName
-from osmosis_ai.workspace.config_issues import InvalidConfigError as InvalidConfigError
-from osmosis_ai.workspace.config_issues import Issue, as_written, type_or_range_message
-from osmosis_ai.workspace.spelling import closest
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]

@@ -12,12 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from osmosis_ai.workspace import config_sections as sections
-from osmosis_ai.workspace.config_issues import Issue, as_written, type_or_range_message
-from osmosis_ai.workspace.config_lines import key_lines
-from osmosis_ai.workspace.layout import Workspace
-from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file
-from osmosis_ai.workspace.spelling import closest
+from osmosis_ai.config import sections
+from osmosis_ai.config.issues import Issue, as_written, type_or_range_message
+from osmosis_ai.config.lines import key_lines
+from osmosis_ai.config.spelling import closest
 
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -56,14 +54,6 @@ TRAINING = ConfigKind(
     },
     secrets_required=False,
 )
-
-
-def find_issues(document: Mapping[str, Any], workspace: Workspace, kind: ConfigKind) -> list[Issue]:
-    """Return everything wrong in ``document``, and with the code that it names in the workspace."""
-    found = document_issues(document, kind)
-    if not any(issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in found):
-        found += _code_issues(document["experiment"], workspace)
-    return found
 
 
 def in_file_order(issues: Iterable[Issue], text: str) -> list[Issue]:
@@ -140,16 +130,6 @@ def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     experiment = document.get("experiment")
     if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
         yield Issue("experiment.commit_sha", "cannot stand beside `branch`: keep one of them")
-
-
-def _code_issues(experiment: Mapping[str, Any], workspace: Workspace) -> Iterator[Issue]:
-    """Check that the code is there, unless the config takes it from another place in the repository's history."""
-    if "branch" in experiment or "commit_sha" in experiment:
-        return
-    try:
-        entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])
-    except RolloutPathError as error:
-        yield Issue(error.key, error.problem, suggestion=error.suggestion)
 
 
 def _env_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

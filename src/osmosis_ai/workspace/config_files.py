@@ -6,26 +6,25 @@ What is written in the file is kept as it was written: :meth:`EvalConfig.payload
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace import rollout_paths
-from osmosis_ai.workspace.config_checks import EVAL, TRAINING, ConfigKind, find_issues, in_file_order
-from osmosis_ai.workspace.config_issues import InvalidConfigError, Issue, without_repeats
-from osmosis_ai.workspace.config_lines import parse_toml
-from osmosis_ai.workspace.config_sections import (
+from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
+from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
+from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.sections import (
     CheckpointSettings,
     EvaluationSettings,
     Experiment,
     SamplingSettings,
     TrainingSettings,
 )
+from osmosis_ai.config.spelling import closest
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import Workspace
-from osmosis_ai.workspace.rollout_paths import rollout_directory
-from osmosis_ai.workspace.spelling import closest
+from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
 FurtherCheck = Callable[[Mapping[str, Any]], Iterable[Issue]]
 """Finds fault with a parsed config beyond the rules of all configs."""
@@ -145,7 +144,7 @@ def entrypoint_path(workspace: Workspace, experiment: Experiment) -> Path:
     Raises:
         RolloutPathError: when the rollout's directory or the script is missing, or a link leads out of it.
     """
-    return rollout_paths.entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
+    return entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
 
 
 def _common_fields(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +165,25 @@ def _read(
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
     document = parse_toml(text, shown)
-    issues = find_issues(document, workspace, kind)
+    issues = document_issues(document, kind)
+    if not any(
+        issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in issues
+    ):
+        issues += _code_issues(document["experiment"], workspace)
     further = without_repeats(issues, further_check(document))
     if issues:
         raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *further], text))
     return found, document, in_file_order(further, text) if further else []
+
+
+def _code_issues(experiment: Mapping[str, Any], workspace: Workspace) -> Iterator[Issue]:
+    """Check that the code is there, unless the config takes it from another place in the repository's history."""
+    if "branch" in experiment or "commit_sha" in experiment:
+        return
+    try:
+        entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])
+    except RolloutPathError as error:
+        yield Issue(error.key, error.problem, suggestion=error.suggestion)
 
 
 def _locate(path: Path, workspace: Workspace, kind: ConfigKind) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.workspace.config_lines import KeyPath, key_lines
+from osmosis_ai.config.lines import KeyPath, key_lines
 
 if sys.version_info >= (3, 11):
     import tomllib

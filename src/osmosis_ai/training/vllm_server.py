@@ -132,7 +132,7 @@ class VllmServer:
         descriptor = os.open(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
             self._process = ChildProcess(
-                [sys.executable, "-m", "osmosis_ai.training.guarded", *self._command()],
+                [sys.executable, "-m", "osmosis_ai.supervision", *self._command()],
                 env=self._environment(),
                 cwd=Path.cwd(),
                 stdout=log,

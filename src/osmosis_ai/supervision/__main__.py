@@ -4,20 +4,23 @@ A child of :class:`osmosis_ai.supervision.ChildProcess` ends with its parent bec
 program that is not ours does not, so this process watches for it: the two share a process group, which
 ends as a whole.
 
-    python -m osmosis_ai.training.guarded PROGRAM ARGUMENT ...
+    python -m osmosis_ai.supervision PROGRAM ARGUMENT ...
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import signal
 import subprocess
 import sys
 
-from osmosis_ai.supervision import watch_parent
+from osmosis_ai.supervision.child_process import watch_parent
 
 
 def main(command: list[str]) -> int:
-    """Run ``command`` to its end and return its exit status, as a shell would give it."""
+    """Run ``command`` to its end, and end as it did; returns its exit status unless that was a signal."""
     watch_parent()
     # The group is asked to end, the program with it: its own way of ending is waited for.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -25,7 +28,12 @@ def main(command: list[str]) -> int:
         status = subprocess.call(command)
     except OSError as error:
         sys.exit(f"`{command[0]}` can not be started: {error.strerror or error}")
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one of the program is enough
+        with contextlib.suppress(OSError):  # nobody may handle SIGKILL anyway
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
 
 
 if __name__ == "__main__":

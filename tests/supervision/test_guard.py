@@ -27,7 +27,7 @@ import os, sys, threading
 from pathlib import Path
 from osmosis_ai.supervision import ChildProcess
 child = ChildProcess(
-    [sys.executable, "-m", "osmosis_ai.training.guarded", sys.executable, "-c", {FOREIGN!r}],
+    [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", {FOREIGN!r}],
     env=dict(os.environ), cwd=Path.cwd(), stdout=1,
 )
 threading.Event().wait()
@@ -36,7 +36,7 @@ threading.Event().wait()
 
 def guarded(source: str, tmp_path: Path) -> ChildProcess:
     return ChildProcess(
-        [sys.executable, "-m", "osmosis_ai.training.guarded", sys.executable, "-c", source],
+        [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", source],
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -68,7 +68,7 @@ async def test_a_program_that_is_asked_to_end_is_waited_for(tmp_path: Path) -> N
 
 async def test_a_program_that_can_not_be_started_is_named(tmp_path: Path) -> None:
     child = ChildProcess(
-        [sys.executable, "-m", "osmosis_ai.training.guarded", "/nowhere/program"],
+        [sys.executable, "-m", "osmosis_ai.supervision", "/nowhere/program"],
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -77,7 +77,7 @@ async def test_a_program_that_can_not_be_started_is_named(tmp_path: Path) -> Non
     assert await child.wait() == 1
 
 
-async def test_how_a_program_ended_is_told_as_a_shell_tells_it(tmp_path: Path) -> None:
+async def test_the_guard_ends_as_its_program_did(tmp_path: Path) -> None:
     assert await guarded("raise SystemExit(7)", tmp_path).wait() == 7
     killed = guarded("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
-    assert await killed.wait() == 128 + signal.SIGKILL
+    assert await killed.wait() == -signal.SIGKILL

@@ -85,6 +85,13 @@ def _share_niceness(process: int | str) -> None:
             Path(f"/proc/{process}/autogroup").write_text(str(niceness))
 
 
+def exit_words(status: int) -> str:
+    """Return how a process ended, in words."""
+    if status == -signal.SIGKILL:
+        return "signal 9, as when the machine has no memory left"
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
 class ChildProcess:
     """A supervised subprocess in its own session, tied to this process by a lifeline.
 
@@ -92,7 +99,11 @@ class ChildProcess:
         command: program and arguments; the program is not looked up in a shell.
         env: the whole environment of the child.
         cwd: its working directory.
-        stdout: where its output goes (a file object or ``subprocess.PIPE``); stderr follows it.
+        stdout: where its output goes, stderr's too: a path is appended to and readable by its owner alone; or a file
+            object, or ``subprocess.PIPE``.
+
+    Raises:
+        OSError: the program or the file cannot be opened.
     """
 
     def __init__(
@@ -101,25 +112,29 @@ class ChildProcess:
         *,
         env: Mapping[str, str],
         cwd: Path,
-        stdout: IO[bytes] | int,
+        stdout: IO[bytes] | int | Path,
     ) -> None:
-        read_end, self._lifeline = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                list(command),
-                env={**env, LIFELINE_ENV: str(read_end)},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(read_end,),
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(read_end)
+        with contextlib.ExitStack() as ours:
+            if isinstance(stdout, Path):
+                stdout.parent.mkdir(parents=True, exist_ok=True)
+                stdout = os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                ours.callback(os.close, stdout)
+            read_end, self._lifeline = os.pipe()
+            ours.callback(os.close, read_end)
+            try:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env={**env, LIFELINE_ENV: str(read_end)},
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(read_end,),
+                )
+            except BaseException:
+                self._close_lifeline()
+                raise
         _share_niceness(self._process.pid)
 
     @property

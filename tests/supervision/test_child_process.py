@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -131,9 +132,9 @@ async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> N
 async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along() -> None:
     source = f"""
         import signal, subprocess, sys, threading
-        from osmosis_ai import supervision
-        supervision.TERMINATION_GRACE_S = 0.2
-        supervision.watch_parent()
+        from osmosis_ai.supervision import child_process
+        child_process.TERMINATION_GRACE_S = 0.2
+        child_process.watch_parent()
         grandchild = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
         grandchild.stdout.readline()
         print(grandchild.pid, flush=True)
@@ -163,6 +164,15 @@ def test_a_program_that_does_not_exist_leaves_no_descriptor_open(tmp_path: Path)
     with pytest.raises(FileNotFoundError):
         ChildProcess(["/no/such/program"], env={}, cwd=tmp_path, stdout=subprocess.DEVNULL)
     assert len(os.listdir("/dev/fd")) == before
+
+
+async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "child.log"
+    for word in ("one", "two"):
+        command = [sys.executable, "-c", f"import sys; print({word!r}, file=sys.stderr)"]
+        await ChildProcess(command, env=dict(os.environ), cwd=tmp_path, stdout=log).wait()
+    assert log.read_text() == "one\ntwo\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_what_a_background_process_starts_stays_in_the_background(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Processes that this one starts: they end with it, and are ready or explained.
+
+:class:`ChildProcess` is any child; :class:`Service` is one that serves. ``python -m osmosis_ai.supervision`` guards
+a program that is not ours.
+"""
+
+from osmosis_ai.supervision.child_process import (
+    LIFELINE_ENV,
+    TERMINATION_GRACE_S,
+    ChildProcess,
+    exit_words,
+    lower_priority,
+    watch_parent,
+)
+from osmosis_ai.supervision.service import Service, ServiceError, ServiceSpec, free_port, is_free
+
+__all__ = [
+    "LIFELINE_ENV",
+    "TERMINATION_GRACE_S",
+    "ChildProcess",
+    "Service",
+    "ServiceError",
+    "ServiceSpec",
+    "exit_words",
+    "free_port",
+    "is_free",
+    "lower_priority",
+    "watch_parent",
+]

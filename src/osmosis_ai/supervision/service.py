@@ -1,0 +1,379 @@
+"""One supervised service: a child process that is ready, or explained.
+
+Whatever is started to serve this process (a rollout's server, a model's, vLLM, the other ranks of a learner) counts
+as started when it says so itself, and ends with this process. When it does not start, or ends although nobody
+stopped it, one error says how and why, and shows what it last wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.supervision.child_process import TERMINATION_GRACE_S, ChildProcess, exit_words
+
+if TYPE_CHECKING:
+    import aiohttp
+    from typing_extensions import Self
+
+PROBE_TIMEOUT_S = 5.0
+POLL_S = (0.05, 0.2)
+LOG_TAIL_LINES = 30
+_LOG_TAIL_BYTES = 16 * 1024
+# For the rest of the output of a process that has ended; who left it to another process may never close it.
+_LAST_WORDS_S = 2.0
+_LAST_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)\b.*$")
+_FRAME = re.compile(r'^ +File "(?P<path>[^"]+)", line (?P<line>\d+)')
+
+Cause = Literal["not started", "address in use", "killed", "ended", "late"]
+"""Why a service does not run. ``killed``: by force, which says nothing about the program: a kernel short of memory, a
+person. ``late``: it still ran and was not ready in time, as on a machine with too much to do."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """What to start, and when it is ready; without a health URL or an announcement, as soon as it runs.
+
+    Attributes:
+        name: what errors call it, such as "the vLLM server".
+        command: the program, which is not looked up in a shell, and its arguments; no secrets.
+        env: its whole environment.
+        cwd: its working directory.
+        log_path: its output is appended to it; None keeps the last lines in memory.
+        health_url: it is ready when this answers 200; the answer is what it says of itself.
+        announces: how the line begins, a JSON object, with which it says that it is ready; for one without a log.
+        is_ours: whether an answer of the health URL, its headers and body, is that of this very process.
+        start_timeout_s: how long it may take to be ready.
+        late_hint: what to do when it takes longer.
+        stop_grace_s: how long it may take to stop before it is ended by force.
+        restarts: how often :meth:`Service.revive` starts it again; more deaths have a cause that a person must find.
+        guarded: whether the program is not ours and has to be watched, so that it ends with this process.
+        secret_values: blotted out where the log is quoted.
+        code: the class of its errors.
+    """
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: Path
+    log_path: Path | None = None
+    health_url: str | None = None
+    announces: str | None = None
+    is_ours: Callable[[Mapping[str, str], Mapping[str, Any]], bool] = lambda _headers, _body: True
+    start_timeout_s: float = 90.0
+    late_hint: str | None = None
+    stop_grace_s: float = TERMINATION_GRACE_S
+    restarts: int = 0
+    guarded: bool = False
+    secret_values: frozenset[str] = field(default=frozenset(), repr=False)
+    code: ErrorCode = "INTERNAL"
+
+
+class ServiceError(OsmosisError):
+    """A service did not start, or ended although nobody stopped it.
+
+    Attributes:
+        cause: what kind of end that was.
+        status: its exit status, where it ended by itself.
+    """
+
+    def __init__(self, message: str, cause: Cause, status: int | None = None, **described: Any) -> None:
+        super().__init__(message, **described)
+        self.cause = cause
+        self.status = status
+
+
+class Service:
+    """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`.
+
+    Attributes:
+        spec: what the next start starts.
+        answer: what it said of itself when it became ready; None while it is not.
+
+    Args:
+        note: told, in a sentence, when it died and is started again.
+    """
+
+    def __init__(self, spec: ServiceSpec, *, note: Callable[[str], None] = lambda _: None) -> None:
+        self.spec = spec
+        self.answer: dict[str, Any] | None = None
+        self._note = note
+        self._process: ChildProcess | None = None
+        self._failure: ServiceError | None = None
+        self._restarts = 0
+        self._reviving = asyncio.Lock()
+        self._log_start = 0
+        self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._announced: dict[str, Any] | None = None
+        self._reader: threading.Thread | None = None
+        self._seen = "no answer"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of its process group.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        return self._running().pid
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready.
+
+        Raises:
+            ServiceError: it can not be started, ends, is not ready in time, or its port belongs to another.
+            RuntimeError: it was started before.
+        """
+        if self._process is not None:
+            raise RuntimeError(f"{self.spec.name} was started before")
+        self._failure = None
+        try:
+            process = self._spawn()
+            self.answer = await self._ready(process)
+        except BaseException as error:
+            await self.stop()
+            self._failure = error if isinstance(error, ServiceError) else None
+            raise
+
+    async def stop(self) -> None:
+        """End it and everything it started; harmless when it does not run. Cancelling it ends them at once."""
+        process, self._process, self.answer, self._failure = self._process, None, None, None
+        if process is not None:
+            await process.stop(grace_s=self.spec.stop_grace_s)
+
+    def failure(self) -> ServiceError | None:
+        """Explain why it does not run although nobody stopped it; None when there is nothing to explain."""
+        if self._failure is None and self._process is not None:
+            status = self._process.poll()
+            self._failure = None if status is None else self._ended(status, "ended")
+        return self._failure
+
+    async def death(self) -> ServiceError:
+        """Wait until it ends, and explain it as an end that nobody asked for.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        status = await self._running().wait()
+        await self._last_words()
+        return self._ended(status, "ended")
+
+    async def revive(self) -> bool:
+        """See to it that it runs: start it again if it does not; return whether it had to be.
+
+        Raises:
+            ServiceError: it does not start, or it died too often.
+        """
+        async with self._reviving:
+            failure = self.failure()
+            if failure is None and self._process is not None:
+                return False
+            if failure is not None:
+                if self._restarts >= self.spec.restarts:
+                    said = (
+                        f"{self.spec.name} died {self._restarts + 1} times. The last time: {failure.message}"
+                    )
+                    raise ServiceError(said, failure.cause, details=failure.details, code=failure.code)
+                self._restarts += 1
+                self._note(f"{failure.message.splitlines()[0].rstrip(':.')}. It is started again.")
+            await self.stop()
+            await self.start()
+            return True
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines that it wrote since its latest start, secrets blotted out."""
+        if self.spec.log_path is None:
+            text = "\n".join(self._lines)
+        else:
+            try:
+                with self.spec.log_path.open("rb") as log:
+                    size = log.seek(0, os.SEEK_END)
+                    log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
+                    text = log.read().decode("utf-8", "replace")
+            except FileNotFoundError:
+                return []
+        for value in sorted(self.spec.secret_values, key=len, reverse=True):
+            text = text.replace(value, "[REDACTED]") if value else text
+        return text.splitlines()[-LOG_TAIL_LINES:]
+
+    def _spawn(self) -> ChildProcess:
+        spec = self.spec
+        guard = [sys.executable, "-m", "osmosis_ai.supervision"] if spec.guarded else []
+        self._lines, self._announced, self._seen = deque(maxlen=LOG_TAIL_LINES), None, "no answer"
+        try:
+            self._log_start = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
+            process = self._process = ChildProcess(
+                [*guard, *spec.command], env=spec.env, cwd=spec.cwd, stdout=spec.log_path or subprocess.PIPE
+            )
+        except OSError as error:
+            said = f"{spec.name} could not be started with `{spec.command[0]}`: {error.strerror or error}."
+            raise ServiceError(said, "not started", code=spec.code) from error
+        if process.stdout is not None:
+            self._reader = threading.Thread(
+                target=self._read, args=(process.stdout,), name="log", daemon=True
+            )
+            self._reader.start()
+        return process
+
+    def _read(self, output: IO[bytes]) -> None:
+        """Keep the pipe from filling up, and look for the announcement."""
+        lines, announces = self._lines, self.spec.announces
+        with output:
+            for raw in output:
+                line = raw.decode("utf-8", errors="replace").rstrip()
+                lines.append(line)
+                if announces is not None and self._announced is None and line.startswith(announces):
+                    self._announced = json.loads(line)
+
+    async def _ready(self, process: ChildProcess) -> dict[str, Any]:
+        """Return what it says when it is ready; raises ServiceError when it ends before, or is late."""
+        ready = asyncio.create_task(self._until_ready())
+        ended = asyncio.create_task(process.wait())
+        limit_s = self.spec.start_timeout_s
+        try:
+            await asyncio.wait({ready, ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return ready.result()
+            if not ended.done():
+                url = self.spec.health_url and urlsplit(self.spec.health_url)
+                seen = f" (`GET {url.path}` on port {url.port}: {self._seen})" if url else ""
+                # Not the exit status, which would be that of our own signal.
+                raise self._failed(
+                    "late", f"was not ready after {limit_s:g} s{seen}", hint=self.spec.late_hint
+                )
+        finally:
+            ready.cancel()
+            ended.cancel()
+            await asyncio.gather(ready, ended, return_exceptions=True)
+        await process.stop()  # what it started may still hold its output open
+        await self._last_words()
+        raise self._ended(ended.result(), "ended before it was ready")
+
+    async def _until_ready(self) -> dict[str, Any]:
+        if self.spec.health_url is not None:
+            return await self._until_healthy(self.spec.health_url)
+        while self.spec.announces is not None and self._announced is None:  # noqa: ASYNC110 - a thread reads it
+            await asyncio.sleep(POLL_S[0])
+        return self._announced or {}
+
+    async def _until_healthy(self, url: str) -> dict[str, Any]:
+        import aiohttp
+
+        pause_s, longest_s = POLL_S
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session:
+            while True:
+                try:
+                    async with session.get(url) as reply:
+                        body = await _json_object(reply)
+                        if not self.spec.is_ours(reply.headers, body):
+                            said = f"another server is already listening on port {reply.url.port}"
+                            raise ServiceError(
+                                f"{said}, where {self.spec.name} should.",
+                                "address in use",
+                                code=self.spec.code,
+                            )
+                        if reply.status == 200:
+                            return body
+                        self._seen = f"status {reply.status}"
+                except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+                    if not isinstance(error, aiohttp.ClientConnectorError):
+                        self._seen = str(error) or type(error).__name__
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.2, longest_s)
+
+    async def _last_words(self) -> None:
+        """Wait for the rest of what a process that has ended wrote to its pipe."""
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.join, _LAST_WORDS_S)
+
+    def _ended(self, status: int, what: str) -> ServiceError:
+        if status != 0 and any("address already in use" in line.lower() for line in self.log_tail()):
+            return self._failed(
+                "address in use", f"{what}: another process listens on its port", status=status
+            )
+        return self._failed(
+            "killed" if status == -signal.SIGKILL else "ended",
+            f"{what} ({exit_words(status)})",
+            status=status,
+            hint="it must start a server and keep running." if status == 0 else None,
+        )
+
+    def _failed(
+        self, cause: Cause, what: str, *, status: int | None = None, hint: str | None = None
+    ) -> ServiceError:
+        spec, tail = self.spec, self.log_tail()
+        reason = _last_exception(tail, spec.cwd)
+        message = f"{spec.name} {what}" + (f": {reason}" if reason else ".")
+        if tail:
+            quoted = "\n".join(f"  {line}" for line in tail)
+            message += f"\nlast lines of {spec.log_path or 'its output'}:\n{quoted}"
+        details = {"reason": reason, "log_path": spec.log_path and str(spec.log_path), "log_tail": tail}
+        return ServiceError(message, cause, status, details=details, hint=hint, code=spec.code)
+
+    def _running(self) -> ChildProcess:
+        if self._process is None:
+            raise RuntimeError(f"{self.spec.name} is not running")
+        return self._process
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens now."""
+    with socket.socket() as probe:
+        # Some programs listen on every interface, so the port has to be free on all of them.
+        probe.bind(("0.0.0.0", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server can listen on ``port`` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+async def _json_object(reply: aiohttp.ClientResponse) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        body = await reply.json(content_type=None)
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def _last_exception(lines: Sequence[str], project: Path) -> str | None:
+    """Return the exception that a traceback ended with, and the project's own line that it came from."""
+    ends = [index for index, line in enumerate(lines) if _LAST_EXCEPTION.match(line)]
+    if not ends:
+        return None
+    root = project.resolve()
+    for line in reversed(lines[: ends[-1]]):
+        frame = _FRAME.match(line)
+        if frame and (path := Path(frame["path"])).is_relative_to(root):
+            return f"{lines[ends[-1]]} ({path.relative_to(root)}, line {frame['line']})"
+    return lines[ends[-1]]

@@ -26,17 +26,20 @@ def platform() -> Iterator[respx.MockRouter]:
 
 
 @pytest.fixture
-def slept() -> list[float]:
-    return []
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody waits; what each pause would have been, in seconds."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
 
 
 @pytest.fixture
 def client(slept: list[float]) -> Iterator[PlatformClient]:
-    with PlatformClient(BASE, TOKEN, GIT, token_origin="saved", sleep=slept.append) as client:
+    with PlatformClient(BASE, TOKEN, GIT, token_origin="saved") as client:
         yield client
 
 
 @pytest.fixture
 def blobs(slept: list[float]) -> Iterator[BlobClient]:
-    with BlobClient(sleep=slept.append) as client:
+    with BlobClient() as client:
         yield client

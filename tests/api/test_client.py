@@ -219,7 +219,7 @@ def test_a_name_nobody_knows_and_a_port_without_tls_are_told_apart() -> None:
 
 
 def test_a_platform_on_this_machine_that_is_not_there_is_to_be_started(slept: list[float]) -> None:
-    client = PlatformClient("http://127.0.0.1:1", TOKEN, GIT, sleep=slept.append)
+    client = PlatformClient("http://127.0.0.1:1", TOKEN, GIT)
     with client, pytest.raises(PlatformError, match="refused") as caught:
         client.datasets.list()
     assert caught.value.hint and "osmosis platform start" in caught.value.hint

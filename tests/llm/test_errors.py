@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
-from osmosis_ai.llm.errors import error_from_reply, redact, retry_after
+from osmosis_ai.llm.errors import error_from_reply, redact
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -87,14 +86,3 @@ def test_anything_shaped_like_a_key_is_redacted(text: str) -> None:
 def test_ordinary_words_are_left_alone() -> None:
     text = "max_tokens must be at most 4096; the bearer of this key-value pair asked for task-list"
     assert redact(text) == text
-
-
-def test_retry_after_is_understood_in_seconds_milliseconds_and_as_a_date() -> None:
-    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    assert retry_after({"retry-after": "2.5"}) == 2.5
-    assert retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
-    assert retry_after({"retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}, now=now) == 30.0
-    assert retry_after({"retry-after": "Wed, 31 Dec 2025 00:00:00 GMT"}, now=now) == 0.0
-    for nonsense in ("soon", "", "nan", "inf"):
-        assert retry_after({"retry-after": nonsense}) is None
-    assert retry_after({}) is None

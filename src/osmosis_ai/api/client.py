@@ -31,10 +31,11 @@ from osmosis_ai.api.resources.rollouts import Rollouts
 from osmosis_ai.api.resources.secrets import Secrets
 from osmosis_ai.api.resources.training_runs import TrainingRuns
 from osmosis_ai.api.resources.workspaces import Workspaces
-from osmosis_ai.api.retrying import NEVER, READING, Retry, Sleep, Transient, retry_after_s
+from osmosis_ai.api.retrying import NEVER, READING, Retry, Transient
 from osmosis_ai.api.wire.auth import Verification
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.retry_after import retry_after_s
 
 if TYPE_CHECKING:
     from osmosis_ai.api.credentials import Credentials
@@ -72,7 +73,6 @@ class PlatformClient:
         token_origin: where the token came from; decides what a 401 says.
         secrets: values that must be in no error, beside the token.
         on_warning: called with each warning as it comes; all are in ``warnings`` too.
-        sleep: waits between attempts.
         transport: stands in for the network.
 
     Raises:
@@ -89,7 +89,6 @@ class PlatformClient:
         token_origin: TokenOrigin = "given",
         secrets: Iterable[str] = (),
         on_warning: Callable[[ClientWarning], None] | None = None,
-        sleep: Sleep = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.platform_url = normalize_platform_url(platform_url)
@@ -105,7 +104,6 @@ class PlatformClient:
         self._asker = Asker(self.platform_url, token_origin if token else None, git_identity)
         self._redactor = Redactor([*secrets, *([token] if token else [])])
         self._on_warning = on_warning
-        self._sleep = sleep
         self._http = open_http(
             self.platform_url,
             headers={
@@ -258,7 +256,7 @@ class PlatformClient:
             timeout=httpx.Timeout(limit_s),
         )
         try:
-            return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry), sleep=self._sleep)
+            return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry))
         except PlatformError as error:
             error.path = path
             raise

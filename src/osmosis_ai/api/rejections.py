@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.redaction import Redactor
-from osmosis_ai.api.retrying import retry_after_s
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.retry_after import retry_after_s
 
 TokenOrigin = Literal["environment", "saved", "given"]
 _EXCERPT, _READ_OF_A_PAGE = 200, 20_000

@@ -1,4 +1,4 @@
-"""Trying again, where that is safe: the waits are fixed, the server may ask for longer ones.
+"""Trying again, where that is safe: the waits are fixed, the server may ask for longer ones, stamina does it.
 
 What a call does on failure is its own business; here is only how often and after how long. An attempt says
 "try me again" by raising :class:`Transient` around the error that ends the call when no attempt is left.
@@ -6,18 +6,17 @@ What a call does on failure is its own business; here is only how often and afte
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from osmosis_ai.errors import OsmosisError
 
+# stamina reports every scheduled retry to its logger; without a handler Python prints it to stderr.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
+
 T = TypeVar("T")
-Sleep = Callable[[float], None]
 LONGEST_REQUESTED_WAIT_S = 60.0
 
 
@@ -36,25 +35,30 @@ class Waits:
 
     seconds: tuple[float, ...] = ()
 
-    def run(self, attempt: Callable[[], T], *, sleep: Sleep = time.sleep) -> T:
+    def run(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or was tried often enough.
 
         Raises:
             OsmosisError: the error of the last attempt; at once when the server asks for a longer wait
                 than a person would sit through.
         """
-        for wait in self.seconds:
-            try:
-                return attempt()
-            except Transient as failure:
-                requested = failure.retry_after_s or 0.0
-                if requested > LONGEST_REQUESTED_WAIT_S:
-                    raise failure.error from None
-                sleep(max(wait, requested))
+        import stamina
+
+        left = iter(self.seconds)
+
+        def wait_after(failure: Exception) -> float | bool:
+            if not isinstance(failure, Transient) or (wait_s := next(left, None)) is None:
+                return False
+            requested_s = failure.retry_after_s or 0.0
+            return requested_s <= LONGEST_REQUESTED_WAIT_S and max(wait_s, requested_s)
+
         try:
-            return attempt()
+            for trial in stamina.retry_context(on=wait_after, attempts=None, timeout=None):
+                with trial:
+                    return attempt()
         except Transient as failure:
             raise failure.error from None
+        raise AssertionError("stamina yields at least one attempt")
 
 
 @dataclass(frozen=True)
@@ -79,18 +83,3 @@ NEVER = Retry(Waits())
 READING = Retry(Waits((0.2, 0.8)), frozenset({429, 502, 503, 504}))
 COMPLETING = Retry(Waits((1.0, 2.0, 4.0, 8.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)
 SIGNING = Retry(Waits((0.5, 1.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the wait in seconds that ``Retry-After`` asks for, given as seconds or as a date."""
-    value = headers.get("retry-after", "").strip()
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(value) - datetime.now(timezone.utc)).total_seconds()
-        except (TypeError, ValueError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None

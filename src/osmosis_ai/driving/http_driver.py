@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
@@ -19,6 +18,7 @@ import orjson
 from osmosis_ai.driving.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.transport import open_session
+from osmosis_ai.retry_after import retry_after_s
 
 if TYPE_CHECKING:
     import aiohttp
@@ -135,7 +135,7 @@ class HttpRolloutDriver(RolloutDriver):
                     return
                 if reply.status != 429:
                     _refuse(reply.status, await reply.text(errors="replace"))
-                wait_s = retry_after_s(reply.headers.get("Retry-After"))
+                wait_s = admission_pause_s(reply.headers)
             await asyncio.sleep(wait_s)
 
     def _init_body(self, request: RolloutRunRequest) -> dict[str, Any]:
@@ -214,16 +214,11 @@ def outcome_of(result: TerminalCallbackResult) -> RolloutOutcome:
     return RolloutOutcome(status, sample=grader.sample, error=message, rollout_id=rollout_id)
 
 
-def retry_after_s(header: str | None) -> float:
+def admission_pause_s(headers: Mapping[str, str]) -> float:
     """Return how long a full server wants to be left alone, in seconds, within sane bounds."""
-    try:
-        wait_s = float(header) if header is not None else RETRY_AFTER_DEFAULT_S
-    except ValueError:
-        return RETRY_AFTER_DEFAULT_S
-    if math.isnan(wait_s):
-        return RETRY_AFTER_DEFAULT_S
     shortest, longest = RETRY_AFTER_BOUNDS_S
-    return min(max(wait_s, shortest), longest)
+    wait_s = retry_after_s(headers)
+    return RETRY_AFTER_DEFAULT_S if wait_s is None else min(max(wait_s, shortest), longest)
 
 
 def _encode(body: dict[str, Any]) -> bytes:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 from urllib.parse import quote
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.retry_after import retry_after_s
 
 Category = Literal[
     "rate_limit",
@@ -153,7 +152,7 @@ def error_from_reply(
         model_path=model_path,
         status=status,
         retryable=retryable,
-        retry_after_s=retry_after(headers),
+        retry_after_s=retry_after_s(headers),
         body={key: redacted[key] for key in ("message", "type", "param", "code") if key in redacted},
     )
 
@@ -161,29 +160,6 @@ def error_from_reply(
 def is_about_context_length(words: str) -> bool:
     """Tell whether a refusal means that the conversation is too long."""
     return _CONTEXT_LENGTH.search(words) is not None
-
-
-def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
-    """Read ``retry-after-ms`` or ``Retry-After`` (seconds or a date) as seconds from now."""
-    try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return _not_negative(float(milliseconds) / 1000)
-        if (value := headers.get("retry-after")) is None:
-            return None
-        try:
-            return _not_negative(float(value))
-        except ValueError:
-            moment = parsedate_to_datetime(value)
-            if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=timezone.utc)
-            return _not_negative((moment - (now or datetime.now(timezone.utc))).total_seconds())
-    except (ValueError, TypeError):
-        return None
-
-
-def _not_negative(seconds: float) -> float | None:
-    """Keep a sensible wait: NaN and infinity are no wait at all, the past is now."""
-    return max(0.0, seconds) if seconds < float("inf") else None
 
 
 def _category(status: int, words: str) -> Category:

@@ -22,9 +22,9 @@ from osmosis_ai.llm.errors import (
     is_about_context_length,
     provider_words,
     redact,
-    retry_after,
 )
 from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.retry_after import retry_after_s
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class LiteLLMTransport:
             model_path=self._endpoint.model_path,
             status=status if isinstance(status, int) and category != "connection" else None,
             retryable=retryable,
-            retry_after_s=retry_after(getattr(response, "headers", None) or {}),
+            retry_after_s=retry_after_s(getattr(response, "headers", None) or {}),
         )
 
     def _error(self, category: Category, words: str, *, retryable: bool) -> ModelCallError:

@@ -84,7 +84,7 @@ def download(
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = stack.enter_context(_Partial(target))
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
-            waits.run(transfer.attempt, sleep=blobs.sleep)
+            waits.run(transfer.attempt)
             size = partial.size()
             partial.finish()
         except OSError as error:

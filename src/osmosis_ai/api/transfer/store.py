@@ -10,7 +10,6 @@ import contextlib
 import contextvars
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -21,7 +20,8 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.connections import CONNECT_TIMEOUT_S, open_http, reason
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.api.rejections import PlatformError
-from osmosis_ai.api.retrying import Sleep, Transient, retry_after_s
+from osmosis_ai.api.retrying import Transient
+from osmosis_ai.retry_after import retry_after_s
 
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 _MOST_HOPS = 20
@@ -46,12 +46,10 @@ class BlobClient:
     """Connections to blob stores; safe to share between threads.
 
     Args:
-        sleep: waits between attempts.
         transport: stands in for the network.
     """
 
-    def __init__(self, *, sleep: Sleep = time.sleep, transport: httpx.BaseTransport | None = None) -> None:
-        self.sleep = sleep
+    def __init__(self, *, transport: httpx.BaseTransport | None = None) -> None:
         self._transport = transport
         self._clients: dict[tuple[str, bool], httpx.Client] = {}
         self._opening = threading.Lock()

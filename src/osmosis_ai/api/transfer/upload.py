@@ -117,7 +117,6 @@ def _put_whole(
             headers=instructions.upload_headers,
             timeout_s=SIMPLE_TIMEOUT_S,
         ),
-        sleep=blobs.sleep,
     )
     source.ensure_unchanged()
 
@@ -158,7 +157,6 @@ def _put_part(blobs: BlobClient, source: _Source, part: _Part, progress: Progres
             headers={},
             timeout_s=PART_TIMEOUT_S,
         ),
-        sleep=blobs.sleep,
     )
     etag: str = headers.get("etag", "").strip().strip('"')
     if not etag:

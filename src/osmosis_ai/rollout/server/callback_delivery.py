@@ -20,6 +20,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from osmosis_ai.retry_after import retry_after_s
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -112,13 +114,13 @@ class CallbackDelivery:
         self._begun += 1
         while True:
             attempt += 1
-            status, answer, trouble, retry_after_s, unanswered = await self._post(url, body, headers)
+            status, answer, trouble, requested_s, unanswered = await self._post(url, body, headers)
             if status is not None and 200 <= status < 300:
                 return answer
             if status is not None and status not in _RETRIED:
                 raise DeliveryError(f"{url} refused a callback: {trouble}", refused=True)
             # Jitter: many rollouts wait for the same controller, and should not come back as one.
-            wait_s = max(pause_s * random.uniform(0.75, 1.25), retry_after_s)
+            wait_s = max(pause_s * random.uniform(0.75, 1.25), requested_s)
             spent = patience_s is not None and self._clock() - started + wait_s > patience_s
             if spent or attempt == attempts:
                 raise DeliveryError(f"{url} took no callback in {attempt} tries: {trouble}", refused=False)
@@ -170,7 +172,7 @@ class CallbackDelivery:
                     self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
                     return reply.status, answer, "", 0.0, False
                 trouble = f"HTTP {reply.status} {answer[:300].decode(errors='replace')}"
-                wait_s = _retry_after_s(reply.headers.get("Retry-After"))
+                wait_s = min(retry_after_s(reply.headers) or 0.0, _LONGEST_RETRY_AFTER_S)
                 return reply.status, answer, trouble, wait_s, False
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise DeliveryError(f"{url} is no URL to call back: {error!r}", refused=True) from error
@@ -195,10 +197,3 @@ def _proxy_for(scheme: str, host: str) -> str | None:
     from osmosis_ai.llm.transport import environment_proxy
 
     return environment_proxy(f"{scheme}://{host}")
-
-
-def _retry_after_s(value: str | None) -> float:
-    """Read a numeric ``Retry-After``; a date is not worth the trouble here."""
-    if value is None or not value.strip().isdigit():
-        return 0.0
-    return min(float(value), _LONGEST_RETRY_AFTER_S)

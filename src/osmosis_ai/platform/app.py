@@ -10,17 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from sqlalchemy import text
 
 from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
     blobs,
     datasets,
-    device_logins,
+    device_pages,
     eval_runs,
-    health,
     inference,
     models,
-    pages,
     rollouts,
     secrets,
     sign_in_pages,
@@ -29,9 +28,10 @@ from osmosis_ai.platform.http import (
     workspace_pages,
     workspaces,
 )
+from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.body_limits import BodyLimit
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
-from osmosis_ai.platform.http.routing import RawPath
+from osmosis_ai.platform.http.routing import RawPath, api_router
 from osmosis_ai.platform.http.versioning import ClientVersions
 from osmosis_ai.platform.services import PlatformServices, build_services
 
@@ -47,7 +47,6 @@ _IN_ORDER = (
         training_runs,
         datasets,
         tokens,
-        device_logins,
         workspaces,
         blobs,
         secrets,
@@ -55,8 +54,18 @@ _IN_ORDER = (
         models,
         inference,
     ),
-    *(pages, health, sign_in_pages, workspace_pages),
+    *(device_pages, sign_in_pages, workspace_pages),
 )
+
+_health = api_router()
+
+
+@_health.get("/health")
+def health(services: Services) -> dict[str, str]:
+    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors."""
+    with services.db.session() as session:
+        session.execute(text("SELECT 1"))
+    return {"status": "ok", "version": __version__}
 
 
 def create_app(services: PlatformServices) -> FastAPI:
@@ -81,6 +90,7 @@ def create_app(services: PlatformServices) -> FastAPI:
         recommended=services.config.recommended_cli_version,
     )
     app.add_middleware(ErrorEdge)
+    app.include_router(_health)
     for resource in _IN_ORDER:
         app.include_router(resource.router)
     return app

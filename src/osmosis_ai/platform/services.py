@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from osmosis_ai.platform.accounts import Accounts
-from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.signing import UrlSigner, load_signing_key
+from osmosis_ai.platform.blobs.local import open_blob_store
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -20,15 +19,15 @@ from osmosis_ai.platform.model_servers import ModelServers
 from osmosis_ai.platform.model_serving import ServedModels
 from osmosis_ai.platform.models import LoraModels
 from osmosis_ai.platform.rollouts import Rollouts
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import Runs
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
-from osmosis_ai.platform.runs.submit.run_request import RunKind
 from osmosis_ai.platform.runs.submit.submitter import Submits
 from osmosis_ai.platform.secrets import Secrets
 from osmosis_ai.platform.sign_in import SignIns
-from osmosis_ai.platform.vault import Vault
+from osmosis_ai.platform.vault import Vault, open_vault
 from osmosis_ai.platform.workspaces import Workspaces
 
 
@@ -70,11 +69,10 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     db = Database(config.database_url)
     db.migrate()
     accounts = Accounts(db, used_clock)
-    vault = Vault(config.keys_dir / "vault.json")
+    vault = open_vault(config)
     mirrors = MirrorStore(config.git_dir)
     logs = Logs(db, used_clock)
-    signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, used_clock)
-    blobs = LocalBlobStore(config.blobs_dir, signer, used_clock)
+    blobs = open_blob_store(config, used_clock)
     rollouts = Rollouts(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     training_runs = Runs("training", db, used_clock, logs, counts["training"])

@@ -22,6 +22,7 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full, write_json
+from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import StorageFullError
 
 _VERSION = b"\x01"
@@ -219,6 +220,11 @@ class Vault:
             raise VaultError(
                 f"the key file {self.key_file} is damaged.", hint="restore it from a backup"
             ) from None
+
+
+def open_vault(config: PlatformConfig) -> Vault:
+    """Return the vault that the platform of ``config`` seals its secrets with."""
+    return Vault(config.keys_dir / "vault.json")
 
 
 def key_id_of(sealed: bytes) -> bytes:

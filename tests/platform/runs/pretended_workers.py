@@ -6,8 +6,8 @@ from typing import Any
 
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.worker_process import ENDED
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.worker_status import ENDED
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member

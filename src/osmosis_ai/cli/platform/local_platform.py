@@ -49,7 +49,7 @@ class OpenedPlatform:
             OsmosisError: as :func:`~osmosis_ai.platform.key_rotation.rotate_secret_key`.
         """
         from osmosis_ai.platform.key_rotation import rotate_secret_key
-        from osmosis_ai.platform.runs.parts import open_vault
+        from osmosis_ai.platform.vault import open_vault
 
         return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 

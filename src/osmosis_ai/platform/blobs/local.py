@@ -26,7 +26,7 @@ from typing import BinaryIO
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.files import sync_directory, write_json
 from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile, make_directories, sweep
-from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner
+from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
@@ -37,6 +37,7 @@ from osmosis_ai.platform.blobs.store import (
     check_key,
 )
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
 
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _PART_FILE = re.compile(r"([0-9]{1,5})\.([0-9a-f]{64})")
@@ -224,6 +225,12 @@ class LocalBlobStore:
         if not _UPLOAD_ID.fullmatch(upload_id):
             raise UploadNotFound
         return self._uploads / upload_id
+
+
+def open_blob_store(config: PlatformConfig, clock: Clock) -> LocalBlobStore:
+    """Return the store that the platform of ``config`` keeps its blobs in."""
+    signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
+    return LocalBlobStore(config.blobs_dir, signer, clock)
 
 
 def _not_found(key: str) -> BlobNotFound:

@@ -7,6 +7,7 @@ Times are UTC. Ids are opaque strings with a prefix that names the kind.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -26,7 +27,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -383,3 +384,21 @@ class LogLine(Base):
     step: Mapped[str] = mapped_column(String(64))
     message: Mapped[str] = mapped_column(Text)
     details: Mapped[dict[str, Any] | None]
+
+
+# Below the number of variables that SQLite takes in one statement, for every table here.
+_ROWS_PER_STATEMENT = 500
+
+
+def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    table = model.__table__
+    key = [column.name for column in table.primary_key]
+    dialect: Any = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        part = rows[start : start + _ROWS_PER_STATEMENT]
+        statement = dialect.insert(table).values(part)
+        changed = {name: statement.excluded[name] for name in part[0] if name not in key}
+        session.execute(statement.on_conflict_do_update(index_elements=key, set_=changed))

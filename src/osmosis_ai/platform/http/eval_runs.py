@@ -20,7 +20,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
-from osmosis_ai.platform.runs.headlines import headline_of, rows_of
+from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.read.run_store import RunSummary
 from osmosis_ai.platform.runs.submit.eval_request import effective_settings

@@ -11,7 +11,7 @@ from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.platform.datasets import DatasetRecord
 from osmosis_ai.platform.db.tables import Repository, Run, Token
 from osmosis_ai.platform.models import FoundModel
-from osmosis_ai.platform.runs.headlines import headline_of, rows_of
+from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.run_store import FoundRun, RunSummary
 from osmosis_ai.platform.runs.read.training_curves import Curve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret

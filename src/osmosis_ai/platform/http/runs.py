@@ -16,10 +16,9 @@ from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
-from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, RunEndedError, Runs, RunSummary
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
-from osmosis_ai.platform.runs.submit.run_request import RunKind
 from osmosis_ai.platform.runs.submit.submitter import Submission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices

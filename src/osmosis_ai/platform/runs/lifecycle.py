@@ -1,14 +1,17 @@
-"""What can become of a run.
+"""The two kinds of runs, and what can become of a run.
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for one that never
-ran. A terminal run never changes again, but for a training run that is resumed (``submit.resuming``). A running run without a live lease waits for its next worker.
+ran. A terminal run never changes again, but for a training run that is resumed (``submit.resuming``). A running run
+without a live lease waits for its next worker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal
 
+RunKind = Literal["eval", "training"]
 RunStatus = Literal["pending", "running", "finished", "failed", "stopped"]
 Outcome = Literal["finished", "failed", "stopped"]
 
@@ -16,3 +19,8 @@ OPEN: tuple[RunStatus, ...] = ("pending", "running")
 UNFINISHED: tuple[RunStatus, ...] = ("failed", "stopped")
 """Ended before its end: a training run can be resumed, as long as its checkpoint is kept."""
 CHECKPOINT_KEPT = timedelta(days=30)
+
+KIND_NAMES: Mapping[str, str] = {"eval": "evaluation", "training": "training"}
+"""What people call the kinds, before "run"."""
+COMMAND_GROUPS: Mapping[str, str] = {"eval": "osmosis eval", "training": "osmosis train"}
+"""The commands about runs of each kind."""

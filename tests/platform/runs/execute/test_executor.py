@@ -11,10 +11,10 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, SETBACKS
-from osmosis_ai.platform.runs.execute.worker_process import rollout_environment, worker_environment
-from osmosis_ai.platform.runs.sentence import LONGEST, one_sentence
-from osmosis_ai.platform.runs.worker_status import ENDED, NOT_MINE, SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, SET_BACK, worker_environment
+from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sentence
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.process_environment import program_environment
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.pretended_workers import Bench, messages
 
@@ -302,7 +302,7 @@ def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:
         "HF_HOME": "/m",
         "HF_TOKEN": "hf",
     }
-    assert rollout_environment(shell) == {"PATH": "/bin", "LC_ALL": "C"}
+    assert program_environment(shell) == {"PATH": "/bin", "LC_ALL": "C"}
     worker = worker_environment(shell, PlatformConfig(home=Path("/h")), "t")
     assert worker["UV_OFFLINE"] == "1"
     assert (worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("/h", "/m")
@@ -313,5 +313,5 @@ def test_a_failure_is_one_line_that_keeps_its_end_and_its_hint() -> None:
     short = OsmosisError("it broke.\n  Badly.", hint="mend it")
     assert one_sentence(short) == "it broke. Badly; mend it."
     long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="mend it"))
-    assert len(long) <= LONGEST
+    assert len(long) <= MAX_SENTENCE_CHARS
     assert long.startswith("first") and long.endswith("last; mend it.")

@@ -21,11 +21,11 @@ pytest.importorskip("torch")
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
-from osmosis_ai.platform.runs.worker_status import LEARNER_LOST
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training import extra, trainer

@@ -11,10 +11,10 @@ from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
 from osmosis_ai.platform.runs.work.eval_work import EvaluationWork
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
-from osmosis_ai.platform.runs.worker_status import ENDED, SET_BACK
 from tests.platform.conftest import Member
 from tests.platform.runs.pretended_workers import Bench, messages
 

@@ -18,12 +18,9 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import and_, func, select
 
@@ -33,12 +30,18 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.logs import Line, Logs
-from osmosis_ai.platform.runs.execute.worker_process import worker_environment
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEARNER_LOST,
+    NOT_MINE,
+    SET_BACK,
+    StartWorker,
+    WorkerProcess,
+    WorkerStarter,
+)
 from osmosis_ai.platform.runs.leases import Leases, is_free
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
-from osmosis_ai.platform.runs.worker_status import ENDED, LEARNER_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.supervision import ChildProcess
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +55,6 @@ SETBACKS = 3
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 300.0
 _SHUTDOWN_GRACE_S = 10.0
-
-
-class WorkerProcess(Protocol):
-    """A worker that was started (:class:`~osmosis_ai.supervision.ChildProcess`)."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-
-class StartWorker(Protocol):
-    """Starts the worker of a run, which is to claim it with ``token``."""
-
-    def __call__(self, run_id: str, token: str) -> WorkerProcess: ...
 
 
 @dataclass
@@ -342,30 +328,6 @@ class LocalExecutor:
             elif status == "stopped":
                 directory.keep_what_resumes()
             # Of a failed run all stays: what a worker printed before it died is the only trace of why.
-
-
-class WorkerStarter:
-    """Starts worker processes of this very installation, in an environment of their own.
-
-    Args:
-        config: the platform that they work for.
-    """
-
-    def __init__(self, config: PlatformConfig) -> None:
-        self._config = config
-
-    def __call__(self, run_id: str, token: str) -> WorkerProcess:
-        """Start the worker of a run."""
-        directory = WorkingDirectory(self._config.runs_dir, run_id)
-        directory.create()
-        descriptor = os.open(directory.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "ab") as log:
-            return ChildProcess(
-                [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
-                env=worker_environment(os.environ, self._config, token),
-                cwd=Path(directory.path),
-                stdout=log,
-            )
 
 
 def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) -> str:

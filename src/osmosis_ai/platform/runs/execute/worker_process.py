@@ -1,27 +1,80 @@
-"""What of the platform's own environment its child processes get: what makes programs run, and nothing secret.
+"""A worker's process: how it is started, what it inherits of the platform's own environment, and how it may end.
 
-Named one by one, because whoever starts a platform has keys of their own in their shell. A run's secrets are added
-to its rollout's server alone; the worker itself gets where the platform is, and the rollout does not.
+The variables are named one by one, because whoever starts a platform has keys of their own in their shell. A run's
+secrets are added to its rollout's server alone; the worker itself gets where the platform is, and the rollout does not.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import (
     PACKAGE_PREFIXES,
     chosen,
-    program_environment,
     python_environment,
 )
+from osmosis_ai.supervision import ChildProcess
 
 TOKEN_VARIABLE = "_OSMOSIS_RUN_TOKEN"
 
+# How a worker's process may end; any other way is a death.
+ENDED = 0
+"""The run is terminal, or was let go on purpose."""
+NOT_MINE = 75
+"""Another worker has the run; try again later (``EX_TEMPFAIL``)."""
+LEASE_LOST = 76
+"""Another worker took the run over while this one was at it."""
+SET_BACK = 78
+"""Our own infrastructure failed, and the run is as it was: to be tried again. The working directory says why."""
+LEARNER_LOST = 77
+"""A process that learned together with this one is gone: a death, after which another worker goes on."""
 
-def rollout_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rollout's server inherits."""
-    return program_environment(environ)
+
+class WorkerProcess(Protocol):
+    """A worker that was started (:class:`~osmosis_ai.supervision.ChildProcess`)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+
+class StartWorker(Protocol):
+    """Starts the worker of a run, which is to claim it with ``token``."""
+
+    def __call__(self, run_id: str, token: str) -> WorkerProcess: ...
+
+
+class WorkerStarter:
+    """Starts worker processes of this very installation, in an environment of their own.
+
+    Args:
+        config: the platform that they work for.
+    """
+
+    def __init__(self, config: PlatformConfig) -> None:
+        self._config = config
+
+    def __call__(self, run_id: str, token: str) -> WorkerProcess:
+        """Start the worker of a run."""
+        directory = WorkingDirectory(self._config.runs_dir, run_id)
+        directory.create()
+        descriptor = os.open(directory.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            return ChildProcess(
+                [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
+                env=worker_environment(os.environ, self._config, token),
+                cwd=Path(directory.path),
+                stdout=log,
+            )
 
 
 def worker_environment(environ: Mapping[str, str], config: PlatformConfig, token: str) -> dict[str, str]:

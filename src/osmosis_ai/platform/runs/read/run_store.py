@@ -23,12 +23,8 @@ from osmosis_ai.platform.db.tables import Run, User
 from osmosis_ai.platform.logs import Direction, Line, Logs
 from osmosis_ai.platform.name_lookup import hint_of_name
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
-from osmosis_ai.platform.runs.submit.run_request import RunKind
-
-_CALLED: dict[RunKind, str] = {"eval": "evaluation", "training": "training"}
-_LIST_COMMAND: dict[RunKind, str] = {"eval": "osmosis eval list", "training": "osmosis train list"}
 
 
 class RunEndedError(ConflictError):
@@ -193,6 +189,6 @@ class Runs:
         newest = select(Run.name).where(Run.workspace_id == workspace_id, Run.kind == self._kind)
         names = newest.order_by(Run.created_at.desc())
         raise NotFoundError(
-            f"there is no {_CALLED[self._kind]} run '{name_or_id[:200]}' in this workspace.",
-            hint=hint_of_name(session, name_or_id, names, f"see `{_LIST_COMMAND[self._kind]}`"),
+            f"there is no {KIND_NAMES[self._kind]} run '{name_or_id[:200]}' in this workspace.",
+            hint=hint_of_name(session, name_or_id, names, f"see `{COMMAND_GROUPS[self._kind]} list`"),
         )

@@ -11,12 +11,11 @@ from osmosis_ai.config.issues import Issue
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunSpec
-from osmosis_ai.platform.runs.eval_results import first_results
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, is_servable, unknown_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.platform.runs.submit.run_request import (
-    RunKind,
     RunRequest,
     check_body,
     common_fields,
@@ -60,7 +59,12 @@ class EvalRequest(RunRequest):
 
     def first_results(self, rows: RowChoice) -> dict[str, Any]:
         """Return how large the run is, and nothing done."""
-        return first_results(self.evaluation.pass_threshold, rows)
+        return {
+            "pass_threshold": self.evaluation.pass_threshold,
+            "total_runs": 0,
+            "sampled_rows": len(rows.rows()),
+            "total_dataset_rows": rows.total_rows,
+        }
 
     def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
         """Return what the engine runs."""

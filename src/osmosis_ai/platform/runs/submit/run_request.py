@@ -10,20 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.config.spelling import closest
+from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.workspace.secrets_file import value_problem
 
-RunKind = Literal["eval", "training"]
-
 _LONGEST_NAME = 255
-_RUNS_OF = {"eval": "evaluation runs", "training": "training runs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +142,7 @@ def _unknown_parts(body: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]
         if part in known:
             continue
         if part in _parts(other):
-            yield Issue(part, f"Unrecognized key; it belongs to {_RUNS_OF[other.name]}")
+            yield Issue(part, f"Unrecognized key; it belongs to {KIND_NAMES[other.name]} runs")
         else:
             yield Issue(str(part), "Unrecognized key", suggestion=closest(str(part), known))
 

@@ -25,12 +25,13 @@ from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import Dataset, Repository, Rollout, Run, User, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_request
 from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.platform.runs.submit.run_names import draw_name
-from osmosis_ai.platform.runs.submit.run_request import RunKind, RunRequest
+from osmosis_ai.platform.runs.submit.run_request import RunRequest
 from osmosis_ai.platform.runs.submit.training_request import parse_training_request
 from osmosis_ai.platform.secrets import resolve_scopes
 

@@ -11,11 +11,11 @@ from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
 from osmosis_ai.config.trainer_check import model_path_of, read_settings, unknown_built_in
 from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
 from osmosis_ai.errors import MissingExtraError
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
 from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, unknown_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.platform.runs.submit.run_request import (
-    RunKind,
     RunRequest,
     check_body,
     common_fields,

@@ -24,14 +24,13 @@ from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.tables import Run, RunFile
 from osmosis_ai.platform.logs import Level, Line
-from osmosis_ai.platform.runs.execute.worker_process import rollout_environment
-from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_request
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.platform.runs.work.inputs import Materials
 from osmosis_ai.platform.runs.work.publisher import Publisher, record_metrics
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
 
 _LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERROR": "error"}
@@ -106,7 +105,7 @@ class EvaluationWork(Work[PreparedEvaluation]):
             hooks=_Hooks(publisher, interrupt, prepared.secret_values),
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),
             provenance=_provenance(run, prepared),
-            environ=rollout_environment(os.environ),
+            environ=program_environment(os.environ),
         )
         return _verdict(await runner.run())
 

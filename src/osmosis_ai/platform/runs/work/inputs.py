@@ -13,6 +13,7 @@ from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.platform.blobs.local import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.lookup import open_dataset
@@ -20,12 +21,12 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Repository, Run
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.models import copy_adapter
-from osmosis_ai.platform.runs.parts import open_blobs, open_vault
 from osmosis_ai.platform.runs.submit.model_path import Policy, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowChoice
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_secrets
+from osmosis_ai.platform.vault import open_vault
 
 
 class Materials:
@@ -50,7 +51,7 @@ class Materials:
         self._db = db
         self._directory = directory
         self._vault = open_vault(config)
-        self.blobs = open_blobs(config, SystemClock())
+        self.blobs = open_blob_store(config, SystemClock())
         with db.session() as session:
             self.run = session.get_one(Run, run_id)
             repository_id = self.run.repository_id

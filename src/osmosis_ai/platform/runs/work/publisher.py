@@ -23,11 +23,10 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run, RunFile, Sample
+from osmosis_ai.platform.db.tables import Run, RunFile, Sample, upsert
 from osmosis_ai.platform.logs import Line, Logs, storable
 from osmosis_ai.platform.runs.eval_results import live_results, summarised_results
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.upsert import upsert
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.redaction import Redactor
 

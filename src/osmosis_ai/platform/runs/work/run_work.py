@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from osmosis_ai.errors import OsmosisError
+
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher
     from osmosis_ai.platform.runs.working_directory import WorkingDirectory
     from osmosis_ai.redaction import Redactor
+
+
+MAX_SENTENCE_CHARS = 600
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,14 @@ class Work(ABC, Generic[P]):
     @abstractmethod
     def record(self, run: Run) -> None:
         """Give ``run``, as part of the transaction that ends the turn, its last numbers."""
+
+
+def one_sentence(error: OsmosisError) -> str:
+    """Return ``error`` in one line of at most :data:`MAX_SENTENCE_CHARS` characters; the log has all of it."""
+    said = " ".join(error.message.split()).rstrip(".")
+    hint = " ".join(error.hint.split()).rstrip(".") if error.hint else ""
+    room = MAX_SENTENCE_CHARS - len(hint) - 3
+    if len(said) > room:
+        # What a tool prints last says why it failed.
+        said = f"{said[: room // 3].rstrip()} … {said[-(room - room // 3 - 3) :].lstrip()}"
+    return f"{said}; {hint}." if hint else f"{said}."

@@ -17,9 +17,8 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import LoraModel, MetricPoint, new_id
+from osmosis_ai.platform.db.tables import LoraModel, MetricPoint, new_id, upsert
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.upsert import upsert
 from osmosis_ai.training.metrics import TRAINING_REWARD, StepRecord, finite
 
 ROLLOUTS = "rollout/samples"

@@ -20,17 +20,16 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.logs import Line
-from osmosis_ai.platform.runs.execute.worker_process import rollout_environment
+from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request
 from osmosis_ai.platform.runs.work.inputs import Materials
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work, one_sentence
 from osmosis_ai.platform.runs.work.training_publisher import PlatformHooks, TrainingFindings
 from osmosis_ai.platform.runs.work.training_store import TrainingStore
-from osmosis_ai.platform.runs.worker_status import LEARNER_LOST
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.followers import LearnerProcessLostError
 from osmosis_ai.training.spec import TrainingSpec
@@ -131,7 +130,7 @@ class TrainingWork(Work[PreparedTraining]):
             prepared.spec,
             self._directory.training.path,
             hooks,
-            environ=rollout_environment(os.environ),
+            environ=program_environment(os.environ),
             provenance=_provenance(prepared),
         )
         return await trainer.run()

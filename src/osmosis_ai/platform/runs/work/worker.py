@@ -24,14 +24,18 @@ from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Run
 from osmosis_ai.platform.logs import Line, Logs
-from osmosis_ai.platform.runs.execute.worker_process import TOKEN_VARIABLE
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEASE_LOST,
+    NOT_MINE,
+    SET_BACK,
+    TOKEN_VARIABLE,
+)
 from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.sentence import one_sentence
 from osmosis_ai.platform.runs.work.eval_work import EvaluationWork
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Prepared, Verdict, Work
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Prepared, Verdict, Work, one_sentence
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
-from osmosis_ai.platform.runs.worker_status import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.supervision import lower_priority, watch_parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving.rollout_host import RolloutServerDiedError
+from osmosis_ai.driving.restarting_server import RolloutServerDiedError
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.evaluation.attempts import MAX_LOSSES
 from osmosis_ai.inference.chat_format import BuiltInChat

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.rollout_host import AttemptLostError
+from osmosis_ai.driving.restarting_server import AttemptLostError
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.call_record import RolloutUsage

@@ -26,7 +26,7 @@ from osmosis_ai.driving.overload import (
     overloaded,
     suspected_since,
 )
-from osmosis_ai.driving.rollout_host import AttemptLostError, RolloutHost
+from osmosis_ai.driving.restarting_server import AttemptLostError, RestartingRolloutServer
 from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import NOTHING, Spent
@@ -101,7 +101,7 @@ class AttemptRunner:
         self._state = state
         self._on_fault = on_fault
         self._flights: dict[str, _Flight] = {}
-        self.host: RolloutHost | None = None
+        self.host: RestartingRolloutServer | None = None
         self.was_late: Callable[[float], Awaitable[bool]] = _never
         self._counted, self._counted_at = NOTHING, -math.inf
         # (source row, run) of attempts that went down with their server, and how often. Those come first

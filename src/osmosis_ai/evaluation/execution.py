@@ -18,7 +18,7 @@ from osmosis_ai.driving.concurrency import choose_limit
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.driving.machine import MachineWatch
 from osmosis_ai.driving.pace import Pace
-from osmosis_ai.driving.rollout_host import RolloutHost
+from osmosis_ai.driving.restarting_server import RestartingRolloutServer
 from osmosis_ai.evaluation.attempts import AttemptRunner
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal
@@ -140,7 +140,9 @@ class Execution:
                 return self._driver(base_url, store, listener, model_key, callback_key)
 
             self._hooks.stage("starting the rollout's server")
-            host = RolloutHost(make_server=lambda: self._server(python), connect=connect, note=self._note)
+            host = RestartingRolloutServer(
+                make_server=lambda: self._server(python), connect=connect, note=self._note
+            )
             await stack.enter_async_context(host)
             self._log("server", "the rollout's server is healthy", capacity=host.capacity)
             assert self.attempts is not None
@@ -248,7 +250,11 @@ class Execution:
         )
 
     async def _dispatch(
-        self, stack: AsyncExitStack, host: RolloutHost, client: ModelClient, attempts: AttemptRunner
+        self,
+        stack: AsyncExitStack,
+        host: RestartingRolloutServer,
+        client: ModelClient,
+        attempts: AttemptRunner,
     ) -> Stop | None:
         job, state = self._job, self._state
         wished = choose_limit(
@@ -290,7 +296,7 @@ class Execution:
         return stop
 
     def _watch_machine(
-        self, stack: AsyncExitStack, host: RolloutHost, client: ModelClient, pace: Pace
+        self, stack: AsyncExitStack, host: RestartingRolloutServer, client: ModelClient, pace: Pace
     ) -> MachineWatch:
         from osmosis_ai.driving.server_health import ServerHealth
 

@@ -24,7 +24,7 @@ from osmosis_ai.driving.concurrency import choose_limit
 from osmosis_ai.driving.dispatcher import Dispatcher
 from osmosis_ai.driving.driver import RolloutRunRequest
 from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError
-from osmosis_ai.driving.rollout_host import AttemptLostError, RolloutHost, Server
+from osmosis_ai.driving.restarting_server import AttemptLostError, RestartingRolloutServer, Server
 from osmosis_ai.evaluation.attempts import MAX_LOSSES
 from osmosis_ai.evaluation.metrics import NO_REWARD
 from osmosis_ai.evaluation.spec import CALLBACK_GRACE_S
@@ -151,7 +151,7 @@ class RolloutSampler:
         self._listener = CallbackListener(
             self._store, auth_token=self._callback_token, bridge=bridge, bridge_token=bridge_token
         )
-        self._host = RolloutHost(make_server=make_server, connect=self._connect, note=note)
+        self._host = RestartingRolloutServer(make_server=make_server, connect=self._connect, note=note)
         self._flights: dict[str, _Flight] = {}
         self._stack = AsyncExitStack()
 

@@ -84,7 +84,7 @@ class _Generation:
         self.death: OsmosisError | None = None
 
 
-class RolloutHost:
+class RestartingRolloutServer:
     """Runs rollouts on a server that is started again when it dies; an async context manager.
 
     Args:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.driving.rollout_host import (
+from osmosis_ai.driving.restarting_server import (
     MAX_RESTARTS,
     AttemptLostError,
-    RolloutHost,
+    RestartingRolloutServer,
     RolloutServerDiedError,
 )
 from osmosis_ai.errors import OsmosisError
@@ -74,7 +74,9 @@ class World:
         self._starts = starts
         self._error = error
         self._changed = asyncio.Event()
-        self.host = RolloutHost(make_server=self._make, connect=self._connect, note=self.notes.append)
+        self.host = RestartingRolloutServer(
+            make_server=self._make, connect=self._connect, note=self.notes.append
+        )
 
     def _make(self) -> Any:
         number = len(self.servers)
@@ -182,7 +184,7 @@ async def test_a_server_that_never_starts_fails_at_once() -> None:
 async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.driving.rollout_host._DEATH_NOTICE_S", 0.01)
+    monkeypatch.setattr("osmosis_ai.driving.restarting_server._DEATH_NOTICE_S", 0.01)
     world = World(error=ConnectionResetError("reset by peer"))
     async with world.host as host:
         with pytest.raises(AttemptLostError, match="reset by peer") as lost:

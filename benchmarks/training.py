@@ -42,10 +42,10 @@ from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.torch_engine import TorchEngine
 from osmosis_ai.inference.torch_model import TorchModel
-from osmosis_ai.training.batches import collate, plan_micro_batches, training_rows
-from osmosis_ai.training.learner import Learner
-from osmosis_ai.training.policy_engine import LocalPolicyEngine
-from osmosis_ai.training.sequences import NOT_SAMPLED, TokenSequence
+from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine
+from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.objective.batches import collate, plan_micro_batches, training_rows
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 
 TINY = "osmosis/tiny"
 WORKSPACE = Path(__file__).parents[1]
@@ -337,11 +337,11 @@ async def whole_steps(
     """
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.hooks import TrainingHooks
-    from osmosis_ai.training.metrics import StepRecord, series
-    from osmosis_ai.training.spec import TrainingSpec
-    from osmosis_ai.training.trainer import LocalTrainer
-    from osmosis_ai.training.validation import ValidationPlan
+    from osmosis_ai.training.objective.metrics import StepRecord, series
+    from osmosis_ai.training.runs.hooks import TrainingHooks
+    from osmosis_ai.training.runs.spec import TrainingSpec
+    from osmosis_ai.training.runs.trainer import LocalTrainer
+    from osmosis_ai.training.runs.validation import ValidationPlan
 
     learning, sampling_clock = [0.0], ForwardClock(cpu_s)
     marks: list[tuple[float, float, float]] = []

@@ -20,7 +20,7 @@ from typing import Any
 
 from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
 from osmosis_ai.services.train_estimate import GPUS
-from osmosis_ai.training.estimate import GIB, ModelShape, estimate
+from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)

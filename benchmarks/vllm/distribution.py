@@ -28,11 +28,11 @@ from osmosis_ai.datasets import iter_rows
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.torch_model import end_tokens_of
-from osmosis_ai.training.learner import Learner
-from osmosis_ai.training.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
-from osmosis_ai.training.sequences import Turn, merge_turns
-from osmosis_ai.training.vllm_backend import VllmEngine
-from osmosis_ai.training.vllm_server import VllmServer, VllmServerSpec
+from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
+from osmosis_ai.training.engines.vllm_engine import VllmEngine
+from osmosis_ai.training.engines.vllm_server import VllmServer, VllmServerSpec
+from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.objective.sequences import Turn, merge_turns
 
 DATASET = Path(__file__).parents[2] / "data" / "multiply_train.jsonl"
 POSITIONS = 512

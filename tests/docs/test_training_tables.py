@@ -32,8 +32,8 @@ def test_every_table_is_there() -> None:
 
 
 def test_the_page_has_every_format_of_tool_calls_and_its_mark() -> None:
-    from osmosis_ai.inference.template_habits import MARKS
     from osmosis_ai.inference.tool_calls import FORMAT_NAMES
+    from osmosis_ai.inference.tool_format_detection import MARKS
 
     page = (REPOSITORY / "docs" / "training.md").read_text()
     rows = re.findall(

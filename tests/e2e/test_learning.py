@@ -22,19 +22,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-import osmosis_ai.training.passes as passes_module
+import osmosis_ai.training.learner.forward_backward as passes_module
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.batches import MicroBatch, TrainingRow, collate
-from osmosis_ai.training.learner import Learner
-from osmosis_ai.training.learner_metrics import StepMetrics
-from osmosis_ai.training.metrics import VALIDATION_REWARD, StepRecord, read_history, series
-from osmosis_ai.training.sequences import TokenSequence
-from osmosis_ai.training.spec import TrainingSpec
-from osmosis_ai.training.trainer import LocalTrainer
-from osmosis_ai.training.validation import ValidationPlan
+from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.learner.step_metrics import StepMetrics
+from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
+from osmosis_ai.training.objective.metrics import VALIDATION_REWARD, StepRecord, read_history, series
+from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.validation import ValidationPlan
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

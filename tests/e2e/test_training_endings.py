@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.services.demo import Scratch, prepare_scratch
-from osmosis_ai.training.checkpoints import checkpoints_in
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.workspace.git import run_git
 from tests.e2e.platform_checkout import run, running
 from tests.e2e.platform_process import WORKER, processes

@@ -14,11 +14,11 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.hooks import SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.metrics import series
-from osmosis_ai.training.spec import TrainingSpec
-from osmosis_ai.training.trainer import LocalTrainer
-from osmosis_ai.training.validation import ValidationPlan
+from osmosis_ai.training.objective.metrics import series
+from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.validation import ValidationPlan
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def follower() -> int | None:
             command = (stat.parent / "cmdline").read_text()
         except OSError:  # it ended in this moment
             continue
-        if int(fields[1]) == os.getpid() and "osmosis_ai.training.followers" in command:
+        if int(fields[1]) == os.getpid() and "osmosis_ai.training.learner.ranks" in command:
             return int(stat.parent.name)
     return None
 

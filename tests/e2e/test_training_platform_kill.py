@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from osmosis_ai.services.demo import prepare_scratch
-from osmosis_ai.training.checkpoints import checkpoints_in
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from tests.e2e.kill_plan import KILLS, seed_of_kills
 from tests.e2e.platform_process import Platform
 

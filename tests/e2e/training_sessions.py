@@ -16,14 +16,13 @@ import torch
 from transformers import Qwen3ForCausalLM  # noqa: F401 - loaded once, for every session
 
 import osmosis_ai.inference.torch_engine
-import osmosis_ai.training.learner
-import osmosis_ai.training.loop  # noqa: F401 - likewise
+import osmosis_ai.training.runs.loop  # noqa: F401 - likewise
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.spec import TrainingSpec
-from osmosis_ai.training.trainer import LocalTrainer
-from osmosis_ai.training.validation import ValidationPlan
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.validation import ValidationPlan
 
 WORKSPACE = Path(__file__).parents[2]
 DATASET = WORKSPACE / "data" / "multiply_train.jsonl"

@@ -17,7 +17,7 @@ from osmosis_ai.errors import OsmosisError  # noqa: E402
 from osmosis_ai.inference.low_rank import LowRankUpdate  # noqa: E402
 from osmosis_ai.inference.torch_model import TorchModel  # noqa: E402
 from osmosis_ai.inference.torch_serving import load_served_model  # noqa: E402
-from osmosis_ai.training.policy_model import low_rank_updates, merged_tensors, save_adapter  # noqa: E402
+from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter  # noqa: E402
 from tests.training.policy_world import MODEL_DIR  # noqa: E402
 
 IDS = np.array([[1, 60, 90, 120, 200, 250]])

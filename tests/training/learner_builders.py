@@ -11,8 +11,8 @@ import torch
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.training.learner import Learner
-from osmosis_ai.training.sequences import NOT_SAMPLED
+from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED
 
 torch.set_num_threads(1)
 

@@ -18,16 +18,16 @@ from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.checkpoints import CheckpointStore
-from osmosis_ai.training.data_order import DataOrder
-from osmosis_ai.training.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.learner import StepRefusedError
-from osmosis_ai.training.learner_metrics import StepMetrics
-from osmosis_ai.training.loop import LoopParts, TrainingLoop
-from osmosis_ai.training.loop_state import Ending, LoopState
-from osmosis_ai.training.metrics import MetricsHistory, StepRecord
-from osmosis_ai.training.sampler import Attempt, Sample
-from osmosis_ai.training.validation import SplitRows, ValidationPlan
+from osmosis_ai.training.learner.checkpoints import CheckpointStore
+from osmosis_ai.training.learner.learner import StepRefusedError
+from osmosis_ai.training.learner.step_metrics import StepMetrics
+from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord
+from osmosis_ai.training.runs.data_order import DataOrder
+from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
+from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
+from osmosis_ai.training.runs.loop_state import Ending, LoopState
+from osmosis_ai.training.runs.sampler import Attempt, Sample
+from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
 from tests.training.samples import recorded
 
 Rewards = Callable[[int, int], float | None]

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.training import policy_model
-from osmosis_ai.training.estimate import ModelShape, estimate
-from osmosis_ai.training.learner import Learner
+from osmosis_ai.training.learner import policy_model
+from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 from tests.training.learner_builders import Sequence
 
 ROWS, LENGTH = 16, 192

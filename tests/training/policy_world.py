@@ -18,8 +18,8 @@ from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
 from osmosis_ai.inference.completion import Cancellable
 from osmosis_ai.inference.engine import InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
-from osmosis_ai.training.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-from osmosis_ai.training.policy_engine import LocalPolicyEngine, Policy
+from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine, Policy
 
 TOKEN = "a-token"
 END = 2  # <|im_end|>

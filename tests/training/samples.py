@@ -7,9 +7,9 @@ import itertools
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.classify import Verdict
-from osmosis_ai.training.recording import RecordedRollout
-from osmosis_ai.training.sampler import Attempt, Sample
-from osmosis_ai.training.sequences import NOT_SAMPLED, TokenSequence
+from osmosis_ai.training.engines.recording import RecordedRollout
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
+from osmosis_ai.training.runs.sampler import Attempt, Sample
 
 _numbers = itertools.count()
 

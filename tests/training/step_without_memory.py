@@ -6,7 +6,7 @@ import resource
 import sys
 from pathlib import Path
 
-from osmosis_ai.training.learner import OutOfMemoryError
+from osmosis_ai.training.learner.learner import OutOfMemoryError
 from tests.training.learner_builders import Sequence, batch_for, tiny_learner
 
 LENGTH, COUNT = 400, 120

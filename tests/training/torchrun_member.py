@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from osmosis_ai.training.learner import OutOfMemoryError, StepRefusedError
+from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
 from tests.training.learner_builders import batch_for, tiny_learner
 
 

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import ReplyDecoder
 from osmosis_ai.inference.template import TemplateError
-from osmosis_ai.inference.template_habits import find_habits
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.tool_calls import FormatName
+from osmosis_ai.inference.tool_format_detection import find_habits
 
 
 class PretrainedChat:

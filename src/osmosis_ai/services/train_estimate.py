@@ -16,7 +16,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.training.estimate import MemoryEstimate
+    from osmosis_ai.training.runs.memory_estimate import MemoryEstimate
     from osmosis_ai.workspace.config_files import TrainingConfig
 
 MIB, GIB = 2**20, 2**30
@@ -143,7 +143,7 @@ def size_training(
     Raises:
         OsmosisError: the model cannot be sized from here.
     """
-    from osmosis_ai.training.estimate import ModelShape, estimate
+    from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 
     shape = ModelShape.read(_local_source(model_path), settings)
     # A vLLM server has a GPU of its own.

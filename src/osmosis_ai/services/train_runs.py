@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         TrainingRunRow,
     )
     from osmosis_ai.services.listing import Listing
-    from osmosis_ai.training.validation_headline import ValidationHeadline
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
 WAITING = frozenset({"pending", "queued"})
 METRICS_NOT_YET = "there are no metrics before the run has started."
@@ -69,7 +69,7 @@ class DescribedTraining:
     def validation(self) -> ValidationHeadline | None:
         """What the newest validation came to; None before there is one."""
         from osmosis_ai.services.train_watch import points
-        from osmosis_ai.training.validation_headline import CURVES, ValidationHeadline
+        from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
 

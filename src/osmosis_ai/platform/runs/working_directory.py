@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import write_atomic
-from osmosis_ai.training.checkpoints import checkpoints_in
-from osmosis_ai.training.run_directory import TrainingDirectory
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 
 class WorkingDirectory:

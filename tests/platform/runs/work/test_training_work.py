@@ -28,14 +28,15 @@ from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training import extra, trainer
-from osmosis_ai.training.followers import LearnerProcessLostError
-from osmosis_ai.training.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
-from osmosis_ai.training.loop_state import Ending
-from osmosis_ai.training.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
-from osmosis_ai.training.run_directory import TrainingDirectory
-from osmosis_ai.training.spec import TrainingSpec
-from osmosis_ai.training.trainer import TrainingSummary
+from osmosis_ai.training import extra
+from osmosis_ai.training.learner.ranks import LearnerProcessLostError
+from osmosis_ai.training.objective.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
+from osmosis_ai.training.runs import trainer
+from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.loop_state import Ending
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import TrainingSummary
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import experiment, training_body
 

@@ -11,8 +11,8 @@ from sqlalchemy import bindparam, select
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import MetricPoint
-from osmosis_ai.training.metrics import TITLES
-from osmosis_ai.training.validation_headline import ValidationHeadline
+from osmosis_ai.training.objective.metrics import TITLES
+from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
 # Plain columns: a long run has hundreds of thousands of points.
 _POINTS = (

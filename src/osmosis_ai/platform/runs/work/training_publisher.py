@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.logs import Line
 from osmosis_ai.platform.runs.leases import LeaseLostError
-from osmosis_ai.training.checkpoints import PROVENANCE_FILE, Checkpoint, checkpoints_in
-from osmosis_ai.training.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
-from osmosis_ai.training.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
+from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, Checkpoint, checkpoints_in
+from osmosis_ai.training.objective.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
+from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher
     from osmosis_ai.platform.runs.work.run_work import Interrupt
     from osmosis_ai.platform.runs.work.training_store import TrainingStore
-    from osmosis_ai.training.run_directory import TrainingDirectory
+    from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 _SHOWN = {TRAINING_REWARD: "reward", VALIDATION_REWARD: "validation reward"}
 

@@ -31,12 +31,12 @@ from osmosis_ai.platform.runs.work.training_store import TrainingStore
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.training.followers import LearnerProcessLostError
-from osmosis_ai.training.spec import TrainingSpec
+from osmosis_ai.training.learner.ranks import LearnerProcessLostError
+from osmosis_ai.training.runs.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.blobs.store import BlobStore
-    from osmosis_ai.training.trainer import TrainingSummary
+    from osmosis_ai.training.runs.trainer import TrainingSummary
 
 HUB_TOKEN = "HF_TOKEN"
 """The secret with which a worker may load a model that its hub does not give to everybody."""
@@ -121,7 +121,7 @@ class TrainingWork(Work[PreparedTraining]):
             run.results = {**(run.results or {}), "ending": self._ending}
 
     async def _train(self, prepared: PreparedTraining, hooks: PlatformHooks) -> TrainingSummary:
-        from osmosis_ai.training.trainer import LocalTrainer
+        from osmosis_ai.training.runs.trainer import LocalTrainer
 
         hub_token = prepared.spec.secret_values.get(HUB_TOKEN)
         if hub_token:

@@ -1,0 +1,1 @@
+"""Who samples: the policy's engine in this process or vLLM, and the endpoint that records every token of a rollout."""

@@ -1,0 +1,267 @@
+"""The policy, as an agent sees it: the OpenAI endpoint of its rollout, which remembers every token.
+
+Routes, authentication, retries, streams and errors are those of every rollout's endpoint
+(``controller.bridge``). Behind them is an engine that continues token ids. What a call read and what it
+sampled is recorded before its answer, or the last piece of it, is given to anyone; so there is no
+answered call that the learner will not see, and none that it sees twice.
+
+In training the rollout's temperature, top-p and seeds are the run's, whatever the agent asks for: the
+learner needs to know the distribution that was sampled from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
+from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.chat import Reply
+from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.inference.completion import ChatStream, Completion
+from osmosis_ai.inference.protocol import ApiError, ChatRequest, parse_request
+from osmosis_ai.inference.sampling import SamplingParams
+from osmosis_ai.inference.template import TemplateError
+from osmosis_ai.llm.completion import read_usage
+from osmosis_ai.llm.errors import Category, ModelCallError
+from osmosis_ai.llm.wire_json import dumps
+from osmosis_ai.training.engines.policy_engine import PolicyEngine
+from osmosis_ai.training.engines.prompt_prefix_cache import Openings
+from osmosis_ai.training.engines.recording import Prompt, RecordedRollout, Recording
+
+_CATEGORIES: dict[int, Category] = {400: "bad_request", 404: "not_found", 429: "rate_limit"}
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    """How long a rollout may become, in tokens.
+
+    Attributes:
+        max_prompt_length: what it is given; a call that would read more, beyond what the policy sampled
+            itself, is refused with ``context_length_exceeded``.
+        max_response_length: what it may sample, in one call and in all together; a turn that reaches it
+            ends with the finish reason ``length``, and the next call is refused.
+    """
+
+    max_prompt_length: int
+    max_response_length: int
+
+
+@dataclass(frozen=True)
+class RolloutSampling:
+    """What every call of a training run is sampled with."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class _Session(RolloutCalls):
+    """The calls of one rollout and their tokens."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+
+class PolicyBridge(RolloutBridge[_Session]):
+    """Serves the policy to the agents of many rollouts, and records them.
+
+    Args:
+        engine: who generates.
+        chat: the format of the engine's model.
+        model_path: the model's name in reports.
+        auth_token: the bearer token agents must show.
+        limits: on the length of a rollout.
+        sampling: of every call, over what the agent asks for; None leaves it to the agent.
+        kept: how many closed rollouts wait to be taken; the oldest is forgotten for one more.
+    """
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        chat: ChatFormat,
+        *,
+        model_path: str,
+        auth_token: str,
+        limits: RolloutLimits,
+        sampling: RolloutSampling | None = None,
+        kept: int = 16_384,
+    ) -> None:
+        super().__init__(auth_token=auth_token)
+        self._engine = engine
+        self._chat = chat
+        self._openings = Openings(chat)
+        self._path = model_path
+        self._limits = limits
+        self._sampling = sampling
+        self._kept = kept
+        self._closed: OrderedDict[str, Recording] = OrderedDict()
+
+    @property
+    def model_path(self) -> str:
+        """The model's name, for reports and for agents that name none."""
+        return self._path
+
+    def close(self, rollout_id: str) -> RolloutUsage:
+        """Serve no more calls of a rollout; what it recorded waits for :meth:`take`."""
+        session, _ = self._find(rollout_id)
+        usage = super().close(rollout_id)
+        if session is not None:
+            self._closed[rollout_id] = session.recording
+            while len(self._closed) > self._kept:
+                self._closed.popitem(last=False)
+        return usage
+
+    def take(self, rollout_id: str) -> RecordedRollout:
+        """Hand over what a rollout recorded, once; a rollout that is still open is closed.
+
+        Raises:
+            NotFoundError: there is none of this id, or it was taken already.
+        """
+        self.close(rollout_id)
+        recording = self._closed.pop(rollout_id, None)
+        if recording is None:
+            raise NotFoundError(f"there is no record of the rollout {rollout_id!r}, or it was taken already.")
+        return recording.recorded()
+
+    def discard(self, rollout_id: str) -> None:
+        """Close a rollout and forget what it recorded; harmless when there is nothing."""
+        self.close(rollout_id)
+        self._closed.pop(rollout_id, None)
+
+    def _new_calls(self, rollout_id: str) -> _Session:
+        self._closed.pop(rollout_id, None)
+        return _Session(
+            Recording(rollout_id, self._chat, self._engine.model.config.end_token_ids, self._openings)
+        )
+
+    def _begin(self, calls: _Session, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
+        if self._sampling is not None and seed_for is not None:
+            body.pop("seed", None)
+        return super()._begin(calls, call, body, seed_for)
+
+    async def _complete(
+        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
+        started = time.perf_counter()
+        try:
+            response = await self._completion(calls, body).whole()
+        except ApiError as error:
+            self._raise(error)
+        metrics = CallMetrics(
+            read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
+        )
+        metrics.read(response)
+        call.answer.append(dumps(response))
+        return metrics
+
+    async def _stream(
+        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
+    ) -> CallMetrics:
+        metrics, started = CallMetrics(cost_usd=0.0), time.perf_counter()
+        try:
+            completion = self._completion(calls, body)
+            chunks: ChatStream = completion.stream()
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    metrics.read(chunk)
+                    call.answer.append(stream_event(chunk))
+        except ApiError as error:
+            self._raise(error)
+        call.answer.append(DONE)
+        metrics.usage = read_usage(completion.usage())
+        metrics.latency_s = time.perf_counter() - started
+        return metrics
+
+    def _completion(self, session: _Session, body: dict[str, Any]) -> Completion:
+        """Accept a call and submit it to the engine; raises ApiError."""
+        request = parse_request({"model": self._path, **body})
+        recording = session.recording
+        try:
+            prompt = recording.prompt(request.template_messages(), request.offered_tools)
+        except TemplateError as error:
+            raise ApiError(400, f"{error}.", param="messages", code="invalid_value") from error
+        room = self._room(recording, prompt)
+        asked = request.max_completion_tokens or request.max_tokens
+
+        def finished(_choice: int, reply: Reply) -> None:
+            recording.add(prompt, reply.tokens, reply.message())
+            cut_short = reply.finish_reason == "length" and len(reply.tokens) >= room
+            recording.truncated = recording.truncated or cut_short
+
+        return Completion(
+            self._engine,
+            self._chat,
+            self._chat.tool_calls,
+            request,
+            self._generations(request, prompt, min(asked or room, room)),
+            model_name=str(self._shown_model(body)),
+            fingerprint=f"fp_{self._engine.fingerprint[:12]}",
+            finished=finished,
+        )
+
+    def _room(self, recording: Recording, prompt: Prompt) -> int:
+        """Return how many tokens a call may sample; raises ApiError when there is none left."""
+        read, limits = len(prompt.ids), self._limits
+        positions = self._engine.model.config.max_positions
+        most = limits.max_prompt_length + recording.sampled_tokens
+        if read > most or read >= positions:
+            given = (
+                f"the messages have {read} tokens, and a prompt here has at most {min(most, positions - 1)}"
+            )
+            raise _too_long(f"{given}; shorten the messages, or raise `max_prompt_length`.")
+        left = limits.max_response_length - recording.sampled_tokens
+        if left <= 0:
+            recording.truncated = True
+            raise _too_long(
+                f"the rollout has sampled the {limits.max_response_length} tokens that it may; "
+                "end it sooner, or raise `max_response_length`."
+            )
+        return min(left, positions - read)
+
+    def _generations(self, request: ChatRequest, prompt: Prompt, max_tokens: int) -> list[Generation]:
+        stop_tokens = self._engine.model.config.end_token_ids
+        call_end = self._chat.tool_calls.end_token(self._chat.token_id)
+        if request.parallel_tool_calls is False and request.offered_tools and call_end is not None:
+            stop_tokens |= {call_end}
+        fixed = self._sampling
+        temperature = fixed.temperature if fixed else request.temperature
+        top_p = fixed.top_p if fixed else request.top_p
+        params = SamplingParams(
+            request.seed, 1.0 if temperature is None else temperature, 1.0 if top_p is None else top_p
+        )
+        return [
+            Generation(
+                prompt=prompt.ids,
+                max_tokens=max_tokens,
+                stream=params.stream(choice),
+                stop_tokens=stop_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
+            )
+            for choice in range(request.n or 1)
+        ]
+
+    def _raise(self, error: ApiError) -> NoReturn:
+        """Raise a refusal as the failed model call that the endpoint's rules are about."""
+        said = error.body()["error"]
+        too_long = said["code"] == "context_length_exceeded"
+        category = "context_length" if too_long else _CATEGORIES.get(error.status, "server")
+        raise ModelCallError(
+            category,
+            said["message"],
+            model_path=self._path,
+            status=error.status,
+            retry_after_s=error.retry_after_s,
+            body=said,
+        ) from error
+
+
+def _too_long(message: str) -> ApiError:
+    return ApiError(400, message, param="messages", code="context_length_exceeded")

@@ -1,0 +1,262 @@
+"""What one rollout said and was told, in tokens: the only source of what the learner will see.
+
+A conversation is tokenised once. The prompt of a later call is the recorded tokens and behind them
+only what is new, because text that is tokenised again need not give the tokens that were sampled. That a
+call continues a recorded turn is decided on the template's own rendering, in this order:
+
+1. *extended*: the recorded text is how the rendering begins. What follows it is new.
+2. *realigned*: it is not, but the agent sent the messages it was given: the template writes the turn
+   in another way than the model did (spaces in a tool call's arguments, for example). The recorded
+   tokens stand; what the template puts behind the turn is new.
+3. *forked*: the agent rewrote its history, or the template does. The rendering is tokenised anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from osmosis_ai.inference.batching import SampledToken
+from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.training.engines.prompt_prefix_cache import Openings
+from osmosis_ai.training.objective.sequences import TokenSequence, Turn, merge_turns
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class RecordedRollout:
+    """All of a rollout, for the learner.
+
+    Attributes:
+        sequences: its conversations in tokens, at least one when anything was sampled.
+        forks: how many of them begin where another could not be continued.
+        realigned: turns that the template writes differently from how they were sampled.
+        truncated: a limit on length, and not the model, ended a turn.
+        versions: of the policies that sampled its tokens, ascending.
+        calls: the answered ones.
+        prompt_tokens, sampled_tokens: read and sampled over all calls.
+    """
+
+    sequences: list[TokenSequence]
+    forks: int = 0
+    realigned: int = 0
+    truncated: bool = False
+    versions: tuple[int, ...] = ()
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+@dataclass(eq=False)
+class _RecordedTurn(Turn):
+    """A turn, and by what the next call that continues it is recognised."""
+
+    text_length: int
+    text_digest: bytes
+    message_count: int
+    messages_digest: bytes
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one call reads.
+
+    Attributes:
+        ids: all of it.
+        text: all of it, as the template writes it and the policy wrote it.
+        given: the tokens behind those of the turn it continues.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    given: list[int]
+    parent: _RecordedTurn | None
+    realigned: bool
+    messages: Messages
+    tools: Messages
+
+
+class Recording:
+    """The turns of one rollout.
+
+    Args:
+        rollout_id: whose they are.
+        chat: the model's format.
+        end_tokens: the tokens that end a turn.
+        openings: shared with the other rollouts of this format; its own when None.
+    """
+
+    def __init__(
+        self,
+        rollout_id: str,
+        chat: ChatFormat,
+        end_tokens: frozenset[int],
+        openings: Openings | None = None,
+    ) -> None:
+        self._rollout_id = rollout_id
+        self._chat = chat
+        self._openings = openings or Openings(chat)
+        self._end_tokens = end_tokens
+        self._end_texts = [chat.token_bytes(token).decode() for token in end_tokens]
+        self._turns: list[_RecordedTurn] = []
+        self._realigned = self._prompt_tokens = 0
+        self.sampled_tokens = 0
+        self.truncated = False
+
+    def prompt(self, messages: Messages, tools: Messages) -> Prompt:
+        """Return what a call with these messages reads.
+
+        Raises:
+            TemplateError: the template does not accept the messages.
+        """
+        if not self._turns:
+            text, opening = self._openings.read(messages, tools)
+            return Prompt(opening, text, list(opening), None, False, messages, tools)
+        text = self._chat.render(messages, tools)
+        turn = self._written_turn(text)
+        if turn:
+            return self._continuing(turn, text, text[turn.text_length :], messages, tools, realigned=False)
+        for turn in self._remembered_turns(messages, tools):
+            suffix = self._behind(turn, text, messages, tools)
+            if suffix is not None:
+                # The text the policy saw: its own writing of the turn, not the template's.
+                own = self._written(turn.ids())
+                return self._continuing(turn, own + suffix, suffix, messages, tools, realigned=True)
+        ids = self._chat.encode(text)
+        return Prompt(tuple(ids), text, ids, None, False, messages, tools)
+
+    def add(self, prompt: Prompt, tokens: Sequence[SampledToken], reply: Mapping[str, Any]) -> None:
+        """Record an answered call.
+
+        Args:
+            prompt: what it read.
+            tokens: what the policy sampled.
+            reply: the assistant's message, as the agent gets it.
+        """
+        ids = [token.id for token in tokens]
+        text = prompt.text + self._written(ids)
+        self._turns.append(
+            _RecordedTurn(
+                prompt.parent,
+                array("i", prompt.given),
+                array("i", ids),
+                array("d", [token.logprob for token in tokens]),
+                array("i", [token.version for token in tokens]),
+                text_length=len(text),
+                text_digest=_digest(text),
+                message_count=len(prompt.messages) + 1,
+                messages_digest=_messages_digest([*prompt.messages, reply], prompt.tools),
+            )
+        )
+        self._realigned += prompt.realigned
+        self._prompt_tokens += len(prompt.ids)
+        self.sampled_tokens += len(ids)
+
+    def recorded(self) -> RecordedRollout:
+        """Return everything so far."""
+        sequences, forks = merge_turns(self._turns, self._rollout_id)
+        return RecordedRollout(
+            sequences,
+            forks=forks,
+            realigned=self._realigned,
+            truncated=self.truncated,
+            versions=tuple(sorted({version for turn in self._turns for version in turn.versions})),
+            calls=len(self._turns),
+            prompt_tokens=self._prompt_tokens,
+            sampled_tokens=self.sampled_tokens,
+        )
+
+    def _written_turn(self, text: str) -> _RecordedTurn | None:
+        """The longest recorded turn that ``text`` begins with."""
+        known = {turn.text_length: turn for turn in self._turns if turn.text_length < len(text)}
+        for length in sorted(known, reverse=True):
+            digest = _digest(text[:length])
+            for turn in self._turns:
+                if turn.text_length == length and turn.text_digest == digest:
+                    return turn
+        return None
+
+    def _remembered_turns(self, messages: Messages, tools: Messages) -> list[_RecordedTurn]:
+        """The turns whose messages are the first of ``messages``, the longest first."""
+        digests = {
+            count: _messages_digest(messages[:count], tools)
+            for count in {turn.message_count for turn in self._turns}
+            if count <= len(messages)
+        }
+        found = [turn for turn in self._turns if digests.get(turn.message_count) == turn.messages_digest]
+        return sorted(found, key=lambda turn: turn.message_count, reverse=True)
+
+    def _behind(self, turn: _RecordedTurn, text: str, messages: Messages, tools: Messages) -> str | None:
+        """What the template writes behind the last token of ``turn``; None when it writes what is before anew."""
+        if not self._end_texts:
+            return None
+        before = self._chat.render(messages[: turn.message_count], tools, add_generation_prompt=False)
+        if not text.startswith(before):
+            return None
+        end, width = max((before.rfind(marker), len(marker)) for marker in self._end_texts)
+        if end < 0 or before[end + width :].strip():
+            return None  # the template does not end a turn as the model does
+        ended = turn.sampled[-1] in self._end_tokens
+        return text[end + width if ended else end :]
+
+    def _continuing(
+        self,
+        turn: _RecordedTurn,
+        text: str,
+        suffix: str,
+        messages: Messages,
+        tools: Messages,
+        *,
+        realigned: bool,
+    ) -> Prompt:
+        given = self._chat.encode(suffix)
+        return Prompt((*turn.ids(), *given), text, given, turn, realigned, messages, tools)
+
+    def _written(self, ids: Sequence[int]) -> str:
+        decoder = self._chat.decoder()
+        return decoder.feed(*ids) + decoder.finish()
+
+
+def _digest(text: str) -> bytes:
+    return _digest_of(text.encode("utf-8", "surrogatepass"))
+
+
+def _digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _messages_digest(messages: Messages, tools: Messages) -> bytes:
+    """Of what the messages say; identifiers of calls and the spelling of arguments are no part of it."""
+    said = [
+        [
+            message["role"],
+            message.get("content") or "",
+            [
+                [call["function"]["name"], _read_arguments(call["function"]["arguments"])]
+                for call in message.get("tool_calls") or ()
+            ],
+        ]
+        for message in messages
+    ]
+    return _digest_of(_sorted_json([said, tools]))
+
+
+def _sorted_json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits
+        return json.dumps(value, sort_keys=True).encode()
+
+
+def _read_arguments(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

@@ -1,0 +1,254 @@
+"""What samples must sample from the distribution that is learned; found out before the first step.
+
+The engine continues some of the run's prompts at the run's settings, and the learner computes the probabilities of
+the same tokens. Two things show a distribution that is another:
+
+- the engine's log-probabilities are not the learner's. Rounding scatters around 0; a truncated distribution
+  (top-p, top-k, min-p) has the rest of its probability on what it keeps, so its gaps are all of one sign;
+- the tokens are less, or more, surprising to the learner than tokens that are drawn from its own distribution. The
+  surprise -log p of such a token has a mean, the entropy, and a variance that are known at every position. This
+  sees an engine that truncates and reports the probabilities from before.
+
+Neither shows in a reward: such a run learns, only worse, and no later monitor says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.completion import TokenFeed
+from osmosis_ai.inference.sampling import SamplingParams
+from osmosis_ai.inference.template import TemplateError
+from osmosis_ai.training.objective.sequences import TokenSequence, Turn, merge_turns
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.inference.chat_format import ChatFormat
+    from osmosis_ai.training.engines.policy_engine import PolicyEngine
+    from osmosis_ai.training.learner.forward_backward import SequenceScores
+
+# So many tokens are drawn at least; a continuation has at most so many.
+TOKENS = 512
+CONTINUATION_TOKENS = 64
+PROMPTS = 32
+# Continuations, should each of them end after its first token.
+MOST_CONTINUATIONS = 2 * TOKENS
+# Mean gap in nats a token. In float32 the two agree to 1e-5; in bfloat16 rounding alone is about 0.01.
+MEAN_GAP_FLOAT32, MEAN_GAP_BFLOAT16 = 1e-3, 3e-2
+# Standard errors that a mean may be away from where it belongs.
+STANDARD_ERRORS = 4.0
+# A mean signed gap below this is no truncation: it is rounding, which may lean to one side.
+SIGNED_FLOOR_FLOAT32, SIGNED_FLOOR_BFLOAT16 = 1e-5, 1e-3
+# The surprise of tokens is far from normally distributed: a few unlikely ones decide its mean.
+SURPRISE_STANDARD_ERRORS = 5.0
+
+_REMEDY = (
+    "start a server with `--generation-config vllm --logprobs-mode processed_logprobs`, and look for what sets "
+    "temperature, top_p, top_k, min_p or a penalty between the trainer and its model"
+)
+
+
+class DistributionMismatchError(OsmosisError):
+    """What samples does not sample from the distribution that would be learned."""
+
+
+class Scorer(Protocol):
+    """What the probe needs of a learner."""
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
+        """Return what the policy gives the tokens of ``sequences``."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How engine and learner agree on the tokens that the engine drew.
+
+    Attributes:
+        tokens: how many.
+        mean_abs_gap: of the log-probabilities, in nats.
+        mean_gap, gap_stderr: engine minus learner, and its standard error.
+        surprise: how much more surprising the tokens are to the learner than its own would be, in nats.
+        surprise_stderr: what that may come to by chance.
+    """
+
+    tokens: int
+    mean_abs_gap: float
+    mean_gap: float
+    gap_stderr: float
+    surprise: float
+    surprise_stderr: float
+
+    def sentence(self) -> str:
+        """Say the figures."""
+        return (
+            f"on {self.tokens} tokens that it drew, its log-probabilities differ from the learner's by "
+            f"{self.mean_abs_gap:.2g} nats on average ({self.mean_gap:+.2g} ± {self.gap_stderr:.1g} signed), and the "
+            f"tokens are {self.surprise:+.2g} ± {self.surprise_stderr:.1g} nats more surprising than the learner's own"
+        )
+
+    def require_agreement(self, *, float32: bool, truncated: bool = False) -> None:
+        """Refuse a distribution that is not the learner's.
+
+        Args:
+            float32: whether both compute in float32 or better.
+            truncated: the run's own ``top_p`` truncates, which its settings have warned of.
+
+        Raises:
+            DistributionMismatchError: saying which parameter to look at.
+        """
+        limit = MEAN_GAP_FLOAT32 if float32 else MEAN_GAP_BFLOAT16
+        floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
+        one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
+        if self.mean_abs_gap > limit or one_sided:
+            raise self._refusal(self._cause_of_gap(one_sided=one_sided))
+        if not truncated and abs(self.surprise) > SURPRISE_STANDARD_ERRORS * self.surprise_stderr:
+            cause = (
+                "it leaves out unlikely tokens (top_p, top_k, min_p) or draws at a lower temperature"
+                if self.surprise < 0
+                else "it draws at a higher temperature, or with a penalty"
+            )
+            raise self._refusal(f"{cause}, and reports probabilities that are not those it drew with")
+
+    def _cause_of_gap(self, *, one_sided: bool) -> str:
+        if one_sided and self.mean_gap > 0 and self.mean_gap > 0.9 * self.mean_abs_gap:
+            return "all gaps have one sign: it leaves out unlikely tokens (top_p, top_k or min_p)"
+        return (
+            "it draws with a penalty (repetition, presence, frequency), at another temperature, from a truncated "
+            "distribution, or with other weights"
+        )
+
+    def _refusal(self, cause: str) -> DistributionMismatchError:
+        return DistributionMismatchError(
+            f"the policy's engine does not sample from the distribution that is learned: {self.sentence()}. "
+            f"Probably {cause}.",
+            hint=_REMEDY,
+        )
+
+
+async def probe(
+    engine: PolicyEngine, learner: Scorer, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
+) -> Probe:
+    """Have the engine draw :data:`TOKENS` tokens or more behind ``prompts``, and compare.
+
+    Args:
+        engine: serves the learner's policy.
+        learner: computes the same probabilities; called in a thread.
+        prompts: token ids, each short enough to be continued.
+        settings: of the run.
+
+    Raises:
+        OsmosisError: the engine can not be asked.
+    """
+    sequences: list[TokenSequence] = []
+    drawn = 0
+    while drawn < TOKENS and len(sequences) < MOST_CONTINUATIONS:
+        first = len(sequences)
+        # As many as would do if they are as long as those before.
+        wanted = max(PROMPTS, math.ceil((TOKENS - drawn) * first / drawn)) if drawn else PROMPTS
+        generations = [
+            _continuation(engine, prompts[number % len(prompts)], number, settings)
+            for number in range(first, min(first + wanted, MOST_CONTINUATIONS))
+        ]
+        sequences += await _drawn(engine, generations)
+        drawn = sum(sum(sequence.mask) for sequence in sequences)
+    scores = await asyncio.to_thread(learner.scores, sequences)
+    return compare(sequences, scores)
+
+
+def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]) -> Probe:
+    """Return how recorded log-probabilities agree with the learner's."""
+    import numpy as np
+
+    rows = np.array(
+        [
+            (logged, *of_learner)
+            for sequence, known in zip(sequences, scores, strict=True)
+            for sampled, logged, *of_learner in zip(
+                sequence.mask,
+                sequence.logprobs,
+                known.logprobs,
+                known.entropies,
+                known.variances,
+                strict=True,
+            )
+            if sampled
+        ]
+    )
+    logged, logprobs, entropies, variances = rows.T
+    gaps, count = logged - logprobs, len(rows)
+    return Probe(
+        tokens=count,
+        mean_abs_gap=float(np.abs(gaps).mean()),
+        mean_gap=float(gaps.mean()),
+        gap_stderr=float(gaps.std(ddof=1) / math.sqrt(count)),
+        surprise=float((-logprobs - entropies).mean()),
+        surprise_stderr=float(math.sqrt(variances.sum()) / count),
+    )
+
+
+def probe_prompts(rows: Iterable[DatasetRow], chat: ChatFormat, *, longest: int) -> list[tuple[int, ...]]:
+    """Return up to :data:`PROMPTS` different prompts of at most ``longest`` tokens, as an agent would begin.
+
+    Where no row makes one (rows without messages, a template that wants tools), a plain question does.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for messages in _openings(rows):
+        try:
+            ids = tuple(chat.encode(chat.render(messages, ())))
+        except TemplateError:
+            continue
+        if 0 < len(ids) <= longest:
+            found[ids] = None
+        if len(found) >= PROMPTS:
+            break
+    return list(found)
+
+
+def _openings(rows: Iterable[DatasetRow]) -> Iterator[Sequence[Mapping[str, object]]]:
+    for row, _ in zip(rows, range(4 * PROMPTS), strict=False):
+        if row.messages:
+            yield row.messages
+    yield [{"role": "user", "content": "Tell me something about yourself."}]
+
+
+def _continuation(
+    engine: PolicyEngine, prompt: tuple[int, ...], number: int, settings: TrainingSettings
+) -> Generation:
+    room = engine.model.config.max_positions - len(prompt)
+    return Generation(
+        prompt=prompt,
+        max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
+        stream=SamplingParams(settings.seed).stream(number + 1),
+        stop_tokens=engine.model.config.end_token_ids,
+        temperature=settings.rollout_temperature,
+        top_p=settings.rollout_top_p,
+    )
+
+
+async def _drawn(engine: PolicyEngine, generations: Sequence[Generation]) -> list[TokenSequence]:
+    """Return each prompt with what the engine continued it with."""
+    feed = TokenFeed(engine, generations, every_token=False)
+    turns = [
+        Turn(None, array("q", generation.prompt), array("q"), array("d"), array("q"))
+        for generation in generations
+    ]
+    unfinished = len(turns)
+    try:
+        while unfinished:
+            for index, emission in await feed.read():
+                turn, token = turns[index], emission.token
+                turn.sampled.append(token.id)
+                turn.logprobs.append(token.logprob)
+                turn.versions.append(token.version)
+                unfinished -= emission.finish_reason is not None
+    finally:
+        feed.close()
+    return [merge_turns([turn], f"probe-{number}")[0][0] for number, turn in enumerate(turns)]

@@ -1,0 +1,389 @@
+"""vLLM as the policy's engine: a server in an environment of its own, reached over HTTP.
+
+Tokens go in and come out as ids, over ``/v1/completions``; template and tool calls stay on our side, so
+that a CPU and a GPU tokenise alike. Every version of the policy is an adapter under a new name: vLLM
+reads an adapter that is replaced in place anew for every request, and its prefix cache knows adapters by
+their names. A call keeps the version it began with; an old version is unloaded when its last call ends. A
+server that forgot an adapter, because it was started again, is given it again.
+
+How the server has to be started is checked before anything is sampled, since each of these mistakes
+would otherwise show in nothing but a policy that learns worse:
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 2 \\
+        --max-lora-rank RANK --logprobs-mode processed_logprobs --generation-config vllm
+
+What a request leaves out, vLLM fills from the model's ``generation_config.json`` (Qwen3's draws from the 20 likeliest
+tokens at temperature 0.6): every request says every parameter.
+
+A server of the trainer's own (:mod:`vllm_server`) is started like that, and again when it dies.
+
+SGLang can not be chosen: its documents do not say at which temperature its log-probabilities are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import stamina
+
+from osmosis_ai.errors import NetworkError, OsmosisError
+from osmosis_ai.inference.batching import Emission, FinishReason, Generation, SampledToken
+from osmosis_ai.inference.engine import EngineStoppedError, Listener
+from osmosis_ai.llm.transport import open_session
+from osmosis_ai.training.engines.policy_engine import Policy
+from osmosis_ai.training.engines.vllm_server import VllmServer
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 4
+REQUEST_TIMEOUT_S = 1800.0
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_SEED_MASK = (1 << 63) - 1
+_START = "vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs --generation-config vllm"
+# The whole distribution at the temperature, as the learner computes it; and only our stop tokens end a turn.
+_UNTRUNCATED: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": True,
+    "n": 1,
+    "echo": False,
+    "stream": False,
+}
+
+
+@dataclass(frozen=True)
+class _Dimensions:
+    max_positions: int
+    end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Served:
+    config: _Dimensions
+
+
+class _TransientError(Exception):
+    """Asking again may help: a request's tokens depend on its seed alone."""
+
+
+class _UnknownError(OsmosisError):
+    """The server does not know what it was asked for."""
+
+
+class _Request:
+    """The tasks of one submission."""
+
+    def __init__(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        self._tasks = tasks
+
+    def cancel(self) -> None:
+        """Give up; vLLM stops generating for a client that goes away."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class VllmEngine:
+    """Serves the policy with a running vLLM server; an async context manager.
+
+    Args:
+        base_url: the server's address, without ``/v1``.
+        model: the name of the base model on the server.
+        end_token_ids: the tokens that end a turn.
+        adapters_dir: where adapters are written; the server must see it under the same path.
+        api_key: the server's key, when it wants one.
+        run: a name for this run's adapters, unlike that of any other run on the server.
+        server: the process behind ``base_url`` when it is the trainer's own; its key is used, and it is started
+            again when it dies.
+
+    Raises:
+        OsmosisError: on entering: the server is not there, or was not started as it must be.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        end_token_ids: frozenset[int],
+        adapters_dir: Path,
+        api_key: str | None = None,
+        run: str = "policy",
+        server: VllmServer | None = None,
+    ) -> None:
+        self._server = server
+        self._url = base_url.rstrip("/")
+        self._base_model = self._serving = model
+        self._end_tokens = end_token_ids
+        self._adapters_dir = adapters_dir
+        key = server.api_key if server is not None else api_key
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._failure: OsmosisError | None = None
+        self._loading = asyncio.Lock()
+        self._run = run
+        self._version = 0
+        self._model: _Served | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self._calls: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> VllmEngine:
+        self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
+        try:
+            self._model = _Served(_Dimensions(await self._context_length(), self._end_tokens))
+            await self._check_logprobs()
+        except BaseException:
+            await self._http.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._serving != self._base_model:
+            await self._unload(self._serving)
+        if self._http is not None:
+            await self._http.close()
+
+    @property
+    def model(self) -> _Served:
+        """What it serves."""
+        assert self._model is not None, "the engine is used outside of `async with`"
+        return self._model
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model's name: the server does not tell of its weights."""
+        return hashlib.sha256(self._base_model.encode()).hexdigest()
+
+    @property
+    def failure(self) -> OsmosisError | None:
+        """Why the server can not be asked any more; None while it can."""
+        return self._failure
+
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
+        """Ask the server for each of ``generations``; call it in the event loop.
+
+        Raises:
+            OsmosisError: with ``top_p`` below 1: the server's log-probabilities would be those after it.
+        """
+        if any(generation.top_p < 1.0 for generation in generations):
+            raise OsmosisError(
+                "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
+                hint="set `rollout_top_p = 1.0`",
+            )
+        tasks = [
+            asyncio.get_running_loop().create_task(self._answer(generation, listener))
+            for generation in generations
+        ]
+        for task in tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return _Request(tasks)
+
+    async def publish(self, policy: Policy, version: int) -> None:
+        """Load ``policy`` under a new name and ask for it from now on; calls under way keep theirs.
+
+        Raises:
+            OsmosisError: the server does not take the adapter; the version before stays.
+        """
+        name = f"{self._run}-v{version}"
+        directory = self._adapters_dir / name
+        await asyncio.to_thread(policy.save_adapter, directory)
+        try:
+            await self._load(name)
+        except OsmosisError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        before, self._serving, self._version = self._serving, name, version
+        await self._retire(before)
+
+    async def _load(self, name: str) -> None:
+        path = str((self._adapters_dir / name).resolve())
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def _complete(self, generation: Generation, name: str) -> dict[str, Any]:
+        question = _question(generation, name)
+        try:
+            return await self._post("/v1/completions", question)
+        except _UnknownError:
+            if name == self._base_model:
+                raise
+        async with self._loading:  # one of the calls that met it gives the server its adapter
+            try:
+                return await self._post("/v1/completions", question)
+            except _UnknownError:
+                await self._load(name)
+        return await self._post("/v1/completions", question)
+
+    async def _answer(self, generation: Generation, listener: Listener) -> None:
+        name, version = self._serving, self._version
+        self._calls[name] += 1
+        try:
+            reply = await self._complete(generation, name)
+            for emission in _emissions(generation, reply, version):
+                listener.emitted(emission)
+        except OsmosisError as error:
+            listener.failed(EngineStoppedError(error.message, hint=error.hint))
+        except Exception:
+            # The edge of the task: without this, the caller would wait for ever.
+            logger.exception("a call of vLLM could not be read")
+            listener.failed(
+                EngineStoppedError("a reply of vLLM could not be read; the log has the traceback.")
+            )
+        finally:
+            self._calls[name] -= 1
+            await self._retire(name)
+
+    async def _retire(self, name: str) -> None:
+        """Unload a version that is not served any more and has no calls under way."""
+        if name not in (self._serving, self._base_model) and not self._calls[name]:
+            del self._calls[name]
+            await self._unload(name)
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        except OsmosisError as error:  # the server evicts what is not used; nothing depends on it
+            logger.warning("the adapter %s could not be unloaded: %s", name, error.message)
+        shutil.rmtree(self._adapters_dir / name, ignore_errors=True)
+
+    async def _context_length(self) -> int:
+        listed = await self._send("GET", "/v1/models", None)
+        for entry in listed.get("data") or ():
+            if entry.get("id") == self._base_model and entry.get("max_model_len"):
+                return int(entry["max_model_len"])
+        names = ", ".join(f"`{entry.get('id')}`" for entry in listed.get("data") or ())
+        raise OsmosisError(
+            f"vLLM at {self._url} does not serve `{self._base_model}`; it serves {names or 'nothing'}."
+        )
+
+    async def _check_logprobs(self) -> None:
+        """Make sure that ids come back, and that log-probabilities follow the temperature."""
+        likeliest = []
+        for temperature in (1.0, 0.5):
+            probe = Generation((1,), 1, 0, frozenset(), temperature=temperature, top_logprobs=1)
+            [emission] = _emissions(
+                probe, await self._post("/v1/completions", _question(probe, self._base_model)), 0
+            )
+            likeliest.append(emission.token.top[0][1])
+        if likeliest[0] == likeliest[1] and likeliest[0] < -1e-6:
+            raise OsmosisError(
+                f"vLLM at {self._url} gives log-probabilities before the temperature, not those it samples with.",
+                hint=f"start it with `{_START}`",
+            )
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._send("POST", path, body)
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """One request, tried again while that can help; raises OsmosisError."""
+        try:
+            async for trial in stamina.retry_context(on=_TransientError, attempts=ATTEMPTS, timeout=None):
+                with trial:
+                    return await self._try(method, path, body)
+        except _TransientError as error:
+            self._failure = NetworkError(f"vLLM at {self._url} can not be reached: {error}")
+            raise self._failure from error
+        raise AssertionError("stamina yields at least one attempt")
+
+    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        assert self._http is not None, "the engine is used outside of `async with`"
+        try:
+            async with self._http.request(method, self._url + path, json=body) as response:
+                text = await response.text()
+                if response.status in _TRANSIENT:
+                    raise _TransientError(f"HTTP {response.status}: {text[:500]}")
+                if response.status == 404 and body is not None and "model" in body:
+                    raise _UnknownError(f"vLLM at {self._url} does not know `{body['model']}`: {text[:500]}")
+                if response.status >= 400:
+                    hint = _START if "lora" in path else None
+                    raise OsmosisError(
+                        f"vLLM at {self._url}{path} refused the request (HTTP {response.status}): {text[:500]}",
+                        hint=f"start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {hint}" if hint else None,
+                    )
+                # Loading an adapter is answered with a sentence.
+                reply = await response.json() if "json" in response.content_type else {}
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            await self._revive_server()
+            raise _TransientError(str(error) or type(error).__name__) from error
+        return reply if isinstance(reply, dict) else {}
+
+    async def _revive_server(self) -> None:
+        """Start our own server again if that is what went away; raises OsmosisError when it can not be."""
+        if self._server is None:
+            return
+        try:
+            await self._server.revive()
+        except OsmosisError as error:
+            self._failure = error
+            raise
+
+
+def _question(generation: Generation, model: str) -> dict[str, Any]:
+    return {
+        **_UNTRUNCATED,
+        "model": model,
+        "prompt": list(generation.prompt),
+        "max_tokens": generation.max_tokens,
+        "temperature": generation.temperature,
+        "seed": generation.stream & _SEED_MASK,
+        "stop_token_ids": sorted(generation.stop_tokens),
+        "logprobs": generation.top_logprobs,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -> list[Emission]:
+    """Read a completion; raises OsmosisError when it is not the one that was asked for, token by token."""
+    choice = (reply.get("choices") or [{}])[0]
+    ids, scores = choice.get("token_ids"), choice.get("logprobs") or {}
+    logprobs = scores.get("token_logprobs")
+    if not ids or not logprobs or len(ids) != len(logprobs):
+        raise OsmosisError(
+            "vLLM did not return one log-probability and one id for each token it sampled.",
+            hint="use vLLM 0.10.2 or newer, which knows `return_token_ids`",
+        )
+    read = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
+    if read is not None and list(read) != list(generation.prompt):
+        raise OsmosisError("vLLM read another prompt than it was sent: it must not add or cut tokens.")
+    finish: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
+    tops = scores.get("top_logprobs") or [None] * len(ids)
+    last = len(ids) - 1
+    return [
+        Emission(
+            generation,
+            SampledToken(token, logprob, _alternatives(top, generation.top_logprobs), version),
+            finish if place == last else None,
+        )
+        for place, (token, logprob, top) in enumerate(zip(ids, logprobs, tops, strict=True))
+    ]
+
+
+def _alternatives(top: Mapping[str, float] | None, count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens; vLLM names them ``token_id:N`` and adds the sampled one to them."""
+    named = (
+        [(int(name.removeprefix("token_id:")), logprob) for name, logprob in (top or {}).items()]
+        if count
+        else []
+    )
+    return tuple(sorted(named, key=lambda pair: -pair[1])[:count])

@@ -1,0 +1,220 @@
+"""The other processes of a learner: one for each further GPU, children of the trainer.
+
+The trainer is rank 0 and tells them what to do (:mod:`distributed`). They end with it, however it ends. One
+that ends first is missed at once, whatever the others wait for, and said with the end of its log.
+
+    python -m osmosis_ai.training.learner.ranks LEARNER.json      what a child runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import write_json
+from osmosis_ai.supervision import ChildProcess, watch_parent
+from osmosis_ai.training.loopback import free_port
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.runs.spec import TrainingSpec
+
+T = TypeVar("T")
+
+# For what was under way when one was lost: it may wait in a driver for an answer that never comes.
+GIVE_UP_S = 10.0
+# From a broken connection to the end of the process that held its other end.
+LOSS_S = 2.0
+LOG_TAIL_LINES = 12
+STOP_GRACE_S = 10.0
+
+
+class LearnerProcessLostError(OsmosisError):
+    """A process of the learner ended while the run was under way; another session can go on."""
+
+
+class Followers:
+    """Starts the processes that follow this one, and makes this one rank 0 while an ``async with`` block lasts.
+
+    Args:
+        spec: whose learner they are part of.
+        directory: where what they load, and their logs, are written.
+        environ: the variables they inherit.
+    """
+
+    def __init__(self, spec: TrainingSpec, directory: Path, environ: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._environ = environ
+        self._processes: dict[int, ChildProcess] = {}
+        self._before: dict[str, str | None] = {}
+
+    async def __aenter__(self) -> Self:
+        """Start them.
+
+        Raises:
+            OsmosisError: this process still belongs to a learner that lost one of its processes.
+        """
+        from osmosis_ai.training.learner.distributed import World
+
+        if World.is_joined():
+            raise OsmosisError(
+                "this process is still connected with those of an earlier learner, one of which was lost.",
+                hint="train in a new Python process; a run goes on from its last checkpoint",
+            )
+        size = self._spec.settings.learner_processes
+        meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self._directory.mkdir(exist_ok=True)
+        write_json(self._directory / "learner.json", _learner_document(self._spec), durable=False)
+        try:
+            for rank in range(1, size):
+                self._processes[rank] = self._start(rank, meeting)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        ours = {**meeting, "RANK": "0", "LOCAL_RANK": "0"}
+        self._before = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        for process in self._processes.values():
+            await process.stop(grace_s=STOP_GRACE_S)
+        from osmosis_ai.training.learner.distributed import World
+
+        World.drop()  # nothing is left of it when the learner was closed in order
+
+    async def with_them(self, work: Callable[[], T]) -> T:
+        """Do in a thread what waits for them; raises OsmosisError when one of them ends before."""
+        # A daemon: whoever waits for one that never comes must not keep this process from ending.
+        done: Future[T] = Future()
+        threading.Thread(target=_fulfil, args=(done, work), name="learner-start", daemon=True).start()
+        doing = asyncio.wrap_future(done)
+        ended = [asyncio.create_task(process.wait()) for process in self._processes.values()]
+        try:
+            waiting: set[asyncio.Future[Any]] = {doing, *ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done() and (loss := self._loss()):
+                # That it waits in vain is no news: it is called off next, and nobody asks how it ended.
+                doing.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise OsmosisError(loss)
+            return await doing
+        finally:
+            for task in ended:
+                task.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
+
+    async def beside(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
+        """Do ``work`` for as long as all of them live.
+
+        Args:
+            work: it is cancelled when one is lost.
+            abandon: called first; from then on nobody may wait for them.
+
+        Raises:
+            LearnerProcessLostError: one of them has ended.
+        """
+        doing = asyncio.ensure_future(work)
+        ends = [asyncio.create_task(process.wait()) for process in self._processes.values()]
+        try:
+            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done() and not isinstance(doing.exception(), RuntimeError):
+                return doing.result()
+            if doing.done():
+                # So torch says that a peer does not answer; the system takes a moment to say that it ended.
+                await asyncio.wait(ends, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
+            if (loss := self._loss()) is None:
+                return doing.result()
+            abandon()
+            doing.cancel()
+            await asyncio.wait({doing}, timeout=GIVE_UP_S)
+            raise LearnerProcessLostError(loss, hint="the next session goes on from the last checkpoint")
+        except asyncio.CancelledError:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            raise
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    def _loss(self) -> str | None:
+        """Return what to say when one of them is not there any more; None while all are."""
+        for rank, process in self._processes.items():
+            status = process.poll()
+            if status is not None:
+                lines = self._log(rank).read_text(encoding="utf-8", errors="replace").splitlines()
+                tail = "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
+                how = f"signal {-status}" if status < 0 else f"exit status {status}"
+                last_words = f"; the end of {self._log(rank)}:\n{tail}" if lines else "."
+                return f"process {rank} of the learner ended ({how}), so the others can not go on{last_words}"
+        return None
+
+    def _start(self, rank: int, meeting: Mapping[str, str]) -> ChildProcess:
+        descriptor = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            return ChildProcess(
+                [
+                    sys.executable,
+                    "-m",
+                    "osmosis_ai.training.learner.ranks",
+                    str(self._directory / "learner.json"),
+                ],
+                env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=Path.cwd(),
+                stdout=log,
+            )
+
+    def _log(self, rank: int) -> Path:
+        return self._directory / f"process-{rank}.log"
+
+
+def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # the edge of the thread: whoever waits is told
+        done.set_exception(error)
+
+
+def _learner_document(spec: TrainingSpec) -> dict[str, object]:
+    return {
+        "model_path": spec.model_path,
+        "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
+        "device": spec.device,
+        "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
+    }
+
+
+def read_learner(document: Path) -> Learner:
+    """Make the learner that a trainer wrote down."""
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.learner.learner import Learner
+
+    written = json.loads(document.read_text(encoding="utf-8"))
+    adapter = Path(written["adapter"]) if written["adapter"] else None
+    settings = TrainingSettings(**written["settings"])
+    return Learner(written["model_path"], settings, written["device"], adapter=adapter)
+
+
+def main(document: str) -> None:
+    """Follow the leader until it is done."""
+    watch_parent()
+    read_learner(Path(document)).follow()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

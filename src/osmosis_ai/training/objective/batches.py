@@ -1,0 +1,196 @@
+"""Recorded sequences become tensors: which token predicts which is decided here, and only here.
+
+The logits at position t are the distribution of token t + 1. A micro-batch keeps the K columns t in
+which at least one of its rows sampled token t + 1; everything the loss sees (targets, mask, logged
+log-probabilities) has the axes B x K and is aligned with the predicted token. Rows are padded on the
+right: under causal attention no token sees what is behind it, so no attention mask is needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.objective.losses import BatchTotals
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED
+
+PADDING_ID = 0  # never read: what is computed from it is masked
+
+
+class UnsampledTokenError(OsmosisError):
+    """Tokens are marked as sampled that no policy sampled: whoever recorded them is wrong."""
+
+    default_code = "INTERNAL"
+
+
+class SampledSequence(Protocol):
+    """Tokens as they were sampled; the four lists have one entry for each token.
+
+    ``mask`` is 1 where the policy sampled the token; ``logprobs`` and ``versions`` (of the policy) mean
+    something only there. Several sequences may share a ``rollout_id``: the rollout forked.
+    """
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def mask(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def versions(self) -> Sequence[int]: ...
+    @property
+    def rollout_id(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """A sequence to train on; plain values, so that it can travel to other processes.
+
+    Attributes:
+        ids, mask, logprobs, versions: as in :class:`SampledSequence`.
+        advantage: of its rollout.
+        response_length: sampled tokens of its rollout, all sequences together.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    advantage: float
+    response_length: int
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass needs. Axes: B rows, T tokens, K kept columns.
+
+    Attributes:
+        ids_BT: token ids, padded on the right.
+        columns_K: positions whose logits are needed.
+        targets_BK: the token after each of them.
+        mask_BK: whether the policy sampled that token.
+        logged_logprobs_BK: what it was sampled with.
+        versions_BK: of the policy that sampled it.
+        advantages_B, response_lengths_B: of each row's rollout.
+    """
+
+    ids_BT: Tensor
+    columns_K: Tensor
+    targets_BK: Tensor
+    mask_BK: Tensor
+    logged_logprobs_BK: Tensor
+    versions_BK: Tensor
+    advantages_B: Tensor
+    response_lengths_B: Tensor
+
+
+def training_rows(
+    sequences: Sequence[SampledSequence], advantages: Sequence[float]
+) -> tuple[list[TrainingRow], int]:
+    """Pair sequences with advantages; those in which nothing was sampled are left out.
+
+    The first token has no predecessor and therefore no probability; it does not count as sampled.
+
+    Returns:
+        the rows and the number of rollouts among them.
+
+    Raises:
+        UnsampledTokenError: when a mask covers what no policy sampled.
+        ValueError: when lengths disagree.
+    """
+    if len(sequences) != len(advantages):
+        raise ValueError(f"{len(sequences)} sequences but {len(advantages)} advantages")
+    response_lengths: defaultdict[str, int] = defaultdict(int)
+    for sequence in sequences:
+        lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logprobs), len(sequence.versions)}
+        if len(lengths) > 1:
+            raise ValueError(f"the lists of rollout {sequence.rollout_id} differ in length")
+        _require_sampled(sequence)
+        response_lengths[sequence.rollout_id] += sum(sequence.mask[1:])
+    rows = [
+        TrainingRow(
+            ids=tuple(sequence.ids),
+            mask=tuple(sequence.mask),
+            logprobs=tuple(sequence.logprobs),
+            versions=tuple(sequence.versions),
+            advantage=float(advantage),
+            response_length=response_lengths[sequence.rollout_id],
+        )
+        for sequence, advantage in zip(sequences, advantages, strict=True)
+        if sum(sequence.mask[1:])
+    ]
+    return rows, sum(length > 0 for length in response_lengths.values())
+
+
+def _require_sampled(sequence: SampledSequence) -> None:
+    """Prompts and tool replies have no version, so a mask that covers them can not go unnoticed."""
+    marked = zip(sequence.mask, sequence.versions, strict=True)
+    strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
+    if strangers:
+        raise UnsampledTokenError(
+            f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
+            "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
+            "policy to talk like its users and tools, so nothing was learned."
+        )
+
+
+def batch_totals(rows: Sequence[TrainingRow], rollouts: int, max_response_length: int) -> BatchTotals:
+    """Count what the step's means divide by."""
+    tokens = sum(sum(row.mask[1:]) for row in rows)
+    return BatchTotals(rollouts=rollouts, tokens=tokens, max_response_length=max_response_length)
+
+
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Partition sequences into micro-batches of at most ``max_tokens`` tokens, padding included.
+
+    Neighbours in length go together, which keeps padding small. A sequence that is longer than
+    ``max_tokens`` has a micro-batch of its own.
+
+    Args:
+        lengths: in tokens, of each sequence.
+        max_tokens: rows times the longest of them.
+
+    Returns:
+        indices into ``lengths``.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def collate(rows: Sequence[TrainingRow], device: torch.device) -> MicroBatch:
+    """Make the tensors of a micro-batch on ``device``."""
+    longest = max(len(row.ids) for row in rows)
+    mask_BS = _padded([row.mask for row in rows], longest, torch.bool)[:, 1:]
+    columns_K = mask_BS.any(0).nonzero()[:, 0]
+
+    def predicted(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+        return _padded(values, longest, dtype)[:, 1:][:, columns_K].to(device)
+
+    return MicroBatch(
+        ids_BT=_padded([row.ids for row in rows], longest, torch.long).to(device),
+        columns_K=columns_K.to(device),
+        targets_BK=predicted([row.ids for row in rows], torch.long),
+        mask_BK=mask_BS[:, columns_K].to(device),
+        logged_logprobs_BK=predicted([row.logprobs for row in rows], torch.float32),
+        versions_BK=predicted([row.versions for row in rows], torch.long),
+        advantages_B=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
+        response_lengths_B=torch.tensor([row.response_length for row in rows], device=device),
+    )
+
+
+def _padded(values: Sequence[Sequence[float]], length: int, dtype: torch.dtype) -> Tensor:
+    padded = torch.full((len(values), length), PADDING_ID, dtype=dtype)
+    for row, entries in zip(padded, values, strict=True):
+        row[: len(entries)] = torch.tensor(entries, dtype=dtype)
+    return padded

@@ -1,0 +1,242 @@
+"""What a run has come to, step by step: one line a step, durable before the step counts.
+
+A step is known by its number, from 1; step 0 is the policy before any update and has a validation
+only. A line holds finite numbers by their keys: what was not measured is absent, never a zero. A run
+that goes on from a checkpoint recomputes what came after it, so the lines behind the checkpoint are
+dropped first: every step stands in the file once.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import sync_directory, write_atomic
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.learner.step_metrics import StepMetrics
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+TRAINING_REWARD = "rollout/raw_reward"
+VALIDATION_REWARD = "eval/validation/reward"
+VALIDATION_PASS_RATE = "eval/validation/pass_rate"
+VALIDATION_REWARD_LOW = "eval/validation/reward_low"
+VALIDATION_REWARD_HIGH = "eval/validation/reward_high"
+VALIDATION_SCORED = "eval/validation/scored"
+VALIDATION_PLANNED = "eval/validation/samples"
+
+# Every key a line can have, in the order people want to see them. The first six are the platform's.
+TITLES: Mapping[str, str] = {
+    TRAINING_REWARD: "Training reward",
+    VALIDATION_REWARD: "Validation reward",
+    "train/entropy_loss": "Entropy (nats per token)",
+    "rollout/response_lengths": "Response length (sampled tokens)",
+    "rollout/total_lengths": "Total length (tokens)",
+    "rollout/truncated_ratio": "Truncated rollouts (share)",
+    "rollout/timed_out_ratio": "Timed-out rollouts (share)",
+    VALIDATION_PASS_RATE: "Validation pass rate",
+    "eval/validation/reward_stderr": "Validation reward, standard error",
+    VALIDATION_REWARD_LOW: "Validation reward, 95 % interval from",
+    VALIDATION_REWARD_HIGH: "Validation reward, 95 % interval to",
+    VALIDATION_SCORED: "Validation samples scored",
+    VALIDATION_PLANNED: "Validation samples",
+    "rollout/reward_std": "Reward, standard deviation",
+    "rollout/reward_min": "Reward, least",
+    "rollout/reward_max": "Reward, greatest",
+    "rollout/zero_variance_fraction": "Groups that say nothing (share)",
+    "rollout/samples": "Rollouts",
+    "rollout/unscored": "Rollouts without a reward",
+    "rollout/forks": "Forked sequences",
+    "rollout/realigned": "Turns the template writes differently",
+    "rollout/staleness": "Staleness (updates, mean per token)",
+    "rollout/staleness_max": "Staleness (updates, largest)",
+    "train/loss": "Loss",
+    "train/learning_rate": "Learning rate",
+    "train/grad_norm": "Gradient norm",
+    "train/clip_fraction": "Tokens beyond the clip (share)",
+    "train/importance_capped": "Importance weights cut off (share)",
+    "train/kl_sampler": "KL to the sampling policy (nats per token)",
+    "train/kl_base": "KL to the base model (nats per token)",
+    "train/logprob_gap_max": "Learner and server, largest log-probability gap",
+    "train/logprob_gap_mean": "Learner and server, mean log-probability gap",
+    "train/stale_fraction": "Tokens of an earlier policy (share)",
+    "train/sequences": "Sequences learned from",
+    "train/tokens": "Tokens learned from",
+    "train/updates": "Updates of the policy",
+    "speed/sampling_tokens_per_s": "Sampled tokens per second",
+    "speed/learning_tokens_per_s": "Learned tokens per second",
+    "time/step_s": "Step (s)",
+    "time/sampling_s": "Sampling (s)",
+    "time/learning_s": "Learning (s)",
+    "time/publishing_s": "Publishing (s)",
+    "time/validation_s": "Validation (s)",
+    "time/checkpoint_s": "Checkpoint of the step before (s)",
+}
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step.
+
+    Attributes:
+        step: its number.
+        timestamp_ms: when it ended, since 1970.
+        metrics: by the keys of :data:`TITLES`.
+        unscored: rollouts without a reward, by reason.
+        warnings: what a person should look at, a sentence each.
+    """
+
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+    unscored: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_line(self) -> bytes:
+        """Return the record as one line of JSON, newline included."""
+        return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> StepRecord:
+        """Read what :meth:`to_line` wrote.
+
+        Raises:
+            ValueError: when the line is no such record.
+        """
+        value: Any = orjson.loads(line)
+        if not isinstance(value, dict) or type(value.get("step")) is not int:
+            raise ValueError("it has no step")
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+class HistoryError(OsmosisError):
+    """The history can not be read or written."""
+
+    default_code = "INTERNAL"
+
+
+class MetricsHistory:
+    """The file of step records, append-only but for :meth:`rewind`. One process writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: StepRecord) -> None:
+        """Make ``record`` durable.
+
+        Raises:
+            HistoryError: when the disk refuses it; the file is then as before.
+        """
+        created = not self.path.exists()
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                _write_whole(descriptor, record.to_line())
+            finally:
+                os.close(descriptor)
+            if created:
+                sync_directory(self.path.parent)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
+    def rewind(self, step: int) -> list[StepRecord]:
+        """Drop the records of later steps than ``step``, and a torn last line; return what is left.
+
+        Raises:
+            HistoryError: when the file is damaged or can not be written.
+        """
+        if not self.path.exists():
+            return []
+        kept = [record for record in read_history(self.path) if record.step <= step]
+        try:
+            write_atomic(self.path, b"".join(record.to_line() for record in kept))
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        return kept
+
+
+def read_history(path: Path) -> Iterator[StepRecord]:
+    """Yield the records of a run, also of one that is being written; nothing when there are none yet.
+
+    Raises:
+        HistoryError: at the first whole line that is no record.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield StepRecord.from_line(line)
+            except ValueError as error:
+                raise HistoryError(f"the history `{path}` is damaged at line {number}: {error}.") from None
+
+
+def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Leave out what was not measured or is no finite number."""
+    return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
+
+
+def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:
+    """Return a learner's step as a step's metrics; what was not learned has no numbers."""
+    if not learned.learned:
+        return finite({"train/updates": learned.updates, "time/learning_s": learning_s})
+    return finite(
+        {
+            "train/entropy_loss": learned.entropy,
+            "train/loss": learned.loss,
+            "train/learning_rate": learned.learning_rate,
+            "train/grad_norm": learned.grad_norm,
+            "train/clip_fraction": learned.clip_fraction,
+            "train/importance_capped": learned.importance_capped,
+            "train/kl_sampler": learned.approx_kl,
+            "train/kl_base": learned.kl_base,
+            "train/logprob_gap_max": learned.max_abs_logprob_gap,
+            "train/logprob_gap_mean": learned.mean_abs_logprob_gap,
+            "train/stale_fraction": learned.stale_fraction,
+            "train/sequences": learned.sequences,
+            "train/tokens": learned.tokens,
+            "train/updates": learned.updates,
+            "speed/learning_tokens_per_s": learned.tokens / learning_s if learning_s else None,
+            "time/learning_s": learning_s,
+        }
+    )
+
+
+def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:
+    """Return (step, value) of every record that has ``key``."""
+    return [(record.step, record.metrics[key]) for record in records if key in record.metrics]
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    view = memoryview(line)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def _refused(path: Path, error: OSError) -> HistoryError:
+    what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
+    return HistoryError(
+        f"{what}: a step could not be recorded in `{path}` ({error.strerror or error}).",
+        details={"path": str(path), "errno": error.errno},
+        hint="make room there, then start the run again; the last checkpoint is intact",
+    )

@@ -1,0 +1,339 @@
+"""The loop: sample, grade, compare, learn, publish, validate, record, checkpoint.
+
+Step s learns from batch s, and batch s is begun when s - 1 - ``max_staleness`` steps are done: with 0 the
+policy that learns is the one that sampled and nothing happens at the same time, so a run is a function
+of its settings; with more, the next batches are sampled while the learner works, and no token is
+older than ``max_staleness`` updates.
+
+A step exists when its record is durable; its checkpoint follows. Whatever ends the process, a later
+session goes on from the last checkpoint and computes the same steps again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from osmosis_ai.training.learner.step_errors import StepRefusedError, again
+from osmosis_ai.training.learner.step_metrics import StepMetrics
+from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, finite, learning_metrics
+from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
+from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, LoopState
+from osmosis_ai.training.runs.rollout_batch import (
+    Lesson,
+    RolloutBatch,
+    attempts_of_step,
+    lesson_of,
+    rollout_metrics,
+)
+from osmosis_ai.training.runs.truncation import settled, timed_out
+from osmosis_ai.training.runs.validation import ValidationPlan, few_scored, validate, validation_metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.engines.policy_engine import PolicyEngine
+    from osmosis_ai.training.learner.checkpoints import CheckpointStore
+    from osmosis_ai.training.objective.sequences import TokenSequence
+    from osmosis_ai.training.runs.data_order import DataOrder
+    from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
+    from osmosis_ai.training.runs.validation import SplitRows
+
+T = TypeVar("T")
+
+
+class PolicyLearner(Protocol):
+    """What the loop needs of a learner (:class:`osmosis_ai.training.learner.learner.Learner`)."""
+
+    updates: int
+
+    def step(
+        self, sequences: list[TokenSequence], advantages: list[float], *, policy_version: int | None = None
+    ) -> StepMetrics:
+        """Update the policy once."""
+
+    def merged_state(self) -> dict[str, Any]:
+        """Return the weights to serve."""
+
+    def low_rank_state(self) -> dict[str, Any]:
+        """Return the adapter's updates of them."""
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter in PEFT's format."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that decides how learning goes on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from it."""
+
+
+class _Stopped(Exception):
+    """Somebody asked for the end."""
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """What the loop puts together; ``provenance`` travels with every checkpoint."""
+
+    settings: TrainingSettings
+    rows: SplitRows
+    order: DataOrder
+    validation: ValidationPlan
+    sampler: RolloutSampler
+    learner: PolicyLearner
+    engine: PolicyEngine
+    history: MetricsHistory
+    checkpoints: CheckpointStore
+    hooks: TrainingHooks
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TrainingLoop:
+    """Runs the steps that are left.
+
+    Args:
+        parts: everything it works with; the engine serves the learner's policy already.
+        state: where an earlier session ended.
+        between_steps: called after each step, with its number, in a thread while the next step is taken.
+    """
+
+    def __init__(
+        self, parts: LoopParts, state: LoopState, *, between_steps: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._hooks = parts.hooks
+        self._between_steps = between_steps
+        self._tidying: asyncio.Future[None] | None = None
+        self.state = state
+        self._stop = asyncio.Event()
+        self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
+        self._learner_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+        self._checkpoint_s: float | None = None
+
+    def stop(self) -> None:
+        """End after what can not be interrupted: an update that has begun is finished and kept."""
+        self._stop.set()
+
+    async def run(self) -> Ending:
+        """Train to the end of the data, to a stop, or to where nothing is left to learn.
+
+        Raises:
+            OsmosisError: when there is no point in going on; the last checkpoint is usable.
+        """
+        try:
+            ending = await self._run()
+            await self._keep_last_checkpoint()
+            if self.state.fallen is None:
+                return ending
+            warning = f"{self.state.fallen}; look at the curve before you deploy its last checkpoint."
+            self._hooks.note(warning)
+            return replace(ending, warning=warning)
+        finally:
+            await self._abandon_batches()
+            await asyncio.to_thread(self._learner_thread.shutdown)
+            await self._tidied()
+
+    async def _run(self) -> Ending:
+        last = self._parts.order.total_steps
+        try:
+            if self.state.step == 0:
+                await self._measure_base()
+            for step in range(self.state.step + 1, last + 1):
+                await self._take_step(step)
+                if ending := self.state.end_of_silence(self._parts.learner.updates):
+                    return ending
+        except _Stopped:
+            if self.state.step < last:
+                return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
+        return Ending("finished", f"all {last} steps are done.")
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    async def _take_step(self, step: int) -> None:
+        started = time.monotonic()
+        batch = await self._unless_stopped(self._batch(step))
+        if failure := self._parts.engine.failure:
+            raise failure  # what was sampled before it failed is not worth a step
+        version = self._parts.learner.updates
+        lesson = lesson_of(batch, normalise=self._settings.normalise_advantages)
+        metrics = rollout_metrics(batch, lesson.statistics, version)
+        warnings = self.state.judge_rewards(batch, lesson)
+
+        learned, learning_s, refusal = await self._learn(lesson, version)
+        publishing_s = await self._publish(learned)
+        warnings += [refusal] if refusal else list(learned.warnings)
+        metrics |= learning_metrics(learned, learning_s)
+        validated, worries = await self._validate_if_due(step)
+        metrics |= validated
+        warnings += worries
+        metrics |= finite(
+            {
+                "time/publishing_s": publishing_s,
+                "time/checkpoint_s": self._checkpoint_s,
+                "time/step_s": time.monotonic() - started,
+            }
+        )
+        self.state.step = step
+        await self._record(step, metrics, batch.unscored(), warnings)
+        await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
+        await self._tidied()
+        self._tidying = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
+        if self._stop.is_set():
+            raise _Stopped
+
+    async def _learn(self, lesson: Lesson, version: int) -> tuple[StepMetrics, float, str | None]:
+        """Update the policy; return what came of it, the seconds it took, and why it was refused."""
+        learner, started = self._parts.learner, time.monotonic()
+        try:
+            learned = await self._in_learner_thread(
+                lambda: learner.step(lesson.sequences, lesson.advantages, policy_version=version)
+            )
+        except StepRefusedError as error:
+            self.state.refused += 1
+            if self.state.refused >= REFUSED_STEPS_END:
+                raise again(error, self.state.refused) from error
+            return StepMetrics(updates=learner.updates), time.monotonic() - started, error.message
+        self.state.refused = 0
+        return learned, time.monotonic() - started, None
+
+    async def _publish(self, learned: StepMetrics) -> float:
+        """Serve the policy from now on; return the seconds it took."""
+        started = time.monotonic()
+        if learned.learned:
+            await self._parts.engine.publish(self._parts.learner, learned.updates)
+        return time.monotonic() - started
+
+    # --- sampling -----------------------------------------------------------------------------------
+
+    def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
+        """Return batch ``step`` on its way, and begin as many behind it as staleness allows."""
+        last = min(step + self._settings.max_staleness, self._parts.order.total_steps)
+        for ahead in range(step, last + 1):
+            if ahead not in self._batches:
+                before = self._batches.get(ahead - 1)
+                self._batches[ahead] = asyncio.create_task(self._sample_after(before, ahead))
+        return self._batches.pop(step)
+
+    async def _sample_after(self, before: asyncio.Task[RolloutBatch] | None, step: int) -> RolloutBatch:
+        if before is not None:
+            await asyncio.wait({before})
+        settings, started = self._settings, time.monotonic()
+        rows = [self._parts.rows.training[index] for index in self._parts.order.batch(step)]
+        attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
+        progress = self._progress(step, "training", len(attempts))
+        samples = await self._parts.sampler.sample(attempts, finished=progress)
+        late = sum(map(timed_out, samples))
+        samples = [settled(sample, settings) for sample in samples]
+        size = settings.n_samples_per_prompt
+        samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
+        return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
+
+    def _progress(self, step: int, kind: str, total: int) -> Callable[[Sample], None]:
+        rewards: list[float] = []
+        finished = 0
+
+        def tell(sample: Sample) -> None:
+            nonlocal finished
+            finished += 1
+            if sample.reward is not None:
+                rewards.append(sample.reward)
+            mean = sum(rewards) / len(rewards) if rewards else None
+            self._hooks.progress(SamplingProgress(step, kind, finished, total, mean))
+
+        return tell
+
+    async def _abandon_batches(self) -> None:
+        for batch in self._batches.values():
+            batch.cancel()
+        await asyncio.gather(*self._batches.values(), return_exceptions=True)
+        self._batches.clear()
+
+    # --- validation, records, checkpoints -------------------------------------------------------------
+
+    async def _measure_base(self) -> None:
+        """Record step 0: how the policy does before it learned anything."""
+        if self._parts.rows.held_out:
+            self._hooks.stage("validating the policy before the first step")
+            metrics, warnings = await self._unless_stopped(self._validate(0))
+            await self._record(0, metrics, {}, warnings)
+
+    async def _validate_if_due(self, step: int) -> tuple[dict[str, float], list[str]]:
+        due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
+        if not due or not self._parts.rows.held_out:
+            return {}, []
+        try:
+            return await self._unless_stopped(self._validate(step))
+        except _Stopped:
+            return {}, []  # the update counts all the same
+
+    async def _validate(self, step: int) -> tuple[dict[str, float], list[str]]:
+        """Return a validation's numbers, and what a person should know of them."""
+        parts, started = self._parts, time.monotonic()
+        total = len(parts.rows.held_out) * parts.validation.attempts
+        validation = await validate(
+            parts.sampler,
+            parts.rows.held_out,
+            parts.validation,
+            seed=self._settings.seed,
+            step=step,
+            finished=self._progress(step, "validation", total),
+        )
+        numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
+        worries = [few_scored(validation.metrics), self.state.judge_validation(validation.rewards)]
+        return numbers, [worry for worry in worries if worry]
+
+    async def _record(
+        self, step: int, metrics: dict[str, float], unscored: dict[str, int], warnings: list[str]
+    ) -> None:
+        record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings)
+        await asyncio.to_thread(self._parts.history.append, record)
+        for warning in warnings:
+            self._hooks.note(warning)
+        self._hooks.step(record, self._parts.order.total_steps)
+
+    async def _save_checkpoint(self, provenance: Mapping[str, Any], *, keep: bool = False) -> None:
+        started, step, parts = time.monotonic(), self.state.step, self._parts
+        state = self.state.as_dict()
+        saved = await self._in_learner_thread(
+            lambda: parts.checkpoints.save(step, parts.learner, state, provenance, keep=keep)
+        )
+        self._checkpoint_s = time.monotonic() - started
+        self._hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
+
+    async def _keep_last_checkpoint(self) -> None:
+        """A session that ends leaves a checkpoint that later ones do not replace."""
+        latest = self._parts.checkpoints.latest()
+        if latest is not None and not latest.kept:
+            await self._save_checkpoint(latest.provenance(), keep=True)
+
+    async def _tidied(self) -> None:
+        """Wait for what is done between steps: removing files can take a disk longer than a step."""
+        if self._tidying is not None:
+            await self._tidying
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    async def _in_learner_thread(self, work: Callable[[], T]) -> T:
+        # One thread for all of the learner's work: it is never used by two at once.
+        return await asyncio.get_running_loop().run_in_executor(self._learner_thread, work)
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        """Wait for ``work``; cancel it and raise _Stopped when the end is asked for first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Stopped
+        finally:
+            stopped.cancel()
+            task.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)

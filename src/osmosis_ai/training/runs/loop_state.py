@@ -1,0 +1,136 @@
+"""What a run remembers of its latest steps, and when they mean that there is no point in going on.
+
+One bad step is bad luck: it is told and passed over. The same for several steps in a row has a cause,
+which a person must know of before more is spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.runs.validation import fall
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.runs.rollout_batch import Lesson, RolloutBatch
+
+# Steps in a row in which every group agreed: worth a warning, and the end of the run.
+SILENT_STEPS_WARNING = 3
+SILENT_STEPS_END = 10
+# Steps in a row in which no rollout got a reward: the rollout is broken, not the policy.
+UNSCORED_STEPS_END = 3
+# Steps in a row that the learner refused: one may be bad luck, this many are a cause.
+REFUSED_STEPS_END = 3
+
+EndedBecause = Literal["finished", "stopped", "nothing_to_learn"]
+
+
+class NoRewardsError(OsmosisError):
+    """Rollouts fail, or are never graded."""
+
+    default_code = "INTERNAL"
+
+
+class NothingToLearnError(OsmosisError):
+    """From the first step on, all attempts on a prompt got the same reward."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a session ended, in a word and in a sentence; and what must not be overlooked about the policy."""
+
+    because: EndedBecause
+    message: str
+    warning: str | None = None
+
+
+@dataclass
+class LoopState:
+    """What the loop itself has to remember; it is part of every checkpoint.
+
+    Attributes:
+        step: steps done.
+        silent, unscored, refused: how many of the latest steps in a row were of that kind.
+        reward: the mean of the latest step that had any.
+        start_rewards: of the first validation, by row; None before there was one.
+        fallen: how far the latest validation lies below it, if that is more than chance.
+    """
+
+    step: int = 0
+    silent: int = 0
+    unscored: int = 0
+    refused: int = 0
+    reward: float | None = None
+    start_rewards: list[float | None] | None = None
+    fallen: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+    def judge_rewards(self, batch: RolloutBatch, lesson: Lesson) -> list[str]:
+        """Count steps that teach nothing; return what to tell about this one.
+
+        Raises:
+            NoRewardsError: when rollouts get no reward any more.
+        """
+        statistics = lesson.statistics
+        if statistics.samples_unscored == statistics.samples:
+            self.unscored += 1
+            return [self._without_rewards(batch)]
+        self.unscored = 0
+        self.reward = statistics.reward_mean
+        self.silent = 0 if lesson.sequences else self.silent + 1
+        if self.silent != SILENT_STEPS_WARNING:
+            return []
+        return [
+            f"in {self.silent} steps in a row every group's rewards were equal (mean "
+            f"{statistics.reward_mean:.3g}): there is nothing to learn from them. The run ends after "
+            f"{SILENT_STEPS_END} such steps."
+        ]
+
+    def judge_validation(self, rewards: list[float | None]) -> str | None:
+        """Take note of a validation; return what to tell when it fell below the first one by more than chance."""
+        if self.start_rewards is None:
+            self.start_rewards = rewards
+            return None
+        self.fallen = fall(self.start_rewards, rewards)
+        return (
+            f"{self.fallen}: the policy gets worse at rows that it does not learn from."
+            if self.fallen
+            else None
+        )
+
+    def end_of_silence(self, updates: int) -> Ending | None:
+        """Return the end when there is nothing to learn any more.
+
+        Args:
+            updates: of the policy so far.
+
+        Raises:
+            NothingToLearnError: when there never was.
+        """
+        if self.silent < SILENT_STEPS_END:
+            return None
+        what = f"in {self.silent} steps in a row all attempts on each prompt got equal rewards"
+        if self.reward is not None:
+            what += f" ({self.reward:.3g} on average in the last of them)"
+        if updates == 0:
+            raise NothingToLearnError(
+                f"{what}, so there was nothing to learn from.",
+                hint="the task is too hard or too easy for this model, or the grader is too coarse; look at "
+                "some samples with `osmosis eval run`",
+            )
+        return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
+
+    def _without_rewards(self, batch: RolloutBatch) -> str:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
+        what = f"none of the {len(batch.samples)} rollouts of step {batch.step} got a reward ({reasons})"
+        failure = batch.first_failure() or "no grader gave one"
+        if self.unscored >= UNSCORED_STEPS_END:
+            raise NoRewardsError(
+                f"{what}, and so it was in {self.unscored} steps in a row. The first of them: {failure}",
+                hint="try the rollout with `osmosis eval run` and a small `--limit`",
+            )
+        return f"{what}. The first of them: {failure}"

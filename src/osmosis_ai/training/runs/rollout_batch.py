@@ -1,0 +1,140 @@
+"""From one step's rollouts to what is learned from them, and to the numbers that describe them.
+
+Axes: P prompts, G attempts of each. A sample takes part in learning when it has an advantage: it was
+scored, and its group did not agree. A rollout that forked is several sequences with one advantage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
+from osmosis_ai.training.objective.metrics import TRAINING_REWARD, finite
+from osmosis_ai.training.runs.sampler import Attempt, Sample
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.training.objective.sequences import TokenSequence
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """The rollouts of a step.
+
+    Attributes:
+        step: its number.
+        samples_PG: in the order of the batch's rows, then of the attempts.
+        sampling_s: how long they took.
+        timed_out: how many of their agents ran out of time.
+    """
+
+    step: int
+    samples_PG: list[list[Sample]]
+    sampling_s: float
+    timed_out: int = 0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All of them."""
+        return [sample for samples_G in self.samples_PG for sample in samples_G]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(sample.recorded.sampled_tokens for sample in self.samples)
+
+    def unscored(self) -> dict[str, int]:
+        """Count the samples without a reward by reason, the commonest first."""
+        reasons = Counter(reason for sample in self.samples if (reason := sample.unscored_because))
+        return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+
+    def first_failure(self) -> str | None:
+        """Return what the first failed sample said, for a person to start from."""
+        return next((sample.verdict.error for sample in self.samples if sample.verdict.error), None)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a step learns from: sequences and, for each, the advantage of its rollout."""
+
+    sequences: list[TokenSequence]
+    advantages: list[float]
+    statistics: GroupStatistics
+
+
+def attempts_of_step(step: int, rows: Sequence[DatasetRow], group_size: int, seed: int) -> list[Attempt]:
+    """Return ``group_size`` attempts on each of ``rows``, with seeds that no other step has."""
+    return [
+        Attempt(
+            row,
+            index,
+            f"train-{step:06d}-row-{row.source_row_index}-{index}",
+            attempt_seeds(seed, row.source_row_index, step * group_size + index),
+        )
+        for row in rows
+        for index in range(group_size)
+    ]
+
+
+def lesson_of(batch: RolloutBatch, *, normalise: bool) -> Lesson:
+    """Compare every sample with its group; what has no advantage is left out."""
+    rewards_PG = [[sample.reward for sample in samples_G] for samples_G in batch.samples_PG]
+    compared = group_advantages(rewards_PG, normalise=normalise)
+    lesson = Lesson([], [], compared.statistics)
+    for samples_G, advantages_G in zip(batch.samples_PG, compared.advantages_PG, strict=True):
+        for sample, advantage in zip(samples_G, advantages_G, strict=True):
+            if advantage is not None:
+                lesson.sequences.extend(sample.recorded.sequences)
+                lesson.advantages.extend([advantage] * len(sample.recorded.sequences))
+    return lesson
+
+
+def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: int) -> dict[str, float]:
+    """Return the numbers of a step's rollouts.
+
+    Lengths, truncation and staleness are over the rollouts that called the model; rewards over the
+    scored ones; ``rollout/samples`` is the denominator of ``rollout/unscored``.
+
+    Args:
+        version: of the policy that is about to learn from them.
+    """
+    called = [sample.recorded for sample in batch.samples if sample.recorded.calls]
+    staleness = [
+        version - sampled_by
+        for recorded in called
+        for sequence in recorded.sequences
+        for is_sampled, sampled_by in zip(sequence.mask, sequence.versions, strict=True)
+        if is_sampled
+    ]
+    total_lengths = [sum(len(sequence.ids) for sequence in recorded.sequences) for recorded in called]
+    return finite(
+        {
+            TRAINING_REWARD: statistics.reward_mean,
+            "rollout/reward_std": statistics.reward_std,
+            "rollout/reward_min": statistics.reward_min,
+            "rollout/reward_max": statistics.reward_max,
+            "rollout/zero_variance_fraction": statistics.zero_variance_fraction,
+            "rollout/samples": statistics.samples,
+            "rollout/unscored": statistics.samples_unscored,
+            "rollout/response_lengths": _mean([recorded.sampled_tokens for recorded in called]),
+            "rollout/total_lengths": _mean(total_lengths),
+            "rollout/truncated_ratio": _mean([recorded.truncated for recorded in called]),
+            "rollout/timed_out_ratio": batch.timed_out / len(batch.samples) if batch.samples else None,
+            "rollout/forks": sum(recorded.forks for recorded in called),
+            "rollout/realigned": sum(recorded.realigned for recorded in called),
+            "rollout/staleness": _mean(staleness),
+            "rollout/staleness_max": max(staleness, default=None),
+            "speed/sampling_tokens_per_s": batch.sampled_tokens / batch.sampling_s
+            if batch.sampling_s
+            else None,
+            "time/sampling_s": batch.sampling_s,
+        }
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

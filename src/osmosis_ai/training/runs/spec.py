@@ -1,0 +1,77 @@
+"""What a training run is: which policy learns what, from which rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.manifest import source_digest
+from osmosis_ai.training.runs.run_directory import locked_settings
+from osmosis_ai.training.runs.validation import ValidationPlan
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.evaluation.spec import DatasetInput
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """One training run.
+
+    Attributes:
+        settings: how.
+        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
+        dataset: the rows.
+        rollout_dir: the rollout's directory.
+        entrypoint: its file that serves the agent.
+        validation: what the policy is measured on.
+        adapter: a PEFT directory to go on from.
+        device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when None.
+        env: variables of the rollout's server.
+        secret_values: further ones, kept out of every file.
+    """
+
+    settings: TrainingSettings
+    model_path: str
+    dataset: DatasetInput
+    rollout_dir: Path
+    entrypoint: str = "main.py"
+    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    adapter: Path | None = None
+    device: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return everything that the run's curve depends on, as the manifest locks it."""
+        plan = self.validation
+        return {
+            "model_path": self.model_path,
+            "adapter": _folder_digest(self.adapter) if self.adapter else None,
+            "dataset": {"sha256": self.dataset.sha256},
+            "validation": {
+                "sha256": file_digest(plan.path) if plan.path else None,
+                "fraction": plan.fraction,
+                "max_rows": plan.max_rows,
+                "attempts": plan.attempts,
+            },
+            "rollout": {
+                "name": self.rollout_dir.name,
+                "entrypoint": self.entrypoint,
+                "source_digest": source_digest(self.rollout_dir),
+            },
+            "env": dict(sorted(self.env.items())),
+            "secret_names": sorted(self.secret_values),
+            "settings": locked_settings(self.settings),
+        }
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(file.name.encode() + b"\0" + file_digest(file).encode())
+    return digest.hexdigest()

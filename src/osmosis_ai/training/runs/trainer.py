@@ -1,0 +1,377 @@
+"""A training run on this machine: everything the loop needs, opened in order and closed in reverse.
+
+The learner, the policy's engine and the agents' endpoint live in this process; the rollout runs in a
+process of its own, in its own environment. A run directory belongs to one run: calling the trainer
+again with the same inputs goes on from the last checkpoint, with others it is refused.
+
+With several learner processes, this one leads and starts the others (:mod:`followers`). Under `torchrun`, rank 0
+runs a :class:`LocalTrainer`; the other ranks call :func:`follow_leader`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.files import cache_dir
+from osmosis_ai.redaction import Redactor, exposure_warnings
+from osmosis_ai.training.extra import require_train_extra
+from osmosis_ai.training.learner.ranks import Followers
+from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, read_history
+from osmosis_ai.training.runs.data_order import DataOrder
+from osmosis_ai.training.runs.hooks import TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.logged_hooks import LoggedHooks
+from osmosis_ai.training.runs.loop_state import Ending, LoopState
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.validation import SplitRows, split_rows
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.driving.server_process import RolloutServer
+    from osmosis_ai.inference.chat_format import ChatFormat
+    from osmosis_ai.training.engines.policy_engine import PolicyEngine
+    from osmosis_ai.training.learner.checkpoints import CheckpointStore
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.runs.loop import TrainingLoop
+    from osmosis_ai.training.runs.sampler import RolloutSampler
+
+T = TypeVar("T")
+MakeLearner = Callable[[TrainingSpec], "Learner"]
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """How a session ended.
+
+    Attributes:
+        run_dir: where everything is.
+        ending: why, in a word and in a sentence.
+        steps_done, total_steps: of the run, all sessions together.
+        records: the run's history.
+    """
+
+    run_dir: Path
+    ending: Ending
+    steps_done: int
+    total_steps: int
+    records: list[StepRecord]
+
+
+def new_learner(spec: TrainingSpec) -> Learner:
+    """Load the model and put the adapter on it."""
+    from osmosis_ai.training.learner.learner import Learner
+
+    return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
+
+
+class LocalTrainer:
+    """Trains, or goes on training.
+
+    Args:
+        spec: what.
+        run_dir: the run's directory; made when missing.
+        hooks: who is told.
+        environ: the variables that the rollout's server inherits.
+        rollout_cache: where rollout environments are built.
+        provenance: what the manifest shall say of where the run comes from.
+        make_learner: makes the learner.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        run_dir: Path,
+        hooks: TrainingHooks | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        rollout_cache: Path | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        make_learner: MakeLearner = new_learner,
+    ) -> None:
+        self._spec = spec
+        self._directory = TrainingDirectory(run_dir)
+        self._hooks = hooks or TrainingHooks()
+        self._environ = dict(os.environ if environ is None else environ)
+        self._rollout_cache = rollout_cache or cache_dir()
+        self._provenance = provenance or {}
+        self._make_learner = make_learner
+        self._redact = Redactor(spec.secret_values.values())
+        self._loop: TrainingLoop | None = None
+        self._learner: Learner | None = None
+        self._followers: Followers | None = None
+        self._stop_requested = False
+
+    def stop(self) -> None:
+        """Ask for a graceful end; what is being loaded is loaded first. Call it on the run's event loop."""
+        self._stop_requested = True
+        if self._loop is not None:
+            self._loop.stop()
+
+    async def run(self) -> TrainingSummary:
+        """Train to the end, to a stop, or to where there is no point in going on.
+
+        Raises:
+            MissingExtraError: when torch and its kin are not installed.
+            OsmosisError: what else makes it impossible; everything up to the last checkpoint is kept.
+        """
+        require_train_extra()
+        with self._directory.held(), self._log() as log:
+            hooks = LoggedHooks(self._hooks, log)
+            try:
+                return await self._run(hooks)
+            except Exception as error:
+                log.write("run", str(error), level="ERROR", error=type(error).__name__)
+                raise
+            finally:
+                redact_file(self._directory.server_log, self._redact)
+
+    async def _run(self, hooks: TrainingHooks) -> TrainingSummary:
+        directory = self._directory
+        settings = directory.settings_as_begun(self._spec.settings)
+        spec = self._spec = replace(self._spec, settings=settings)
+        running = asyncio.get_running_loop()
+        hooks.started(lambda: _call_if_alive(running, self.stop))
+        processes = int(os.environ.get("WORLD_SIZE", spec.settings.learner_processes))
+        for warning in spec.settings.warnings(spec.model_path, processes=processes):
+            hooks.note(warning)
+        for warning in exposure_warnings(spec.secret_values):
+            hooks.note(warning)
+        rows, inputs = await asyncio.gather(
+            asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),
+            asyncio.to_thread(spec.inputs),
+        )
+        directory.claim(inputs, self._provenance)
+        order = data_order(rows, spec.settings)
+        async with AsyncExitStack() as stack:
+            loop = self._loop = await self._open(stack, hooks, rows, order)
+            if self._stop_requested:
+                loop.stop()
+            with _without_looking_at_what_stays():
+                ending = await self._beside_followers(loop.run())
+        return TrainingSummary(
+            run_dir=directory.path,
+            ending=ending,
+            steps_done=loop.state.step,
+            total_steps=order.total_steps,
+            records=list(read_history(directory.metrics)),
+        )
+
+    async def _open(
+        self, stack: AsyncExitStack, hooks: TrainingHooks, rows: SplitRows, order: DataOrder
+    ) -> TrainingLoop:
+        """Open everything; the cheap and the likely to fail come first."""
+        from osmosis_ai.training.engines.factory import chat_format_of, open_policy_engine
+        from osmosis_ai.training.learner.checkpoints import CheckpointStore
+        from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
+
+        spec, directory = self._spec, self._directory
+        hooks.stage("preparing the rollout's environment")
+        python = await self._prepare_python(hooks)
+        if spec.settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
+            followers = Followers(spec, directory.learner, self._environ)
+            self._followers = await stack.enter_async_context(followers)
+        hooks.stage(f"loading the model {spec.model_path}")
+        learner = self._learner = await self._with_followers(lambda: self._make_learner(spec))
+        stack.callback(learner.close)
+        checkpoints = CheckpointStore(directory.checkpoints, keep_every=spec.settings.checkpoint_save_freq)
+        history = MetricsHistory(directory.metrics)
+        state = await self._with_followers(lambda: _resume(checkpoints, learner, history))
+        hooks.stage(f"opening the policy's engine ({spec.settings.policy_engine})")
+        engine = await open_policy_engine(
+            stack,
+            spec,
+            directory,
+            device=str(learner.device),
+            environ=self._environ,
+            note=hooks.note,
+        )
+        if (
+            learner.updates or spec.adapter is not None
+        ):  # else the policy is the base, which is served already
+            await self._beside_followers(engine.publish(learner, learner.updates))
+        chat = chat_format_of(spec, note=hooks.note)
+        await self._beside_followers(self._probe(engine, learner, chat, rows, hooks))
+        hooks.stage("starting the rollout's server")
+        sampler = await stack.enter_async_context(self._sampler(engine, chat, python, hooks))
+        hooks.plan(self._plan(rows, order, state, str(learner.device)))
+        parts = LoopParts(
+            settings=spec.settings,
+            rows=rows,
+            order=order,
+            validation=spec.validation,
+            sampler=sampler,
+            learner=learner,
+            engine=engine,
+            history=history,
+            checkpoints=checkpoints,
+            hooks=hooks,
+            provenance=self._checkpoint_provenance(),
+        )
+        return TrainingLoop(parts, state, between_steps=directory.sweep_trials)
+
+    async def _with_followers(self, work: Callable[[], T]) -> T:
+        if self._followers is None:
+            return await asyncio.to_thread(work)
+        return await self._followers.with_them(work)
+
+    async def _beside_followers(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._followers is None or self._learner is None:
+            return await work
+        return await self._followers.beside(work, self._learner.abandon)
+
+    async def _prepare_python(self, hooks: TrainingHooks) -> Path:
+        from osmosis_ai.driving.environment import prepare_environment
+
+        environment = await asyncio.to_thread(
+            prepare_environment, self._spec.rollout_dir, cache_dir=self._rollout_cache, note=hooks.note
+        )
+        hooks.note(f"environment: {environment.note}")
+        return environment.python
+
+    async def _probe(
+        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
+    ) -> None:
+        """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
+        from osmosis_ai.training.engines.factory import computes_in_float32
+        from osmosis_ai.training.engines.sampling_probe import probe, probe_prompts
+
+        settings = self._spec.settings
+        hooks.stage("comparing what is sampled with what is learned")
+        longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
+        prompts = probe_prompts(rows.training.values(), chat, longest=longest)
+        found = await probe(engine, learner, prompts, settings)
+        found.require_agreement(
+            float32=computes_in_float32(settings, learner.device.type),
+            truncated=settings.rollout_top_p < 1,
+        )
+        hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
+
+    def _sampler(
+        self, engine: PolicyEngine, chat: ChatFormat, python: Path, hooks: TrainingHooks
+    ) -> RolloutSampler:
+        from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+        from osmosis_ai.training.runs.sampler import RolloutSampler
+
+        spec, settings = self._spec, self._spec.settings
+        token = secrets.token_urlsafe(32)
+        self._redact.add([token])
+        bridge = PolicyBridge(
+            engine,
+            chat,
+            model_path=spec.model_path,
+            auth_token=token,
+            limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
+            sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
+        )
+        return RolloutSampler(
+            bridge,
+            bridge_token=token,
+            make_server=lambda: self._server(python),
+            agent_timeout_s=settings.agent_workflow_timeout_s,
+            grader_timeout_s=settings.grader_timeout_s,
+            note=hooks.note,
+        )
+
+    def _server(self, python: Path) -> RolloutServer:
+        from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
+
+        spec = self._spec
+        return RolloutServer(
+            ServerSpec(
+                rollout_dir=spec.rollout_dir,
+                entrypoint=spec.entrypoint,
+                python=python,
+                env={**self._environ, **spec.env, **spec.secret_values},
+                artifact_root=self._directory.trials,
+                port=None,
+                log_path=self._directory.server_log,
+                secret_values=frozenset(spec.secret_values.values()),
+            ),
+            health_timeout_s=health_timeout(self._environ),
+        )
+
+    def _checkpoint_provenance(self) -> dict[str, Any]:
+        """Return what an adapter says of the run that made it, wherever it is copied to."""
+        spec = self._spec
+        return {
+            **self._provenance,
+            "model_path": spec.model_path,
+            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
+            "rollout": spec.rollout_dir.name,
+            "settings": spec.settings.model_dump(mode="json"),
+        }
+
+    def _plan(self, rows: SplitRows, order: DataOrder, state: LoopState, device: str) -> TrainingPlan:
+        settings = self._spec.settings
+        return TrainingPlan(
+            run_dir=self._directory.path,
+            model_path=self._spec.model_path,
+            training_rows=len(rows.training),
+            held_out_rows=len(rows.held_out),
+            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
+            total_steps=order.total_steps,
+            steps_done=state.step,
+            device=device,
+        )
+
+    @contextmanager
+    def _log(self) -> Iterator[RunLog]:
+        log = RunLog(self._directory.log, self._redact)
+        try:
+            yield log
+        finally:
+            log.close()
+
+
+def data_order(rows: SplitRows, settings: TrainingSettings) -> DataOrder:
+    """Return the order in which a run goes through its training rows."""
+    return DataOrder(
+        tuple(rows.training),
+        settings.rollout_batch_size,
+        settings.total_epochs,
+        settings.seed,
+        settings.max_steps,
+    )
+
+
+def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
+    """Do the share of a rank that does not lead, until the leader is done."""
+    require_train_extra()
+    make_learner(spec).follow()
+
+
+@contextmanager
+def _without_looking_at_what_stays() -> Iterator[None]:
+    """Keep the garbage collector off what is loaded: torch alone is half a million objects, 0.2 s a look."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> LoopState:
+    """Put learner and history back to the last checkpoint; what came after it is computed again."""
+    checkpoint = checkpoints.latest()
+    if checkpoint is None:
+        history.rewind(-1)
+        return LoopState()
+    state = LoopState(**checkpoint.load_into(learner))
+    history.rewind(state.step)
+    return state
+
+
+def _call_if_alive(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call ``function`` on the loop's thread, from any; nothing is left to do once the loop is closed."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)

@@ -1,0 +1,51 @@
+"""What a rollout teaches that was cut off: by a limit on its length, or on its agent's time.
+
+Nobody knows what it would have come to. Left out, a policy is told nothing of running too long; as a zero, it learns
+to be short; graded as it stands, it is rewarded for what was right so far. Which of them is meant is the run's to say
+(`[advanced].on_truncation`, `on_timeout`). Validation measures, and grades what it gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from osmosis_ai.driving.classify import Verdict
+from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings, WhenCutOff
+    from osmosis_ai.training.runs.sampler import Sample
+
+TRUNCATED = "truncated"
+_TIMEOUT = RolloutErrorCategory.TIMEOUT.value
+# Whose time it was: a grader, or a server, that is too slow says nothing of the policy.
+_ITS_OWN_TIME = frozenset({"agent", "provider"})
+
+
+def timed_out(sample: Sample) -> bool:
+    """Tell whether the agent ran out of time."""
+    verdict = sample.verdict
+    return verdict.error_type == _TIMEOUT and verdict.boundary in _ITS_OWN_TIME
+
+
+def settled(sample: Sample, settings: TrainingSettings) -> Sample:
+    """Return ``sample`` with the reward that is learned from; one that its grader removed stays removed."""
+    if sample.verdict.status == "skipped":
+        return sample
+    if timed_out(sample):
+        return _as_told(sample, settings.on_timeout, _TIMEOUT)
+    if sample.recorded.truncated:
+        return _as_told(sample, settings.on_truncation, TRUNCATED)
+    return sample
+
+
+def _as_told(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
+    if rule == "zero":
+        return replace(sample, verdict=Verdict("success", reward=0.0))
+    if rule == "exclude":
+        error = sample.verdict.error or f"the rollout was {reason} and is left out"
+        return replace(sample, verdict=Verdict("failed", error_type=reason, boundary="agent", error=error))
+    if sample.reward is None and sample.grader_reward is not None:
+        return replace(sample, verdict=Verdict("success", reward=sample.grader_reward))
+    return sample

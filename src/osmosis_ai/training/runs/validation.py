@@ -1,0 +1,212 @@
+"""Validation: the policy as it is now, on rows it never learns from, in the evaluation's numbers.
+
+Held-out rows come from a file of their own, or are a share of the dataset that is taken out before the
+first step: a pure function of the dataset's length and the run's seed. Every validation makes the same
+attempts with the same seeds, so two of them differ by the policy and not by luck of the draw. The
+policy samples as it does in training (`rollout_temperature`, `rollout_top_p`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
+from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation import headline
+from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.training.objective.metrics import (
+    VALIDATION_PASS_RATE,
+    VALIDATION_PLANNED,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_SCORED,
+    finite,
+)
+from osmosis_ai.training.runs.sampler import Attempt, Sample
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.runs.sampler import RolloutSampler
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """What to validate on.
+
+    Attributes:
+        path: a file of held-out rows; None takes them out of the dataset.
+        fraction: share of the dataset that is held out; 0 switches validation off. Not for a file.
+        max_rows: at most so many rows, of the dataset or the file.
+        attempts: on each row.
+        pass_threshold: a sample passes at this reward or above.
+    """
+
+    path: Path | None = None
+    fraction: float = 0.05
+    max_rows: int = 100
+    attempts: int = 1
+    pass_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 1:
+            raise OsmosisError(
+                f"the held-out share must be at least 0 and less than 1, not {self.fraction:g}."
+            )
+        if self.max_rows < 1 or self.attempts < 1:
+            raise OsmosisError("a validation needs at least one row and one attempt.")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a validation came to.
+
+    Attributes:
+        metrics: in the evaluation's numbers.
+        rewards: of each row, the mean over its scored attempts; None where none was scored.
+    """
+
+    metrics: EvalMetrics
+    rewards: list[float | None]
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a run: those it learns from, and those it is measured on."""
+
+    training: dict[int, DatasetRow]
+    held_out: list[DatasetRow]
+
+
+def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
+    """Read the dataset and set the held-out rows apart. All rows are kept in memory.
+
+    A dataset of one row is trained on and not validated.
+
+    Raises:
+        OsmosisError: when a file can not be read or has no rows.
+    """
+    rows = list(iter_rows(dataset))
+    if not rows:
+        raise OsmosisError(f"`{dataset}` has no rows to train on.")
+    if plan.path is not None:
+        return SplitRows(dict(enumerate(rows)), _thinned(list(iter_rows(plan.path)), plan.max_rows, seed))
+    fraction = min(plan.fraction, plan.max_rows / len(rows))
+    chosen = (
+        set(sample_rows(len(rows), fraction=fraction, seed=seed)) if fraction and len(rows) > 1 else set()
+    )
+    training = {index: row for index, row in enumerate(rows) if index not in chosen}
+    return SplitRows(training, [rows[index] for index in sorted(chosen)])
+
+
+def _thinned(rows: list[DatasetRow], most: int, seed: int) -> list[DatasetRow]:
+    if len(rows) <= most:
+        return rows
+    return [rows[index] for index in sample_rows(len(rows), fraction=most / len(rows), seed=seed)]
+
+
+async def validate(
+    sampler: RolloutSampler,
+    rows: Sequence[DatasetRow],
+    plan: ValidationPlan,
+    *,
+    seed: int,
+    step: int,
+    finished: Callable[[Sample], None],
+) -> Validation:
+    """Measure the policy on ``rows``.
+
+    Args:
+        step: after which this is done; names the rollouts and changes nothing else.
+        finished: told of each sample as it comes.
+    """
+    attempts = [
+        Attempt(
+            row,
+            index,
+            f"valid-{step:06d}-row-{row.source_row_index}-{index}",
+            attempt_seeds(seed, row.source_row_index, index),
+        )
+        for row in rows
+        for index in range(plan.attempts)
+    ]
+    samples = await sampler.sample(attempts, finished=finished)
+    metrics = MetricsAccumulator(
+        rows=len(rows),
+        n=plan.attempts,
+        pass_threshold=plan.pass_threshold,
+        clusters=RowCopies.of(rows).clusters(),
+    )
+    for place, sample in enumerate(samples):
+        verdict, usage = sample.verdict, sample.usage
+        metrics.add(
+            *divmod(place, plan.attempts),
+            verdict.status,
+            verdict.reward,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            duration_ms=sample.duration_ms,
+            model_latency_ms=sum(usage.model_latency_s) * 1000,
+            model_calls=usage.calls,
+            boundary=verdict.boundary,
+            error_type=verdict.error_type,
+        )
+    size = plan.attempts
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    return Validation(metrics.summary(), [_mean([sample.reward for sample in group]) for group in groups])
+
+
+def _mean(rewards: Sequence[float | None]) -> float | None:
+    scored = [reward for reward in rewards if reward is not None]
+    return sum(scored) / len(scored) if scored else None
+
+
+def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
+    """Return a validation as a step's metrics; over scored samples, absent where there are none."""
+    reward, passed = evaluation.estimates.reward, evaluation.estimates.pass_rate
+    counts = evaluation.estimates.counts
+    return finite(
+        {
+            VALIDATION_REWARD: reward.value if reward else None,
+            "eval/validation/reward_stderr": reward.stderr if reward else None,
+            VALIDATION_REWARD_LOW: reward.low if reward else None,
+            VALIDATION_REWARD_HIGH: reward.high if reward else None,
+            VALIDATION_PASS_RATE: passed.value if passed else None,
+            VALIDATION_SCORED: counts.scored,
+            VALIDATION_PLANNED: counts.planned,
+        }
+    )
+
+
+def few_scored(evaluation: EvalMetrics) -> str | None:
+    """Return what to say beside a validation of which too much has no score; None when nearly all of it has."""
+    counts = evaluation.estimates.counts
+    said = headline.few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
+    return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
+
+
+def fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:
+    """Return by how much a validation lies below that of the start, if that is more than chance; else None.
+
+    Both made the same attempts on the same rows: differences are taken row by row, and their 95 % interval decides.
+    """
+    from osmosis_ai.evaluation.statistics import paired_difference
+
+    known = [
+        [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)
+    ]
+    if not all(known):
+        return None
+    (rows_now, values_now), (rows_start, values_start) = (zip(*pairs, strict=True) for pairs in known)
+    found = paired_difference(values_now, rows_now, values_start, rows_start)
+    if found is None or found.high is None or found.low is None or found.high >= 0:
+        return None
+    return (
+        f"the validation reward fell below that of the start by {-found.value:.3g} (95 % interval {-found.high:.3g} to "
+        f"{-found.low:.3g}, row by row)"
+    )

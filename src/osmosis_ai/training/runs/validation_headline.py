@@ -1,0 +1,114 @@
+"""What a training run's newest validation says wherever it is told in a line: its reward, and what that stands on.
+
+The words are those of an evaluation's headline. Everything comes from the run's curves, so that it can be told of a
+run on any platform; one that measures less than ours says less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from osmosis_ai.evaluation.headline import few_scored, scored_of_planned
+from osmosis_ai.training.objective.metrics import (
+    VALIDATION_PLANNED,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_SCORED,
+)
+
+CURVES = (
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_SCORED,
+    VALIDATION_PLANNED,
+)
+"""The metrics that a headline is made from."""
+
+
+class ValidationHeadline(BaseModel):
+    """The newest validation of a training run in a line.
+
+    Attributes:
+        step: after which it was; 0 is before the first.
+        reward: over scored samples; None when none was scored.
+        low, high: its 95 % interval, where it has one.
+        scored, planned: samples; None where the platform does not say.
+        warnings: what should stand beside the number.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    reward: float | None = None
+    low: float | None = None
+    high: float | None = None
+    scored: int | None = None
+    planned: int | None = None
+    warnings: list[str] = []
+
+    @classmethod
+    def of(cls, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ValidationHeadline | None:
+        """Return the headline of the newest validation; None before there is one.
+
+        Args:
+            curves: (step, value) by metric, by rising step; others than :data:`CURVES` do not matter.
+        """
+        last = [points[-1][0] for key in CURVES if (points := curves.get(key))]
+        if not last:
+            return None
+        step = max(last)
+        # What this validation did not measure is absent; an older validation's number must not stand in for it.
+        values = {key: value for key in CURVES for at, value in curves.get(key, ())[-1:] if at == step}
+        counted = {
+            key: round(values[key]) for key in (VALIDATION_SCORED, VALIDATION_PLANNED) if key in values
+        }
+        warning = few_scored(*counted.values()) if len(counted) == 2 else None
+        return cls(
+            step=step,
+            reward=values.get(VALIDATION_REWARD),
+            low=values.get(VALIDATION_REWARD_LOW),
+            high=values.get(VALIDATION_REWARD_HIGH),
+            scored=counted.get(VALIDATION_SCORED),
+            planned=counted.get(VALIDATION_PLANNED),
+            warnings=[warning] if warning else [],
+        )
+
+    @property
+    def reward_words(self) -> str:
+        """The reward and its interval, as in ``0.625 (0.430 – 0.810) after step 20``."""
+        if self.reward is None:
+            return f"none scored after step {self.step}"
+        interval = (
+            f" ({self.low:.3f} – {self.high:.3f})" if self.low is not None and self.high is not None else ""
+        )
+        return f"{self.reward:.3f}{interval} after step {self.step}"
+
+    @property
+    def scored_words(self) -> str | None:
+        """How many samples it stands on, as in ``18 of 20 planned``; None where nobody says."""
+        if self.scored is None or self.planned is None:
+            return None
+        return scored_of_planned(self.scored, self.planned)
+
+    @property
+    def words(self) -> str:
+        """All of it in a line."""
+        scored = f"; scored {self.scored_words}" if self.scored_words else ""
+        return f"validation{':' if self.reward is None else ' reward'} {self.reward_words}{scored}"
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield labels and words, a line each."""
+        yield "Validation reward", self.reward_words
+        if self.scored_words:
+            yield "Validation scored", self.scored_words
+        for warning in self.warnings:
+            yield "Warning", f"validation: {warning}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as scripts get it, with the words that people do."""
+        return {**self.model_dump(mode="json"), "words": self.words}

@@ -1,0 +1,434 @@
+"""What the agent gets, and what the learner will see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.inference.completion import TokenFeed
+from osmosis_ai.inference.model import KeyValueCache, Model
+from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
+from osmosis_ai.training.objective.sequences import TokenSequence
+from tests.training.policy_world import (
+    END,
+    MODEL_DIR,
+    MULTIPLY,
+    TOKEN,
+    PolicyWorld,
+    policy_world,
+    question,
+    tool_answer,
+)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[PolicyWorld]:
+    async with policy_world() as built:
+        yield built
+
+
+async def calling_reply(world: PolicyWorld, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A question whose answer, with the next seed, is a tool call."""
+    for a in range(11, 60):
+        reply = await world.reply(question(a), rollout_id=f"probe-{a}") if open_probe(world, a) else {}
+        if reply.get("tool_calls"):
+            world.bridge.discard(f"probe-{a}")
+            return question(a), await world.reply(question(a), **changes)
+    raise AssertionError("the model calls no tool")
+
+
+def open_probe(world: PolicyWorld, a: int) -> bool:
+    world.bridge.open(f"probe-{a}", seed_for=lambda index: index)
+    return True
+
+
+def policy_logprobs(sequence: TokenSequence, temperature: float = 1.0) -> np.ndarray:
+    """What the model gives each token of a sequence, computed from the whole sequence at once."""
+    model = Model.load(MODEL_DIR)
+    cache, none = KeyValueCache(model.config, 1), np.array([0])
+    found = [0.0]
+    for place, (token, following) in enumerate(zip(sequence.ids, sequence.ids[1:], strict=False)):
+        logits = model.extend(cache, slice(0, 1), np.array([[token]]), np.array([place]), none)[0]
+        scaled = logits / temperature
+        found.append(float(scaled[following] - np.logaddexp.reduce(scaled)))
+    return np.array(found)
+
+
+def assert_exact(sequence: TokenSequence, temperature: float = 1.0) -> None:
+    sampled = np.array(sequence.mask, bool)
+    expected = policy_logprobs(sequence, temperature)
+    assert np.abs(expected - sequence.logprobs)[sampled].max() < 1e-9
+
+
+# One call
+
+
+async def test_a_call_is_answered_and_recorded_token_by_token(world: PolicyWorld) -> None:
+    status, answer = await world.ask(question(), logprobs=True, return_token_ids=True, model="any/name")
+    choice = answer["choices"][0]
+    recorded = world.bridge.take("r1")
+    [sequence] = recorded.sequences
+    assert status == 200
+    assert answer["model"] == "any/name"
+    assert sequence.ids == answer["prompt_token_ids"] + choice["token_ids"]
+    assert sequence.ids[: len(answer["prompt_token_ids"])] == world.chat.encode(
+        world.chat.render(question(), [MULTIPLY])
+    )
+    assert sequence.mask == [0] * len(answer["prompt_token_ids"]) + [1] * len(choice["token_ids"])
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    assert sequence.logprobs[-len(logprobs) :] == logprobs
+    assert (recorded.calls, recorded.forks, recorded.truncated) == (1, 0, False)
+    assert recorded.versions == (0,)
+    assert answer["usage"]["completion_tokens"] == recorded.sampled_tokens == len(choice["token_ids"])
+    assert_exact(sequence)
+
+
+async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
+    whole = await world.reply(question())
+    world.bridge.open("r2", seed_for=lambda index: index)
+    world.bridge.take("r1")
+    world.bridge.open("r1", seed_for=lambda index: index)
+    chunks = await world.events(question(), stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert text == (whole["content"] or "")
+    assert calls == [call["function"] for call in whole.get("tool_calls") or ()]
+    assert world.bridge.usage("r1").completion_tokens == chunks[-1]["usage"]["completion_tokens"]
+    assert world.bridge.take("r1").sampled_tokens == chunks[-1]["usage"]["completion_tokens"]
+
+
+async def test_the_record_is_made_before_the_answer_is_given(
+    world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = world.bridge._find("r1")
+    assert session is not None
+    seen: list[int] = []
+    begin = session.begin
+
+    def watching(digest: bytes) -> Any:
+        call = begin(digest)
+        append = call.answer.append
+
+        def noting(piece: bytes) -> None:
+            if b"finish_reason" in piece and b'"finish_reason":null' not in piece:
+                seen.append(session.recording.sampled_tokens)
+            append(piece)
+
+        call.answer.append = noting  # type: ignore[method-assign]
+        return call
+
+    monkeypatch.setattr(session, "begin", watching)
+    await world.ask(question())
+    await world.events(question(3, 4))
+    assert len(seen) == 2
+    assert 0 < seen[0] < seen[1]
+
+
+async def test_a_call_without_the_token_or_the_rollout_is_refused(world: PolicyWorld) -> None:
+    assert (await world.ask(question(), token="wrong"))[0] == 401
+    assert (await world.ask(question(), rollout_id="other"))[0] == 404
+    assert world.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [({"temperatur": 1}, "temperatur"), ({"tool_choice": "required"}, "tool_choice"), ({"n": 0}, "n")],
+)
+async def test_what_the_policy_can_not_do_is_refused_with_its_name(
+    world: PolicyWorld, changes: dict[str, Any], param: str
+) -> None:
+    status, answer = await world.ask(question(), **changes)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert world.bridge.usage("r1").last_error is not None
+    assert world.bridge.take("r1").sequences == []
+
+
+async def test_a_retried_call_is_answered_from_the_record_and_recorded_once(world: PolicyWorld) -> None:
+    first = await world.ask(question(), retry_count=0)
+    again = await world.ask(question(), retry_count=1)
+    assert again == first
+    anew = await world.ask(question(), retry_count=0)
+    assert anew[1]["id"] != first[1]["id"]
+    recorded = world.bridge.take("r1")
+    assert (recorded.calls, len(recorded.sequences), recorded.forks) == (2, 2, 1)
+    assert len(world.engine.asked) == 2
+
+
+# The run's sampling, not the agent's
+
+
+async def test_in_training_the_runs_temperature_top_p_and_seeds_hold() -> None:
+    async with policy_world(sampling=RolloutSampling(temperature=0.7, top_p=0.9)) as world:
+        await world.reply(question(), temperature=0.0, top_p=0.1, seed=99)
+        await world.reply(question(), temperature=2.0)
+        first, second = world.engine.asked
+        assert (first.temperature, first.top_p, first.stream) == (0.7, 0.9, 0)
+        assert (second.temperature, second.top_p, second.stream) == (0.7, 0.9, 1)
+        for sequence in world.bridge.take("r1").sequences:
+            assert_exact(sequence, temperature=0.7)
+
+
+async def test_outside_training_the_agent_says_how_to_sample() -> None:
+    async with policy_world(sampling=None) as world:
+        await world.reply(question(), temperature=0.0, top_p=0.5, seed=99)
+        [asked] = world.engine.asked
+        assert (asked.temperature, asked.top_p, asked.stream) == (0.0, 0.5, 99)
+
+
+async def test_the_same_seeds_give_the_same_rollout_whatever_else_runs(world: PolicyWorld) -> None:
+    world.bridge.open("r2", seed_for=lambda index: index)
+    alone = await world.reply(question())
+    for number in range(10):
+        world.bridge.open(f"other-{number}", seed_for=partial(operator.add, 50 + number))
+    crowd = [world.reply(question(3, n), rollout_id=f"other-{n}") for n in range(10)]
+    again, *_ = await asyncio.gather(world.reply(question(), rollout_id="r2"), *crowd)
+    assert again["content"] == alone["content"]
+    ours, theirs = world.bridge.take("r1").sequences, world.bridge.take("r2").sequences
+    assert ours[0].ids == theirs[0].ids
+
+
+async def test_all_choices_of_a_call_are_recorded_each_with_its_own_tokens(world: PolicyWorld) -> None:
+    _, answer = await world.ask(question(), n=3, return_token_ids=True)
+    recorded = world.bridge.take("r1")
+    assert len(recorded.sequences) == 3
+    sampled = [[token for token, own in zip(s.ids, s.mask, strict=True) if own] for s in recorded.sequences]
+    assert sorted(sampled) == sorted(choice["token_ids"] for choice in answer["choices"])
+
+
+# Later turns
+
+
+async def test_the_next_turn_reads_the_recorded_tokens_and_only_what_is_new(world: PolicyWorld) -> None:
+    messages, reply = await calling_reply(world)
+    messages += tool_answer(reply)
+    await world.reply(messages)
+    first, second = world.engine.asked[-2:]
+    recorded = world.bridge.take("r1")
+    [sequence] = recorded.sequences
+    assert second.prompt[: len(first.prompt)] == first.prompt
+    assert list(second.prompt) == sequence.ids[: len(second.prompt)]
+    # What the policy reads is, as text, exactly what the template writes.
+    assert written(world, second.prompt) == world.chat.render(messages, [MULTIPLY])
+    assert (recorded.forks, recorded.realigned) == (0, 0)
+    assert sum(sequence.mask) == recorded.sampled_tokens
+    assert_exact(sequence)
+
+
+def written(world: PolicyWorld, ids: Any) -> str:
+    decoder = world.chat.decoder()
+    return "".join([*map(decoder.feed, ids), decoder.finish()])
+
+
+async def test_tokens_are_never_made_from_text_a_second_time(world: PolicyWorld) -> None:
+    """Text that was sampled in other pieces than the tokenizer would cut it into stays in those pieces."""
+    prompt_text = world.chat.render(question(), [MULTIPLY])
+    session, _ = world.bridge._find("r1")
+    assert session is not None
+    prompt = session.recording.prompt(question(), [MULTIPLY])
+    letters = [world.chat.encode(letter)[0] for letter in "answer"]
+    assert len(world.chat.encode("answer")) < len(letters)
+    sampled = [sampled_token(token) for token in (*letters, END)]
+    session.recording.add(prompt, sampled, {"role": "assistant", "content": "answer"})
+    later = [*question(), {"role": "assistant", "content": "answer"}, *question(5, 6)]
+    following = session.recording.prompt(later, [MULTIPLY])
+    start = len(world.chat.encode(prompt_text))
+    assert list(following.ids[start : start + len(letters)]) == letters
+    assert written(world, following.ids) == world.chat.render(later, [MULTIPLY])
+
+
+def sampled_token(token: int) -> Any:
+    from osmosis_ai.inference.batching import SampledToken
+
+    return SampledToken(token, -1.0)
+
+
+async def test_a_rewritten_history_forks_and_is_counted(world: PolicyWorld) -> None:
+    first = await world.reply(question())
+    rewritten = [*question(), {**first, "content": "I said something else"}, *question(5, 6)]
+    await world.reply(rewritten)
+    recorded = world.bridge.take("r1")
+    assert (len(recorded.sequences), recorded.forks, recorded.realigned) == (2, 1, 0)
+    for sequence in recorded.sequences:
+        assert_exact(sequence)
+
+
+async def test_two_calls_behind_the_same_turn_are_two_branches(world: PolicyWorld) -> None:
+    reply = await world.reply(question())
+    history = [*question(), reply]
+    await asyncio.gather(world.reply([*history, *question(5, 6)]), world.reply([*history, *question(7, 8)]))
+    recorded = world.bridge.take("r1")
+    assert (recorded.calls, len(recorded.sequences), recorded.forks) == (3, 2, 1)
+    assert sum(sum(sequence.mask) for sequence in recorded.sequences) == recorded.sampled_tokens
+    for sequence in recorded.sequences:
+        assert_exact(sequence)
+
+
+def chat_with_template(template: str) -> ChatFormat:
+    """The tiny model's tokens under another template."""
+    transformers = pytest.importorskip("transformers")
+    from osmosis_ai.inference.torch_chat import PretrainedChat
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template = template
+    return PretrainedChat(tokenizer)
+
+
+async def test_a_turn_that_the_template_writes_differently_is_realigned() -> None:
+    """This template writes a tool call's arguments in its own spelling, as Qwen 2.5's does."""
+    spelled = (
+        "call.function.arguments if call.function.arguments is string else call.function.arguments | tojson"
+    )
+    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    assert spelled in template
+    other = chat_with_template(template.replace(spelled, "call.function.arguments | tojson(indent=1)"))
+    async with policy_world(chat=other) as world:
+        messages, reply = await calling_reply(world)
+        messages += tool_answer(reply)
+        await world.reply(messages)
+        first, second = world.engine.asked[-2:]
+        recorded = world.bridge.take("r1")
+        [sequence] = recorded.sequences
+        assert (recorded.forks, recorded.realigned) == (0, 1)
+        assert "\n}" in world.chat.render(messages, [MULTIPLY])
+        assert "\n}" not in written(world, second.prompt).split("</tool_call>")[0].split('"arguments"')[1]
+        assert second.prompt[: len(first.prompt)] == first.prompt
+        tail = written(world, second.prompt[len(first.prompt) :]).split("</tool_call>")[1]
+        assert (
+            tail
+            == "<|im_end|>\n<|im_start|>user\n<tool_response>\n408\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert_exact(sequence)
+
+
+async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
+    """As Qwen 3's does with an earlier turn's thinking."""
+    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    content = "{{- turn.content or '' }}"
+    assert content in template
+    other = chat_with_template(
+        template.replace(content, "{{- turn.content or '' if loop.last else 'gone' }}")
+    )
+    async with policy_world(chat=other) as world:
+        reply = await world.reply(question(), tools=None)
+        await world.reply([*question(), reply, *question(5, 6)], tools=None)
+        recorded = world.bridge.take("r1")
+        assert (recorded.forks, recorded.realigned) == (1, 0)
+
+
+# Limits
+
+
+async def test_a_prompt_that_is_too_long_is_refused_as_openai_refuses_it() -> None:
+    async with policy_world(limits=RolloutLimits(max_prompt_length=30, max_response_length=50)) as world:
+        status, answer = await world.ask(question() * 5)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert "`max_prompt_length`" in answer["error"]["message"]
+        assert world.engine.asked == []
+
+
+async def test_a_turn_that_reaches_the_limit_ends_with_length_and_the_next_is_refused() -> None:
+    async with policy_world(limits=RolloutLimits(max_prompt_length=400, max_response_length=5)) as world:
+        _, answer = await world.ask(question(), max_tokens=4)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        messages = [*question(), answer["choices"][0]["message"], *question(5, 6)]
+        _, answer = await world.ask(messages, max_tokens=50)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 1
+        messages += [answer["choices"][0]["message"], *question(7, 8)]
+        status, answer = await world.ask(messages)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        recorded = world.bridge.take("r1")
+        assert (recorded.truncated, recorded.sampled_tokens, recorded.forks) == (True, 5, 0)
+        [sequence] = recorded.sequences
+        # The turn that was cut short goes on behind the end that the template puts there.
+        assert_exact(sequence)
+
+
+async def test_a_limit_that_the_agent_chose_is_no_truncation(world: PolicyWorld) -> None:
+    _, answer = await world.ask(question(), max_tokens=2)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert not world.bridge.take("r1").truncated
+
+
+# Handing over
+
+
+async def test_a_record_is_handed_over_once_open_or_closed(world: PolicyWorld) -> None:
+    await world.reply(question())
+    usage = world.bridge.close("r1")
+    assert usage.calls == 1
+    assert world.bridge.take("r1").calls == 1
+    with pytest.raises(NotFoundError):
+        world.bridge.take("r1")
+    world.bridge.open("r1")
+    await world.reply(question())
+    assert world.bridge.take("r1").calls == 1
+    assert (await world.ask(question()))[0] == 404
+
+
+async def test_only_so_many_untaken_records_are_kept() -> None:
+    async with policy_world(kept=2) as world:
+        for name in ("a", "b", "c"):
+            world.bridge.open(name)
+            world.bridge.close(name)
+        with pytest.raises(NotFoundError):
+            world.bridge.take("a")
+        assert world.bridge.take("c").sequences == []
+
+
+async def test_closing_a_rollout_ends_its_calls_and_the_engines_work(
+    world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = asyncio.Event()
+    read = TokenFeed.read
+
+    async def noting(self: TokenFeed) -> Any:
+        reading.set()
+        return await read(self)
+
+    monkeypatch.setattr(TokenFeed, "read", noting)
+    asked = asyncio.create_task(world.ask(question()))
+    await asyncio.wait_for(reading.wait(), 30)
+    recorded = world.bridge.take("r1")
+    status, _ = await asyncio.wait_for(asked, 30)
+    assert status in (200, 404)
+    assert recorded.calls <= 1
+
+
+# Versions
+
+
+class Shifted:
+    """A policy that differs from the base in one matrix."""
+
+    def merged_state(self) -> dict[str, Any]:
+        name = "model.layers.1.mlp.down_proj.weight"
+        return {name: np.asarray(Model.load(MODEL_DIR).tensors[name]) * 1.2}
+
+    def low_rank_state(self) -> dict[str, Any]:
+        name = "model.layers.1.mlp.down_proj.weight"
+        return {name: np.asarray(Model.load(MODEL_DIR).tensors[name]) * 1.2}
+
+    def save_adapter(self, directory: Any) -> None:
+        raise AssertionError("an engine in this process needs no files")
+
+
+async def test_every_token_carries_the_version_it_was_sampled_with(world: PolicyWorld) -> None:
+    reply = await world.reply(question())
+    await world.engine.publish(Shifted(), 3)
+    await world.reply([*question(), reply, *question(5, 6)])
+    recorded = world.bridge.take("r1")
+    [sequence] = recorded.sequences
+    assert recorded.versions == (0, 3)
+    versions = [version for version, own in zip(sequence.versions, sequence.mask, strict=True) if own]
+    assert versions == sorted(versions)
+    assert TOKEN not in repr(world.bridge)

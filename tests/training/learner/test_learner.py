@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from osmosis_ai.config.training import TrainingSettings  # noqa: E402
+from osmosis_ai.errors import OsmosisError  # noqa: E402
+from osmosis_ai.training.learner.forward_backward import Passes  # noqa: E402
+from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up  # noqa: E402
+from osmosis_ai.training.learner.step_errors import DivergedError  # noqa: E402
+from osmosis_ai.training.objective.logprob_mismatch import Agreement  # noqa: E402
+from tests.training.learner_builders import (  # noqa: E402
+    TINY,
+    as_sampled_by,
+    batch_for,
+    made_up_sequences,
+    tiny_learner,
+)
+
+
+def adapter_of(learner):
+    return learner.state_dict()["adapter"]
+
+
+def assert_same_state(one, other):
+    torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def state_without_rng(learner):
+    return {key: value for key, value in learner.state_dict().items() if key != "rng"}
+
+
+def test_a_new_adapter_changes_nothing_and_the_seed_decides_its_start():
+    one, same, other = tiny_learner(seed=1), tiny_learner(seed=1), tiny_learner(seed=2)
+    assert_same_state(adapter_of(one), adapter_of(same))
+    assert any(not torch.equal(adapter_of(one)[name], adapter_of(other)[name]) for name in adapter_of(one))
+    sequences = made_up_sequences(2)
+    assert one.logprobs(sequences) == other.logprobs(sequences)
+
+
+def test_making_a_learner_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    tiny_learner()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_logprobs_are_those_of_a_plain_forward_pass_and_zero_where_nothing_was_sampled():
+    learner = tiny_learner(rollout_temperature=0.8)
+    [sequence] = made_up_sequences(1)
+    with torch.no_grad():
+        logits = learner.model(input_ids=torch.tensor([sequence.ids])).logits[0]
+    expected = (logits / 0.8).log_softmax(-1)
+    for position, value in enumerate(learner.logprobs([sequence])[0]):
+        if sequence.mask[position]:
+            assert value == pytest.approx(float(expected[position - 1, sequence.ids[position]]), abs=1e-5)
+        else:
+            assert value == 0.0
+
+
+def test_logprobs_do_not_depend_on_what_else_is_in_the_batch():
+    learner = tiny_learner()
+    sequences = made_up_sequences(5)
+    together = learner.logprobs(sequences)
+    for sequence, logprobs in zip(sequences, together, strict=True):
+        assert learner.logprobs([sequence])[0] == pytest.approx(logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo"])
+def test_one_big_batch_and_micro_batches_are_the_same_update(loss_type):
+    # A step of plain gradient size, not of Adam's sign: the gradients themselves are compared.
+    gradients, metrics = [], []
+    for micro_batch_tokens in (10_000, 30):
+        learner = tiny_learner(
+            loss_type=loss_type, micro_batch_tokens=micro_batch_tokens, kl_coef=0.05, grad_clip=1e9
+        )
+        captured: list[torch.Tensor] = []
+        learner._optimizer.register_step_pre_hook(
+            lambda *_, learner=learner, captured=captured: captured.extend(
+                p.grad.clone() for p in learner._parameters
+            )
+        )
+        sequences, advantages = batch_for(learner, 8)
+        off_policy = [
+            replace(s, logprobs=[p - 0.1 * (i % 3) for i, p in enumerate(s.logprobs)]) for s in sequences
+        ]
+        metrics.append(learner.step(off_policy, advantages, policy_version=1))
+        gradients.append(captured)
+    assert metrics[0].micro_batches == 1 and metrics[1].micro_batches > 3
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    for name in ("loss", "grad_norm", "entropy", "clip_fraction", "approx_kl", "kl_base"):
+        assert getattr(metrics[0], name) == pytest.approx(getattr(metrics[1], name), abs=1e-6), name
+    assert metrics[0].tokens == metrics[1].tokens
+
+
+def test_metrics_describe_the_step():
+    learner = tiny_learner()
+    sequences, advantages = batch_for(learner)
+    metrics = learner.step(sequences, advantages)
+    assert metrics.learned and metrics.updates == learner.updates == 1
+    assert metrics.tokens == sum(sum(sequence.mask[1:]) for sequence in sequences)
+    assert metrics.sequences == len(sequences)
+    assert metrics.max_abs_logprob_gap < 1e-4 and metrics.mean_abs_logprob_gap <= metrics.max_abs_logprob_gap
+    assert (metrics.clip_fraction, metrics.stale_fraction, metrics.learning_rate) == (0.0, 0.0, 1e-3)
+    assert metrics.kl_base == pytest.approx(0, abs=1e-6) and metrics.grad_norm > 0 and metrics.entropy > 0
+    assert metrics.as_dict()["warnings"] == []
+
+
+def test_under_an_importance_cap_the_distance_to_the_policy_that_sampled_is_still_told():
+    told = []
+    for cap in (None, 2.0):
+        learner = tiny_learner(importance_cap=cap, logprob_gap_limit=10.0, lr=1e-2)
+        sequences, advantages = batch_for(learner)
+        learner.step(sequences, advantages)
+        told.append(learner.step(sequences, advantages, policy_version=1))
+    assert told[0].approx_kl > 1e-4
+    assert told[1].approx_kl == pytest.approx(told[0].approx_kl, rel=0.2)
+    assert told[0].clip_fraction > 0 and told[1].clip_fraction > 0
+    assert told[1].importance_capped is not None
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_step_raises_good_sequences_and_lowers_bad_ones(sign):
+    learner = tiny_learner()
+    sequences = as_sampled_by(learner, made_up_sequences(4))
+    before = [sum(logprobs) for logprobs in learner.logprobs(sequences)]
+    learner.step(sequences, [sign] * 4)
+    changes = [sum(p) - b for p, b in zip(learner.logprobs(sequences), before, strict=True)]
+    assert all(change * sign > 0 for change in changes)
+
+
+def test_the_divergence_from_the_base_is_measured_every_so_many_steps_without_a_weight():
+    learner = tiny_learner(kl_interval=2)
+    sequences, advantages = batch_for(learner)
+    measured = [learner.step(sequences, advantages, policy_version=1).kl_base for _ in range(4)]
+    assert measured[0] == pytest.approx(0, abs=1e-6) and measured[2] > 1e-6
+    assert measured[1] is measured[3] is None
+
+
+def test_a_weight_on_the_divergence_holds_the_policy_near_the_base():
+    distances = []
+    for kl_coef in (0.0, 1.0):
+        learner = tiny_learner(kl_coef=kl_coef, kl_interval=1)
+        sequences, advantages = batch_for(learner)
+        faint = [0.01 * advantage for advantage in advantages]
+        for _ in range(8):
+            distance = learner.step(sequences, faint, policy_version=1).kl_base
+        distances.append(distance)
+    assert distances[1] < distances[0] / 2
+
+
+def test_measuring_the_divergence_does_not_change_the_update():
+    states = []
+    for kl_interval in (0, 1):
+        learner = tiny_learner(kl_interval=kl_interval)
+        learner.step(*batch_for(learner))
+        states.append(adapter_of(learner))
+    assert_same_state(*states)
+
+
+def test_recomputing_activations_gives_the_same_update():
+    states = []
+    for recompute in (False, True):
+        learner = tiny_learner()
+        if recompute:
+            learner.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        learner.step(*batch_for(learner))
+        states.append(adapter_of(learner))
+    torch.testing.assert_close(*states)
+
+
+def test_nothing_to_learn_from_is_no_step():
+    learner = tiny_learner()
+    before = learner.state_dict()
+    metrics = learner.step([], [])
+    assert (metrics.learned, metrics.updates, metrics.tokens, metrics.loss) == (False, 0, 0, None)
+    assert_same_state(learner.state_dict(), before)
+
+
+def test_a_rate_that_destroys_the_policy_ends_the_run_at_the_update_that_did_it():
+    learner = tiny_learner(lr=1e30)
+    with pytest.raises(DivergedError, match=r"update 1 made .* \(lr = 1e\+30\): the policy is lost"):
+        learner.step(*batch_for(learner))
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_refuses_the_step_and_changes_nothing(poison):
+    learner = tiny_learner()
+    sequences, advantages = batch_for(learner)
+    learner.step(sequences, advantages)
+    before = learner.state_dict()
+    with pytest.raises(
+        StepRefusedError, match="update 2 was refused: its loss is not a finite number"
+    ) as caught:
+        learner.step(sequences, [poison, *advantages[1:]])
+    assert "the policy is unchanged" in str(caught.value)
+    assert_same_state(learner.state_dict(), before)
+    learner.step(as_sampled_by(learner, sequences), advantages)
+
+
+def test_a_gradient_that_is_no_number_refuses_the_step_and_changes_nothing():
+    learner = tiny_learner()
+    sequences, advantages = batch_for(learner)
+    before = learner.state_dict()
+    hook = learner._parameters[0].register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(StepRefusedError, match="its gradient is not a finite number"):
+        learner.step(sequences, advantages)
+    assert_same_state(learner.state_dict(), before)
+    hook.remove()
+    learner.step(sequences, advantages)
+
+
+def test_a_server_with_other_probabilities_is_refused_and_the_limit_can_be_set():
+    learner = tiny_learner()
+    sequences, advantages = batch_for(learner)
+    shifted = [
+        replace(s, logprobs=[p - 0.02 * m for p, m in zip(s.logprobs, s.mask, strict=True)])
+        for s in sequences
+    ]
+    before = learner.state_dict()
+    with pytest.raises(StepRefusedError, match=r"differ from the learner's by up to 0\.02 \(limit 0\.0001\)"):
+        learner.step(shifted, advantages)
+    assert_same_state(learner.state_dict(), before)
+    assert tiny_learner(logprob_gap_limit=0.05).step(
+        shifted, advantages
+    ).max_abs_logprob_gap == pytest.approx(0.02, abs=1e-4)
+    assert tiny_learner(importance_cap=2.0).step(shifted, advantages).learned
+
+
+def test_importance_weights_of_another_engine_are_cut_off_and_counted():
+    learner = tiny_learner(importance_cap=2.0)
+    sequences, advantages = batch_for(learner, 4)
+    # The server found half of the rollouts a third as likely as the learner does.
+    mistaken = [
+        replace(s, logprobs=[p - math.log(3) for p in s.logprobs]) if i % 2 else s
+        for i, s in enumerate(sequences)
+    ]
+    tokens = [sum(s.mask[1:]) for s in sequences]
+    metrics = learner.step(mistaken, advantages)
+    assert metrics.importance_capped == pytest.approx(sum(tokens[1::2]) / sum(tokens))
+    assert metrics.clip_fraction == 0.0, "the clip compares the learner with itself"
+    assert tiny_learner().step(sequences, advantages).importance_capped is None
+
+
+def test_another_model_in_float32_is_warned_of_from_a_ten_thousandth_and_refused_from_a_hundredth():
+    learner = tiny_learner()
+    learner._agreement = Agreement.expected("a/model", torch.float32, learner.settings)
+    sequences, advantages = batch_for(learner)
+
+    def off_by(gap):
+        return [replace(s, logprobs=[p - gap for p in s.logprobs]) for s in sequences]
+
+    with pytest.raises(StepRefusedError, match=r"limit 0\.01"):
+        learner.step(off_by(0.02), advantages)
+    [warning] = learner.step(off_by(0.001), advantages).warnings
+    assert "differ by up to 0.001 nats on a token; in float32 they agree to 0.0001" in warning
+
+
+def test_a_large_mean_gap_is_warned_of():
+    learner = tiny_learner(logprob_gap_limit=math.inf)
+    sequences, advantages = batch_for(learner)
+    shifted = [replace(s, logprobs=[p - 0.1 for p in s.logprobs]) for s in sequences]
+    [warning] = learner.step(shifted, advantages).warnings
+    assert "differ by 0.1 nats a token" in warning
+
+
+def test_only_tokens_of_the_current_policy_are_compared_with_the_learner():
+    learner = tiny_learner()
+    sequences, advantages = batch_for(learner, 4)[0], [1.0, 1.0, -1.0, -1.0]
+    stale = [
+        replace(s, versions=[6] * len(s.ids), logprobs=[p - 0.3 for p in s.logprobs]) if i < 2 else
+        replace(s, versions=[7] * len(s.ids))
+        for i, s in enumerate(sequences)
+    ]  # fmt: skip
+    metrics = learner.step(stale, advantages, policy_version=7)
+    tokens = [sum(s.mask[1:]) for s in stale]
+    assert metrics.stale_fraction == pytest.approx(sum(tokens[:2]) / sum(tokens))
+    assert metrics.max_abs_logprob_gap < 1e-4
+    assert metrics.clip_fraction > 0, "a ratio of e^0.3 is outside the clip"
+    nothing_fresh = learner.step(stale, advantages, policy_version=8)
+    assert nothing_fresh.max_abs_logprob_gap is None and nothing_fresh.stale_fraction == 1.0
+
+
+def out_of_memory_above(monkeypatch, tokens, error):
+    """Let every forward pass fail that is given more than so many tokens."""
+    forward = Passes._forward
+    sizes = []
+
+    def limited(self, batch):
+        sizes.append(batch.ids_BT.numel())
+        if batch.ids_BT.numel() > tokens:
+            raise error
+        return forward(self, batch)
+
+    monkeypatch.setattr(Passes, "_forward", limited)
+    return sizes
+
+
+CPU_ERROR = RuntimeError(
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), CPU_ERROR])
+def test_out_of_memory_halves_the_micro_batch_once_and_the_step_is_the_same(error, monkeypatch):
+    expected = tiny_learner(micro_batch_tokens=60)
+    sequences, advantages = batch_for(expected, 8)
+    expected.step(sequences, advantages)
+    learner = tiny_learner(micro_batch_tokens=120)
+    out_of_memory_above(monkeypatch, 60, error)
+    metrics = learner.step(sequences, advantages)
+    assert metrics.learned and metrics.micro_batch_tokens == 60
+    assert_same_state(adapter_of(learner), adapter_of(expected))
+
+
+def test_out_of_memory_twice_is_a_clear_error_and_changes_nothing(monkeypatch):
+    learner = tiny_learner(micro_batch_tokens=120)
+    sequences, advantages = batch_for(learner, 8)
+    before = state_without_rng(learner) | {"micro_batch_tokens": 60}
+    out_of_memory_above(monkeypatch, 5, CPU_ERROR)
+    with pytest.raises(OutOfMemoryError, match="does not suffice to learn from sequences of up to") as caught:
+        learner.step(sequences, advantages)
+    assert "max_response_length" in caught.value.hint
+    assert_same_state(state_without_rng(learner), before)
+
+
+def test_a_process_whose_memory_is_limited_says_so_and_keeps_its_policy():
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.training.step_without_memory", "100"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.stdout == (
+        "the memory of cpu does not suffice to learn from sequences of up to 400 tokens in micro-batches of "
+        "24000 tokens. unchanged: True\n"
+    ), found.stderr
+
+
+def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    learner = tiny_learner()
+    batch = batch_for(learner)
+    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        learner.step(*batch)
+
+
+def test_the_learning_rate_rises_in_a_line_and_stays():
+    assert [warmed_up(0.4, updates, 4) for updates in range(6)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
+    )
+    assert warmed_up(0.4, 0, 0) == 0.4
+    learner = tiny_learner(warmup_steps=2)
+    sequences, advantages = batch_for(learner)
+    rates = [learner.step(sequences, advantages, policy_version=1).learning_rate for _ in range(3)]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3])
+
+
+def test_the_merged_weights_give_what_base_and_adapter_give_together():
+    from transformers import AutoModelForCausalLM
+
+    from osmosis_ai.training.learner.policy_model import model_source
+
+    learner = tiny_learner(lr=1e-2)
+    learner.step(*batch_for(learner))
+    sequence = made_up_sequences(1)[0]
+    served = AutoModelForCausalLM.from_pretrained(model_source(TINY), dtype=torch.float32)
+    merged = learner.merged_state()
+    assert set(merged) < set(served.state_dict())
+    assert len(merged) == 3 * 7, (
+        "every linear layer of three blocks, not the embedding that is tied to the head"
+    )
+    served.load_state_dict(merged, strict=False)
+    ids = torch.tensor([sequence.ids])
+    with torch.no_grad():
+        torch.testing.assert_close(served(ids).logits, learner.model(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_merging_leaves_the_base_pristine():
+    learner = tiny_learner(lr=1e-2)
+    learner.step(*batch_for(learner))
+    first = learner.merged_state()
+    assert_same_state(learner.merged_state(), first)
+
+
+def test_the_saved_adapter_is_one_that_peft_loads(tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from osmosis_ai.training.learner.policy_model import model_source
+
+    learner = tiny_learner(lr=1e-2)
+    learner.step(*batch_for(learner))
+    learner.save_adapter(tmp_path / "adapter")
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert (
+        '"base_model_name_or_path": "osmosis/tiny"' in (tmp_path / "adapter/adapter_config.json").read_text()
+    )
+    base = AutoModelForCausalLM.from_pretrained(model_source(TINY), dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    ids = torch.tensor([made_up_sequences(1)[0].ids])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, learner.model(ids).logits)
+
+
+def test_training_goes_on_from_an_adapter(tmp_path):
+    first = tiny_learner(lr=1e-2)
+    first.step(*batch_for(first))
+    first.save_adapter(tmp_path)
+    second = Learner(TINY, TrainingSettings(lr=1e-2), "cpu", adapter=tmp_path)
+    assert_same_state(adapter_of(second), adapter_of(first))
+    assert second.step(*batch_for(second)).learned
+
+
+def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
+    with pytest.raises(OsmosisError, match=r"the model `.*nothing` can not be loaded"):
+        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
+
+
+def test_layers_that_the_model_does_not_have_are_said_plainly():
+    with pytest.raises(OsmosisError, match="`osmosis/tiny` can not take an adapter on"):
+        tiny_learner(lora_targets=["no_such_layer"])
+
+
+def test_a_state_of_another_rank_is_refused():
+    with pytest.raises(OsmosisError, match="does not fit the settings"):
+        tiny_learner(lora_rank=4).load_state_dict(tiny_learner().state_dict())
+
+
+def test_a_state_on_other_layers_is_refused():
+    with pytest.raises(OsmosisError, match="on other layers"):
+        tiny_learner(lora_targets=["q_proj"]).load_state_dict(tiny_learner().state_dict())
+
+
+def test_resuming_is_exact_to_the_bit():
+    straight = tiny_learner()
+    batches = [batch_for(straight, seed=seed) for seed in range(4)]
+    expected = [straight.step(*batch, policy_version=1) for batch in batches]
+    first = tiny_learner()
+    for batch in batches[:2]:
+        first.step(*batch, policy_version=1)
+    second = tiny_learner(seed=9)
+    second.load_state_dict(first.state_dict())
+    resumed = [second.step(*batch, policy_version=1) for batch in batches[2:]]
+    assert resumed == expected[2:]
+    assert_same_state(second.state_dict(), straight.state_dict())

@@ -1,0 +1,186 @@
+"""Each loss against arithmetic done by hand, and the properties all of them share.
+
+The example: two sequences of three tokens. The first samples all three, the second two (its third
+position is masked). Advantages +1 and -1. Only ratios that are easy to follow occur: the policy gives
+the tokens of the first sequence 1, 1.5 and 0.5 times the probability they were sampled with, those of
+the second 2 and 0.9 times.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from osmosis_ai.training.objective.losses import BatchTotals, k3_divergence, policy_loss, truncated_importance  # noqa: E402
+
+LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "gspo"]
+LOW, HIGH = 0.2, 0.28
+TOTALS = BatchTotals(rollouts=2, tokens=5, max_response_length=4)
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
+ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
+OLD = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.7, 0.0]], dtype=torch.float64)
+RATIOS = torch.tensor([[1.0, 1.5, 0.5], [2.0, 0.9, 1.0]], dtype=torch.float64)
+LOGPROBS = OLD + RATIOS.log()
+
+
+def loss_of(loss_type: str, logprobs=LOGPROBS, old=OLD, advantages=ADVANTAGES, mask=MASK, **changes):
+    options = {"clip_low": LOW, "clip_high": HIGH, "totals": TOTALS} | changes
+    return policy_loss(loss_type, logprobs, old, advantages, mask, **options)
+
+
+def gradient(loss_type: str, **changes):
+    logprobs = changes.pop("logprobs", LOGPROBS).clone().requires_grad_()
+    loss_of(loss_type, logprobs=logprobs, **changes).loss.backward()
+    return logprobs.grad
+
+
+# Clipped objectives, token by token. First sequence (A = 1): 1, min(1.5, 1.28) = 1.28, min(0.5, 0.8) = 0.5.
+# Second (A = -1): min(-2, -1.28) = -2 (a bad token that became likelier is not clipped), min(-0.9, -0.9) = -0.9.
+FIRST = 1 + 1.28 + 0.5
+SECOND = -2 - 0.9
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "by_hand"),
+    [
+        ("grpo", -(FIRST / 3 + SECOND / 2) / 2),  # mean over tokens, then over sequences
+        ("dapo", -(FIRST + SECOND) / 5),  # mean over all five tokens
+        ("dr_grpo", -(FIRST + SECOND) / (2 * 4)),  # two sequences, four tokens allowed to each
+    ],
+)
+def test_a_token_level_loss_is_what_its_equation_gives_by_hand(loss_type, by_hand):
+    assert float(loss_of(loss_type).loss) == pytest.approx(by_hand, abs=1e-12)
+
+
+def test_gspo_is_what_its_equation_gives_by_hand():
+    # s_1 = (1 * 1.5 * 0.5)^(1/3) = 0.9086, inside the clip; s_2 = (2 * 0.9)^(1/2) = 1.3416, A < 0: not clipped.
+    by_hand = -(0.75 ** (1 / 3) * 1 + 1.8**0.5 * -1) / 2
+    assert float(loss_of("gspo").loss) == pytest.approx(by_hand, abs=1e-12)
+
+
+def test_the_gradient_of_a_token_is_its_weighted_ratio_times_advantage_and_zero_where_clipped():
+    # d/dlogp of -w r A is -w r A. Token (0, 1) is clipped (1.5 > 1.28 with A > 0).
+    by_hand = torch.tensor([[-1.0, 0.0, -0.5], [2.0, 0.9, 0.0]], dtype=torch.float64) / 5
+    torch.testing.assert_close(gradient("dapo"), by_hand, atol=1e-12, rtol=0)
+
+
+def test_the_clip_fraction_counts_sampled_tokens_only():
+    output = loss_of("dapo")
+    assert output.clipped_BT.tolist() == [[False, True, False], [False, False, False]]
+    assert output.clip_fraction(MASK) == pytest.approx(1 / 5)
+
+
+def test_a_good_token_that_became_unlikely_still_gets_its_gradient():
+    # PPO's minimum is a lower bound: the clip never stops a correction.
+    assert gradient("dapo")[0, 2] == pytest.approx(-0.5 / 5)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_gradient_agrees_with_finite_differences(loss_type):
+    base = OLD - 0.1
+    importance = torch.tensor([[0.5, 2.0, 1.0], [1.5, 0.7, 1.0]], dtype=torch.float64)
+
+    def loss(logprobs):
+        return loss_of(
+            loss_type, logprobs=logprobs, base_logprobs_BT=base, kl_coef=0.3, importance_BT=importance
+        ).loss
+
+    torch.manual_seed(0)
+    logprobs = (OLD + 0.15 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(loss, (logprobs,))
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_no_advantage_means_no_gradient(loss_type):
+    assert gradient(loss_type, advantages=torch.zeros(2, dtype=torch.float64)).abs().max() == 0
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("garbage", [123.0, math.inf, -math.inf, math.nan])
+def test_a_masked_token_has_no_gradient_and_no_say_whatever_stands_there(loss_type, garbage):
+    logprobs, old = LOGPROBS.clone(), OLD.clone()
+    logprobs[1, 2], old[1, 2] = garbage, -garbage
+    assert float(loss_of(loss_type, logprobs=logprobs, old=old).loss) == float(loss_of(loss_type).loss)
+    changed = gradient(loss_type, logprobs=logprobs, old=old)
+    assert changed[1, 2] == 0
+    torch.testing.assert_close(changed, gradient(loss_type))
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_dropping_the_mask_changes_the_loss(loss_type):
+    everything = torch.ones_like(MASK)
+    assert float(loss_of(loss_type, mask=everything).loss) != pytest.approx(
+        float(loss_of(loss_type).loss), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_shifting_the_logged_logprobs_by_one_changes_the_loss(loss_type):
+    assert float(loss_of(loss_type, old=OLD.roll(1, dims=1)).loss) != pytest.approx(
+        float(loss_of(loss_type).loss), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_flipping_the_advantages_reverses_the_gradient_on_policy(loss_type):
+    on_policy = gradient(loss_type, logprobs=OLD)
+    torch.testing.assert_close(gradient(loss_type, logprobs=OLD, advantages=-ADVANTAGES), -on_policy)
+    assert (on_policy[0] < 0).all(), "what was better than its group becomes likelier"
+    assert (on_policy[1, :2] > 0).all(), "what was worse becomes less likely"
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(loss_type):
+    parts = [
+        loss_of(loss_type, LOGPROBS[i : i + 1], OLD[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1]).loss
+        for i in range(2)
+    ]
+    assert float(sum(parts)) == pytest.approx(float(loss_of(loss_type).loss), abs=1e-15)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_a_rollout_recorded_as_two_sequences_weighs_like_one(loss_type):
+    whole = loss_of(loss_type).loss
+    mask = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0]])  # the first rollout forked after one token
+    rows = [0, 0, 1]
+    forked = loss_of(
+        loss_type,
+        LOGPROBS[rows],
+        OLD[rows],
+        ADVANTAGES[rows],
+        mask,
+        response_lengths_B=torch.tensor([3, 3, 2]),
+    ).loss
+    assert float(forked) == pytest.approx(float(whole), abs=1e-15)
+
+
+def test_the_divergence_from_the_base_is_the_k3_estimate():
+    base = LOGPROBS + torch.tensor([[0.5, -0.25, 0.0], [0.1, 0.0, 9.0]], dtype=torch.float64)
+    k3 = [math.exp(d) - d - 1 for d in (0.5, -0.25, 0.0, 0.1, 0.0)]
+    measured = k3_divergence(LOGPROBS, base, MASK)
+    assert measured.flatten().tolist() == pytest.approx([*k3, 0.0])
+    with_kl = loss_of("dapo", base_logprobs_BT=base, kl_coef=0.2).loss
+    assert float(with_kl) == pytest.approx(float(loss_of("dapo").loss) + 0.2 * sum(k3) / 5)
+
+
+def test_k3_is_unbiased_for_the_true_divergence():
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    estimates = k3_divergence(p.log()[None], q.log()[None], torch.ones(1, 3))[0]
+    assert float((p * estimates).sum()) == pytest.approx(float((p * (p / q).log()).sum()))
+
+
+def test_a_kl_weight_without_base_logprobs_is_refused():
+    with pytest.raises(ValueError, match="base model"):
+        loss_of("grpo", kl_coef=0.1)
+
+
+def test_importance_weights_of_another_engine_are_truncated_and_carry_no_gradient():
+    learner = torch.log(torch.tensor([[0.5, 0.9, 0.1]])).requires_grad_()
+    server = torch.log(torch.tensor([[0.4, 0.3, 0.2]]))
+    weights = truncated_importance(learner, server, torch.tensor([[1, 1, 1]]), cap=2.0)
+    assert weights[0].tolist() == pytest.approx([1.25, 2.0, 0.5])
+    assert not weights.requires_grad

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.driving.classify import Verdict
+from osmosis_ai.training.engines.recording import RecordedRollout
+from osmosis_ai.training.learner.step_metrics import StepMetrics
+from osmosis_ai.training.objective.advantages import group_advantages
+from osmosis_ai.training.objective.metrics import (
+    TITLES,
+    HistoryError,
+    MetricsHistory,
+    StepRecord,
+    finite,
+    learning_metrics,
+    read_history,
+    series,
+)
+from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.data_order import DataOrder
+from osmosis_ai.training.runs.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
+from osmosis_ai.training.runs.sampler import Sample
+from osmosis_ai.training.runs.truncation import settled
+from tests.training.samples import dataset_row, failed, recorded, sample, scored
+
+
+def record(step: int, **metrics: float) -> StepRecord:
+    return StepRecord(step, 1_700_000_000_000 + step, metrics or {"rollout/raw_reward": step / 10})
+
+
+def history(path: Path, *steps: int) -> MetricsHistory:
+    written = MetricsHistory(path / "metrics.jsonl")
+    for step in steps:
+        written.append(record(step))
+    return written
+
+
+def test_what_was_recorded_is_read_back(tmp_path):
+    whole = StepRecord(1, 5, {"train/loss": -0.5}, {"callback_timeout": 2}, ["look at this"])
+    written = MetricsHistory(tmp_path / "metrics.jsonl")
+    written.append(whole)
+    assert list(read_history(written.path)) == [whole]
+
+
+def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):
+    assert list(read_history(tmp_path / "metrics.jsonl")) == []
+    assert MetricsHistory(tmp_path / "metrics.jsonl").rewind(3) == []
+
+
+def test_a_torn_last_line_is_passed_over_by_readers_and_dropped_by_a_rewind(tmp_path):
+    written = history(tmp_path, 0, 1)
+    with written.path.open("ab") as torn:
+        torn.write(record(2).to_line()[:-5])
+    assert [found.step for found in read_history(written.path)] == [0, 1]
+    written.rewind(1)
+    written.append(record(2))
+    assert [found.step for found in read_history(written.path)] == [0, 1, 2]
+
+
+def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_replace_them(tmp_path):
+    written = history(tmp_path, 0, 1, 2, 3)
+    assert [kept.step for kept in written.rewind(1)] == [0, 1]
+    written.append(record(2, **{"rollout/raw_reward": 0.9}))
+    assert series(list(read_history(written.path)), "rollout/raw_reward") == [(0, 0.0), (1, 0.1), (2, 0.9)]
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    written = history(tmp_path, 0)
+    with written.path.open("ab") as damaged:
+        damaged.write(b"{}\n")
+    with pytest.raises(HistoryError, match="damaged at line 2"):
+        list(read_history(written.path))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_history_as_it_was(tmp_path):
+    written = history(tmp_path, 0)
+    before = written.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(HistoryError, match="the disk is full"):
+            written.append(record(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert written.path.read_bytes() == before
+
+
+def test_what_is_no_finite_number_is_left_out():
+    assert finite({"a": None, "b": float("nan"), "c": float("inf"), "d": 1}) == {"d": 1.0}
+
+
+def test_every_epoch_visits_every_row_once_in_an_order_of_its_own():
+    order = DataOrder(tuple(range(10)), batch_size=4, epochs=2, seed=3)
+    assert order.total_steps == 6
+    steps = [list(order.batch(step)) for step in range(1, 7)]
+    assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
+    first, second = [row for step in steps[:3] for row in step], [row for step in steps[3:] for row in step]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_a_batch_is_a_function_of_the_seed_and_the_step_alone():
+    def order(seed: int) -> DataOrder:
+        return DataOrder(tuple(range(50)), batch_size=8, epochs=3, seed=seed)
+
+    assert order(1).batch(9) == order(1).batch(9)
+    assert order(1).batch(9) != order(2).batch(9)
+
+
+def test_max_steps_ends_a_run_before_its_epochs_do():
+    assert DataOrder(tuple(range(10)), 4, 5, 0, max_steps=7).total_steps == 7
+    assert DataOrder(tuple(range(10)), 4, 1, 0, max_steps=7).total_steps == 3
+
+
+def test_attempts_of_two_steps_on_a_row_draw_different_seeds():
+    first, again, later = (attempts_of_step(step, [dataset_row(5)], 2, seed=1) for step in (1, 1, 2))
+    seeds = [[attempt.seed_for(0) for attempt in attempts] for attempts in (first, again, later)]
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], *seeds[2]}) == 4
+
+
+def test_a_lesson_leaves_out_what_has_no_advantage_and_keeps_every_fork():
+    forked = scored(1.0, sequences=2)
+    batch = RolloutBatch(
+        1,
+        [
+            [forked, scored(0.0), failed("agent_timeout")],
+            [scored(1.0), scored(1.0), scored(1.0)],  # they agree: nothing to learn
+        ],
+        sampling_s=2.0,
+    )
+    lesson = lesson_of(batch, normalise=False)
+    assert lesson.advantages == [0.5, 0.5, -0.5]
+    assert [sequence.rollout_id for sequence in lesson.sequences[:2]] == [
+        forked.recorded.sequences[0].rollout_id
+    ] * 2
+    assert lesson.statistics.groups_zero_variance == 1
+
+
+def test_rollout_metrics_say_what_was_sampled_and_what_is_missing():
+    batch = RolloutBatch(
+        4,
+        [[scored(1.0, versions=(3,)), scored(0.0, versions=(2,)), failed("callback_timeout")]],
+        sampling_s=2.0,
+    )
+    statistics = group_advantages([[sample.reward for sample in batch.samples]]).statistics
+    metrics = rollout_metrics(batch, statistics, version=3)
+    assert metrics["rollout/raw_reward"] == 0.5
+    assert metrics["rollout/reward_std"] == 0.5
+    assert metrics["rollout/samples"] == 3
+    assert metrics["rollout/unscored"] == 1
+    assert metrics["rollout/response_lengths"] == 2
+    assert metrics["rollout/total_lengths"] == 5
+    assert metrics["rollout/truncated_ratio"] == 0
+    assert metrics["rollout/staleness"] == 0.5
+    assert metrics["rollout/staleness_max"] == 1
+    assert metrics["speed/sampling_tokens_per_s"] == 2.0
+    assert batch.unscored() == {"callback_timeout": 1}
+
+
+def test_a_step_without_rewards_has_no_reward_metrics_rather_than_zeros():
+    batch = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
+    metrics = rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0)
+    assert "rollout/raw_reward" not in metrics
+    assert "rollout/response_lengths" not in metrics
+    assert metrics["rollout/zero_variance_fraction"] == 1.0
+
+
+def test_a_sample_without_a_reward_says_why():
+    assert sample(Verdict("skipped")).unscored_because == "removed"
+    assert sample(Verdict("success")).unscored_because == "no_reward"
+    assert failed("callback_timeout").unscored_because == "callback_timeout"
+    assert scored(0.0).unscored_because is None
+
+
+def test_a_reward_beside_a_failure_does_not_count():
+    assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
+
+
+def late(grader_reward: float | None = None, boundary: Any = "agent") -> Sample:
+    verdict = Verdict("failed", error_type="timeout", boundary=boundary, error="did not finish")
+    return replace(sample(verdict), grader_reward=grader_reward)
+
+
+def cut_short(reward: float | None) -> Sample:
+    verdict = Verdict("success", reward=reward) if reward is not None else Verdict("failed", error_type="x")
+    return sample(verdict, replace(recorded(), truncated=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reward", "why"),
+    [("grade", 0.5, None), ("zero", 0.0, None), ("exclude", None, "truncated")],
+)
+def test_a_truncated_rollout_counts_as_the_run_says(rule, reward, why):
+    found = settled(cut_short(0.5), TrainingSettings(on_truncation=rule))
+    assert (found.reward, found.unscored_because) == (reward, why)
+    assert found.recorded.truncated
+
+
+@pytest.mark.parametrize(
+    ("rule", "graded", "reward"),
+    [("exclude", 1.0, None), ("zero", None, 0.0), ("grade", None, None), ("grade", 0.7, 0.7)],
+)
+def test_a_rollout_whose_agent_ran_out_of_time_counts_as_the_run_says(rule, graded, reward):
+    found = settled(late(graded), TrainingSettings(on_timeout=rule))
+    assert (found.reward, found.unscored_because) == (reward, "timeout" if reward is None else None)
+
+
+def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_left_as_it_is():
+    strict = TrainingSettings(on_truncation="zero", on_timeout="zero")
+    removed = sample(Verdict("skipped"), replace(recorded(), truncated=True))
+    for kept in (scored(1.0), failed("agent_error"), removed, late(boundary="grader")):
+        assert settled(kept, strict) is kept
+
+
+def test_the_share_of_rollouts_that_ran_out_of_time_is_a_metric():
+    batch = RolloutBatch(1, [[scored(1.0), scored(0.0), late(), late()]], sampling_s=1.0, timed_out=2)
+    metrics = rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0)
+    assert metrics["rollout/timed_out_ratio"] == 0.5
+
+
+def test_a_step_that_taught_nothing_has_no_learning_numbers():
+    assert learning_metrics(StepMetrics(updates=7), 0.1) == {"train/updates": 7.0, "time/learning_s": 0.1}
+
+
+def test_every_metric_has_a_title():
+    learned = StepMetrics(
+        updates=1, learned=True, sequences=2, tokens=10, loss=0.1, learning_rate=1e-3, grad_norm=0.5,
+        entropy=0.2, clip_fraction=0.0, approx_kl=0.0, kl_base=0.0, max_abs_logprob_gap=1e-5,
+        mean_abs_logprob_gap=1e-6, stale_fraction=0.0, importance_capped=0.0,
+    )  # fmt: skip
+    batch = RolloutBatch(1, [[scored(1.0), scored(0.0)]], sampling_s=1.0)
+    keys = {
+        *learning_metrics(learned, 1.0),
+        *rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0),
+    }
+    assert keys <= TITLES.keys()
+
+
+def test_a_rollout_that_never_called_the_model_has_no_length():
+    silent = sample(Verdict("success", reward=0.0), RecordedRollout([]))
+    spoken = scored(1.0)
+    batch = RolloutBatch(1, [[silent, spoken]], sampling_s=1.0)
+    lesson = lesson_of(batch, normalise=True)
+    assert [type(sequence) for sequence in lesson.sequences] == [TokenSequence]
+    assert rollout_metrics(batch, lesson.statistics, version=0)["rollout/response_lengths"] == 2

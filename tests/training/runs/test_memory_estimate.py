@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from osmosis_ai.config.training import TrainingSettings  # noqa: E402
+from osmosis_ai.errors import OsmosisError  # noqa: E402
+from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, ModelShape, estimate  # noqa: E402
+from tests.training.learner_builders import tiny_learner  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = TrainingSettings()
+# Qwen3-8B, from its published configuration.
+EIGHT_B = ModelShape(
+    parameters=8_190_735_360,
+    outside_layers=1_244_663_808,
+    adapted_parameters=6_945_767_424,
+    adapter_parameters=43_646_976,
+    layers=36,
+    hidden=4096,
+    vocabulary=151_936,
+    intermediate=12_288,
+    query_width=4096,
+    key_width=1024,
+)
+
+DEEP = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+        "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
+WIDE_VOCABULARY = {"vocab_size": 40_000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
+                   "num_key_value_heads": 4, "head_dim": 32}  # fmt: skip
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("sizes", [DEEP, WIDE_VOCABULARY])
+def test_the_estimate_is_near_the_measured_peak_of_a_step(sizes, tmp_path):
+    output = subprocess.run(
+        [sys.executable, "-m", "tests.training.measure_step_memory", str(tmp_path)],
+        input=json.dumps(sizes),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    ).stdout
+    results = json.loads(output)
+    assert len(results) == 4, "in float32 and bfloat16, with activations kept and recomputed"
+    for result in results:
+        assert result["estimated"] == pytest.approx(result["measured"], rel=TOLERANCE)
+
+
+def test_sizes_are_read_without_loading_weights_and_agree_with_the_learner():
+    shape = ModelShape.read("osmosis/tiny", SETTINGS)
+    learner = tiny_learner()
+    assert shape.adapter_parameters == sum(p.numel() for p in learner._parameters)
+    assert shape.adapted_parameters == sum(weight.numel() for weight in learner.merged_state().values())
+    assert shape.parameters == sum(p.numel() for p in learner.model.parameters()) - shape.adapter_parameters
+    assert shape.outside_layers == 512 * 128 + 128, (
+        "embeddings, which also make the logits, and the last norm"
+    )
+    assert (shape.layers, shape.hidden, shape.vocabulary, shape.key_width) == (3, 128, 512, 32)
+
+
+def test_the_parts_add_up_and_decide_whether_it_fits():
+    needed = estimate(EIGHT_B, SETTINGS, 80 * GIB)
+    assert needed.total == sum(needed.parts().values())
+    assert needed.weights == needed.serving_weights == 2 * EIGHT_B.parameters
+    assert needed.optimizer == 2 * needed.adapter == 2 * needed.gradients
+    assert needed.fits is (needed.total <= 80 * GIB)
+    assert estimate(EIGHT_B, SETTINGS, 24 * GIB).fits is False
+    assert estimate(EIGHT_B, SETTINGS).fits is None
+
+
+def test_a_sequence_longer_than_the_micro_batch_sets_its_size():
+    assert estimate(EIGHT_B, SETTINGS).micro_batch_tokens == 16_384
+    short = SETTINGS.model_copy(update={"max_prompt_length": 512, "max_response_length": 512})
+    assert estimate(EIGHT_B, short).micro_batch_tokens == 8192
+
+
+def test_recomputing_activations_saves_most_of_them():
+    kept = estimate(EIGHT_B, SETTINGS, recompute_activations=False)
+    assert estimate(EIGHT_B, SETTINGS).step_peak < kept.step_peak / 5
+
+
+def test_a_server_elsewhere_needs_nothing_here():
+    needed = estimate(EIGHT_B, SETTINGS, 80 * GIB, serves=False)
+    assert (needed.serving_weights, needed.kv_cache, needed.sessions_that_fit) == (0, 0, None)
+    assert needed.total < estimate(EIGHT_B, SETTINGS).total - needed.weights
+
+
+def test_a_split_model_needs_its_share_and_what_is_whole_for_the_moment():
+    four = SETTINGS.model_copy(update={"shard_model": True, "learner_processes": 4})
+    needed, whole = estimate(EIGHT_B, four, serves=False), estimate(EIGHT_B, SETTINGS, serves=False)
+    assert needed.weights == whole.weights / 4
+    layer = 2 * (EIGHT_B.parameters - EIGHT_B.outside_layers) / EIGHT_B.layers
+    assert needed.gathered == pytest.approx(2 * EIGHT_B.outside_layers + 2 * layer)
+    assert needed.total == pytest.approx(whole.total - whole.weights * 3 / 4 + needed.gathered)
+
+
+@pytest.mark.parametrize("changes", [{"shard_model": True}, {"learner_processes": 4}])
+def test_a_model_that_is_not_split_needs_the_same_on_every_device(changes):
+    assert estimate(EIGHT_B, SETTINGS.model_copy(update=changes)) == estimate(EIGHT_B, SETTINGS)
+
+
+def test_the_sessions_that_fit_fill_the_memory_that_is_left():
+    needed = estimate(EIGHT_B, SETTINGS, 141 * GIB)
+    # 2 (keys, values) x 36 layers x 1024 x 2 bytes x 16384 tokens.
+    assert needed.kv_bytes_per_session == 2 * 36 * 1024 * 2 * 16_384
+    filled = estimate(EIGHT_B, SETTINGS, 141 * GIB, serving_sessions=needed.sessions_that_fit)
+    assert filled.fits
+    assert estimate(EIGHT_B, SETTINGS, 141 * GIB, serving_sessions=needed.sessions_that_fit + 1).fits is False
+    assert estimate(EIGHT_B, SETTINGS, 8 * GIB).sessions_that_fit == 0
+
+
+def test_publishing_is_the_peak_of_a_large_model_with_small_batches():
+    small = TrainingSettings(max_prompt_length=32, max_response_length=32, micro_batch_tokens=64)
+    needed = estimate(EIGHT_B, small)
+    assert (needed.activations, needed.logits) == (2 * EIGHT_B.adapted_parameters, 0)
+
+
+def test_more_vocabulary_needs_more_for_logits_alone():
+    more = replace(EIGHT_B, vocabulary=4 * EIGHT_B.vocabulary)
+    before, after = estimate(EIGHT_B, SETTINGS).parts(), estimate(more, SETTINGS).parts()
+    assert after.pop("logits") > before.pop("logits")
+
+
+def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
+    with pytest.raises(OsmosisError, match="can not be loaded: it is no built-in model"):
+        ModelShape.read(str(tmp_path / "nothing"), SETTINGS)
+
+
+def test_a_folder_without_a_model_is_said_plainly(tmp_path):
+    with pytest.raises(OsmosisError, match="can not be sized"):
+        ModelShape.read(str(tmp_path), SETTINGS)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.manifest import ResumeRefusedError
+from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import LocalTrainer
+from tests.evaluation.rollouts import write_rollout, write_rows
+
+NO_VENV = SimpleNamespace(python=Path("python"), note="none")
+
+
+def spec(tmp_path: Path, *, env: dict[str, str] | None = None, **settings: Any) -> TrainingSpec:
+    rows = tmp_path / "rows.jsonl"
+    if not rows.exists():
+        write_rows(rows, ["a", "b"])
+        write_rollout(tmp_path / "agent")
+    return TrainingSpec(
+        TrainingSettings(**settings),
+        "osmosis/tiny",
+        DatasetInput(rows, "rows", file_digest(rows), "workspace"),
+        tmp_path / "agent",
+        env=env or {},
+        secret_values={"KEY": "very-secret-value"},
+    )
+
+
+def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held(), pytest.raises(ConflictError, match="another process"), directory.held():
+        pass
+    with directory.held():
+        assert directory.checkpoints.is_dir()
+
+
+def test_a_run_goes_on_with_the_same_inputs(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        first = directory.claim(spec(tmp_path).inputs(), {"commit_sha": "4be1"})
+        assert directory.claim(spec(tmp_path).inputs(), {}) == first
+
+
+@pytest.mark.parametrize("changed", [{"total_epochs": 7}, {"max_steps": 9}, {"eval_interval": 3}])
+def test_how_long_and_how_often_may_change(tmp_path, changed):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.claim(spec(tmp_path).inputs(), {})
+        directory.claim(spec(tmp_path, **changed).inputs(), {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"), [({"lr": 0.5}, "lr"), ({"seed": 3}, "seed"), ({"env": {"MODE": "x"}}, "MODE")]
+)
+def test_what_would_bend_the_curve_is_refused_and_named(tmp_path, changed, named):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.claim(spec(tmp_path).inputs(), {})
+        with pytest.raises(ResumeRefusedError, match=named):
+            directory.claim(spec(tmp_path, **changed).inputs(), {})
+
+
+def test_a_run_of_a_release_with_other_settings_goes_on(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    earlier = {key: value for key, value in inputs["settings"].items() if key != "grad_clip"}
+    with directory.held():
+        directory.claim({**inputs, "settings": {**earlier, "gone": 3}}, {})
+        directory.claim(inputs, {})
+        with pytest.raises(ResumeRefusedError, match=r"grad_clip.*now 0\.5"):
+            directory.claim(spec(tmp_path, grad_clip=0.5).inputs(), {})
+
+
+def test_a_run_goes_on_as_it_began_when_a_default_has_moved_since(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
+        settings = directory.settings_as_begun(TrainingSettings(max_steps=9))
+        assert (settings.lr, settings.max_steps) == (1e-6, 9)
+        directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
+        written = directory.settings_as_begun(TrainingSettings(lr=1e-5))
+        with pytest.raises(ResumeRefusedError, match="lr"):
+            directory.claim(replace(spec(tmp_path), settings=written).inputs(), {})
+
+
+def test_a_value_that_this_release_does_not_know_is_refused_by_its_name(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "loss_type": "ancient"}}, {})
+        settings = directory.settings_as_begun(TrainingSettings())
+        with pytest.raises(ResumeRefusedError, match="loss_type"):
+            directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
+
+
+async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, monkeypatch):
+    directory = TrainingDirectory(tmp_path / "run")
+    inputs = spec(tmp_path).inputs()
+    with directory.held():
+        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
+    learned_with: list[float] = []
+
+    def make_learner(given: TrainingSpec) -> Any:
+        learned_with.append(given.settings.lr)
+        raise OsmosisError("enough is known")
+
+    monkeypatch.setattr("osmosis_ai.driving.environment.prepare_environment", lambda *_args, **_more: NO_VENV)
+    trainer = LocalTrainer(spec(tmp_path), directory.path, make_learner=make_learner)
+    with pytest.raises(OsmosisError, match="enough is known"):
+        await trainer.run()
+    assert learned_with == [1e-6]
+
+
+def test_an_edited_rollout_is_refused(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.claim(spec(tmp_path).inputs(), {})
+        (tmp_path / "agent" / "main.py").write_text("other")
+        with pytest.raises(ResumeRefusedError, match="its files were edited"):
+            directory.claim(spec(tmp_path).inputs(), {})
+
+
+def test_no_secret_is_written(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.claim(spec(tmp_path).inputs(), {})
+    assert "very-secret-value" not in directory.manifest.read_text()
+    assert "very-secret-value" not in repr(spec(tmp_path))
+
+
+def test_a_directory_with_steps_but_no_manifest_is_left_alone(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.metrics.write_text("{}\n")
+        with pytest.raises(OsmosisError, match="no manifest"):
+            directory.claim(spec(tmp_path).inputs(), {})
+
+
+def test_trajectories_of_the_last_steps_stay_and_older_ones_go(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        for name in ("train-000001-row-0-0-a", "valid-000001-row-0-0-b", "train-000003-row-0-0-c", "other"):
+            (directory.trials / name).mkdir()
+        directory.sweep_trials(3)
+        assert sorted(path.name for path in directory.trials.iterdir()) == [
+            "other", "train-000003-row-0-0-c"
+        ]  # fmt: skip

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.restarting_server import RolloutServerDiedError
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.evaluation.attempts import MAX_LOSSES
+from osmosis_ai.inference.chat_format import BuiltInChat
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine
+from osmosis_ai.training.runs.rollout_batch import attempts_of_step
+from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
+from osmosis_ai.training.runs.validation import ValidationPlan, split_rows, validate, validation_metrics
+from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.training.policy_world import MODEL_DIR, TOKEN
+
+pytestmark = pytest.mark.e2e
+
+
+@asynccontextmanager
+async def sampling(
+    tmp_path: Path, *, agent_timeout_s: float = 60.0, grader_timeout_s: float = 60.0
+) -> AsyncIterator[tuple[RolloutSampler, list[str]]]:
+    """A sampler on the test agent; and what it notes."""
+    rollout_dir, notes = write_rollout(tmp_path / "rollout"), []
+
+    def server() -> RolloutServer:
+        return RolloutServer(
+            ServerSpec(
+                rollout_dir=rollout_dir,
+                entrypoint="main.py",
+                python=Path(sys.executable),
+                env=os.environ,
+                artifact_root=tmp_path / "trials",
+                port=None,
+                log_path=tmp_path / "server.log",
+            )
+        )
+
+    with InferenceEngine(Model.load(MODEL_DIR)) as engine:
+        bridge = PolicyBridge(
+            LocalPolicyEngine(engine),
+            BuiltInChat(MODEL_DIR),
+            model_path="osmosis/tiny",
+            auth_token=TOKEN,
+            limits=RolloutLimits(max_prompt_length=200, max_response_length=24),
+            sampling=RolloutSampling(),
+        )
+        sampler = RolloutSampler(
+            bridge,
+            bridge_token=TOKEN,
+            make_server=server,
+            agent_timeout_s=agent_timeout_s,
+            grader_timeout_s=grader_timeout_s,
+            note=notes.append,
+        )
+        async with sampler:
+            yield sampler, notes
+
+
+def rows(*prompts: str) -> list[DatasetRow]:
+    return [DatasetRow(i, [{"role": "user", "content": said}], "ok", None) for i, said in enumerate(prompts)]
+
+
+def sampled(sample: Sample) -> list[list[int]]:
+    """The tokens the policy sampled, by sequence."""
+    return [
+        [token for token, is_sampled in zip(sequence.ids, sequence.mask, strict=True) if is_sampled]
+        for sequence in sample.recorded.sequences
+    ]
+
+
+async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
+    prompts = rows("What is 2 * 3?", "raise", "hang", "slow grader", "remove", "no reward", "nan", "number")
+    told: list[Sample] = []
+    async with sampling(tmp_path, agent_timeout_s=2.0, grader_timeout_s=2.0) as (sampler, _):
+        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0), finished=told.append)
+    assert [sample.attempt.row.source_row_index for sample in samples] == [i for i in range(8) for _ in "12"]
+    assert sorted(map(id, told)) == sorted(map(id, samples))
+    first_of_row = samples[::2]
+    assert first_of_row[0].reward == 0.0
+    assert [sample.reward for sample in first_of_row[1:]] == [None] * 7
+    assert [sample.unscored_because for sample in first_of_row[1:]] == [
+        "agent_error",
+        "timeout",
+        "timeout",
+        "removed",
+        "validation_error",
+        "validation_error",
+        "validation_error",
+    ]
+    assert first_of_row[1].verdict.boundary == "agent"
+    assert "the agent broke" in str(first_of_row[1].verdict.error)
+
+
+async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp_path):
+    async with sampling(tmp_path) as (sampler, _):
+        attempts = attempts_of_step(1, rows("What is 2 * 3?"), 4, seed=0)
+        samples = await sampler.sample(attempts)
+        again = await sampler.sample(attempts)
+    assert [sampled(sample) for sample in samples] == [sampled(sample) for sample in again]
+    assert len({tuple(sampled(sample)[0]) for sample in samples}) > 1
+    for sample in samples:
+        (sequence,) = sample.recorded.sequences
+        assert {version for version, m in zip(sequence.versions, sequence.mask, strict=True) if m} == {0}
+        assert all(logprob < 0 for logprob, m in zip(sequence.logprobs, sequence.mask, strict=True) if m)
+        assert sample.usage.completion_tokens == sample.recorded.sampled_tokens
+
+
+async def test_attempts_that_went_down_with_their_server_are_made_again(tmp_path):
+    prompts = rows("What is 2 * 3?", f"die once {tmp_path / 'died'}", "What is 4 * 5?")
+    async with sampling(tmp_path) as (sampler, notes):
+        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0))
+    assert [sample.reward for sample in samples] == [0.0] * 6
+    assert any("Starting it again" in note for note in notes)
+
+
+async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_servers_last_words(tmp_path):
+    async with sampling(tmp_path) as (sampler, notes):
+        samples = await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
+    assert [sample.unscored_because for sample in samples] == ["rollout_server_died"] * 2
+    assert "exit status 7" in str(samples[0].verdict.error)
+    assert len(notes) >= MAX_LOSSES
+
+
+async def test_a_server_that_does_not_come_back_ends_the_sampling(tmp_path):
+    async with sampling(tmp_path) as (sampler, _):
+        (tmp_path / "rollout" / "main.py").write_text("raise SystemExit(9)")
+        with pytest.raises(RolloutServerDiedError, match="exit status 9"):
+            await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
+
+
+async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_could_not_score(tmp_path):
+    plan = ValidationPlan(attempts=2)
+    held_out = rows("What is 2 * 3?", "raise", "What is 4 * 5?")
+    async with sampling(tmp_path) as (sampler, _):
+        first = await validate(sampler, held_out, plan, seed=0, step=0, finished=lambda _: None)
+        second = await validate(sampler, held_out, plan, seed=0, step=5, finished=lambda _: None)
+    assert first.metrics.estimates.tokens == second.metrics.estimates.tokens
+    assert first.rewards == second.rewards == [0.0, None, 0.0]
+    counts = first.metrics.estimates.counts
+    assert (counts.scored, counts.planned, counts.failed_by_boundary) == (4, 6, {"agent": 2})
+    metrics = validation_metrics(first.metrics)
+    assert metrics["eval/validation/reward"] == 0.0
+    assert metrics["eval/validation/scored"] == 4
+
+
+def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):
+    dataset = write_rows(tmp_path / "rows.jsonl", [f"prompt {i}" for i in range(40)])
+    split = split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
+    held_out = {row.source_row_index for row in split.held_out}
+    assert len(held_out) == 4
+    assert held_out | split.training.keys() == set(range(40))
+    assert not held_out & split.training.keys()
+    assert split == split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
+    assert split != split_rows(dataset, ValidationPlan(fraction=0.1), seed=2)
+
+
+def test_at_most_so_many_rows_are_held_out(tmp_path):
+    dataset = write_rows(tmp_path / "rows.jsonl", [f"prompt {i}" for i in range(40)])
+    assert len(split_rows(dataset, ValidationPlan(fraction=0.5, max_rows=3), seed=0).held_out) == 3
+
+
+def test_a_file_of_its_own_leaves_all_rows_to_training(tmp_path):
+    dataset = write_rows(tmp_path / "rows.jsonl", ["a", "b", "c"])
+    own = write_rows(tmp_path / "held_out.jsonl", [f"held out {i}" for i in range(9)])
+    split = split_rows(dataset, ValidationPlan(path=own, max_rows=5), seed=0)
+    assert len(split.training) == 3
+    assert len(split.held_out) == 5
+
+
+@pytest.mark.parametrize(("count", "fraction"), [(1, 0.5), (20, 0.0)])
+def test_without_rows_to_spare_or_without_a_share_nothing_is_held_out(tmp_path, count, fraction):
+    dataset = write_rows(tmp_path / "rows.jsonl", ["prompt"] * count)
+    split = split_rows(dataset, ValidationPlan(fraction=fraction), seed=0)
+    assert (len(split.training), split.held_out) == (count, [])

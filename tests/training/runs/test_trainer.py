@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from osmosis_ai.driving.classify import Verdict
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
+from osmosis_ai.training.objective.metrics import read_history, series
+from osmosis_ai.training.runs.loop_state import (
+    REFUSED_STEPS_END,
+    SILENT_STEPS_END,
+    SILENT_STEPS_WARNING,
+    UNSCORED_STEPS_END,
+    NoRewardsError,
+    NothingToLearnError,
+)
+from tests.training.loop_world import LoopWorld, NumberLearner, alternating
+
+
+def steps(world: LoopWorld) -> list[int]:
+    return [record.step for record in read_history(world.history.path)]
+
+
+def never(step: int, index: int) -> float | None:
+    return None
+
+
+def equal(step: int, index: int) -> float | None:
+    return 0.0
+
+
+def solved_after_two_steps(step: int, index: int) -> float | None:
+    return float(index % 2) if step <= 2 else 1.0
+
+
+async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
+    world = LoopWorld(tmp_path, eval_interval=2)
+    ending = await world.run()
+    assert (ending.because, world.loop.state.step) == ("finished", 4)
+    assert steps(world) == [0, 1, 2, 3, 4]
+    validated = [step for step, _ in series(list(read_history(world.history.path)), "eval/validation/reward")]
+    assert validated == [0, 2, 4]
+    assert world.sampler.asked == [
+        "valid 0", "train 1", "train 2", "valid 2", "train 3", "train 4", "valid 4"
+    ]  # fmt: skip
+
+
+async def test_on_policy_every_batch_is_sampled_by_the_policy_that_learns_from_it(tmp_path):
+    world = LoopWorld(tmp_path)
+    await world.run()
+    assert world.sampler.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
+    assert [(updates, versions) for updates, _, versions in world.learner.seen] == [
+        (0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+async def test_with_staleness_batches_are_sampled_while_the_learner_works_and_never_too_early(
+    tmp_path, max_staleness
+):
+    world = LoopWorld(tmp_path, max_staleness=max_staleness, max_steps=6)
+    world.learner.go_on.clear()
+    running = asyncio.create_task(world.run())
+    await asyncio.to_thread(world.learner.learning.wait, 30)
+    await world.sampler.until_begun(1 + max_staleness)
+    assert world.learner.seen == []
+    world.learner.go_on.set()
+    await running
+    assert {step: step - 1 - version for step, version in world.sampler.begun_at.items()} == {
+        step: min(step - 1, max_staleness) for step in range(1, 7)
+    }
+    records = list(read_history(world.history.path))
+    assert max(value for _, value in series(records, "rollout/staleness_max")) == max_staleness
+
+
+async def test_a_checkpoint_follows_every_step_and_only_those_due_are_kept(tmp_path):
+    world = LoopWorld(tmp_path, checkpoint_save_freq=3)
+    await world.run()
+    assert [checkpoint.step for checkpoint in world.checkpoints.list()] == [3, 4]
+    assert all(checkpoint.kept for checkpoint in world.checkpoints.list())
+    provenance = world.checkpoints.list()[0].provenance()
+    assert provenance["commit"] == "4be1"
+    assert provenance["metrics"]["rollout/raw_reward"] == 0.5
+
+
+async def test_a_stop_while_sampling_cancels_the_rollouts_and_leaves_a_kept_checkpoint(tmp_path):
+    world = LoopWorld(tmp_path)
+    world.sampler.hang_at = 3
+    running = asyncio.create_task(world.run())
+    await world.sampler.hanging.wait()
+    world.loop.stop()
+    ending = await running
+    assert (ending.because, world.loop.state.step) == ("stopped", 2)
+    assert world.sampler.cancelled
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    assert (latest.step, latest.kept) == (2, True)
+
+
+async def test_a_stop_while_learning_keeps_the_update_that_has_begun(tmp_path):
+    world = LoopWorld(tmp_path)
+    world.learner.go_on.clear()
+    running = asyncio.create_task(world.run())
+    await asyncio.to_thread(world.learner.learning.wait, 30)
+    world.loop.stop()
+    world.learner.go_on.set()
+    assert (await running).because == "stopped"
+    assert steps(world) == [0, 1]
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    assert latest.step == 1
+
+
+async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_path):
+    undisturbed = LoopWorld(tmp_path / "undisturbed")
+    (tmp_path / "undisturbed").mkdir(exist_ok=True)
+    await undisturbed.run()
+
+    world = LoopWorld(tmp_path / "stopped")
+    world.sampler.hang_at = 3
+    running = asyncio.create_task(world.run())
+    await world.sampler.hanging.wait()
+    world.loop.stop()
+    await running
+    world.sampler.hang_at = None
+    world.resume()
+    assert (await world.run()).because == "finished"
+    assert steps(world) == steps(undisturbed)
+    assert world.learner.seen == undisturbed.learner.seen
+
+
+async def test_a_step_whose_checkpoint_was_not_written_is_computed_again_and_stands_once(tmp_path):
+    world = LoopWorld(tmp_path, max_steps=3)
+    await world.run()
+    world.history.append(world.told.records[-1].__class__(4, 0, {"rollout/raw_reward": 0.9}))
+    world.resume()
+    assert steps(world) == [0, 1, 2, 3]
+
+
+async def test_a_finished_run_that_is_called_again_has_nothing_to_do(tmp_path):
+    world = LoopWorld(tmp_path)
+    await world.run()
+    asked = list(world.sampler.asked)
+    world.resume()
+    assert (await world.run()).because == "finished"
+    assert world.sampler.asked == asked
+
+
+async def test_equal_rewards_are_warned_of_and_end_a_run_that_never_learned(tmp_path):
+    world = LoopWorld(tmp_path, rewards=equal, max_steps=30)
+    with pytest.raises(NothingToLearnError, match=f"{SILENT_STEPS_END} steps in a row"):
+        await world.run()
+    assert steps(world)[-1] == SILENT_STEPS_END
+    warned = [record.step for record in world.told.records if record.warnings]
+    assert warned == [SILENT_STEPS_WARNING]
+    assert f"ends after {SILENT_STEPS_END} such steps" in world.told.notes[0]
+
+
+async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path):
+    world = LoopWorld(tmp_path, rewards=solved_after_two_steps, max_steps=30)
+    ending = await world.run()
+    assert ending.because == "nothing_to_learn"
+    assert "equal rewards (1 on average in the last of them): ended after step" in ending.message
+    assert world.loop.state.step == 2 + SILENT_STEPS_END
+    assert world.learner.updates == 2
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    assert latest.kept
+
+
+async def test_rollouts_that_never_get_a_reward_end_the_run_with_the_first_failures_words(tmp_path):
+    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=30)
+    with pytest.raises(NoRewardsError, match=r"4 x agent_error.*the agent broke"):
+        await world.run()
+    assert steps(world) == list(range(1, UNSCORED_STEPS_END))
+    assert world.told.records[0].unscored == {"agent_error": 4}
+
+
+def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settings: Any) -> LoopWorld:
+    """Learning goes on as ever; the held-out rows get what is said, validation by validation."""
+    world = LoopWorld(path, held_out=12, eval_interval=2, **settings)
+    rewards = iter(rewards_by_validation)
+    made, current = world.sampler._made, {}
+
+    def validated(attempt: Any, step: int) -> Any:
+        sample = made(attempt, step)
+        if not attempt.name.startswith("valid"):
+            return sample
+        number = attempt.name.split("-")[1]
+        if number not in current:
+            current[number] = next(rewards)
+        reward = current[number](attempt.row.source_row_index)
+        verdict = (
+            Verdict("success", reward=reward)
+            if reward is not None
+            else Verdict("failed", error_type="agent_error", boundary="agent", error="broke")
+        )
+        return replace(sample, verdict=verdict)
+
+    world.sampler._made = validated  # type: ignore[method-assign]
+    return world
+
+
+async def test_a_validation_that_fell_below_the_start_beyond_chance_is_told_then_and_at_the_end(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: 0.6 + row / 100, lambda row: 0.6 + row / 90, lambda row: 0.3 + row / 80]
+    )
+    ending = await world.run()
+    records = {record.step: record for record in read_history(world.history.path)}
+    assert records[2].warnings == []
+    assert "fell below that of the start by 0.2" in records[4].warnings[-1]
+    assert ending.because == "finished"
+    assert "fell below that of the start" in str(ending.warning)
+    assert sum("fell below" in note for note in world.told.notes) == 2, "when it was found, and at the end"
+    assert records[4].metrics["eval/validation/reward_low"] < records[4].metrics["eval/validation/reward"]
+
+
+async def test_what_the_start_came_to_is_known_to_a_later_session(tmp_path):
+    rewards = [lambda row: 0.6 + row / 100, lambda row: 0.6 + row / 90, lambda row: 0.3 + row / 80]
+    world = world_whose_validation(tmp_path, rewards)
+    world.told.on_step = lambda record: world.loop.stop() if record.step == 1 else None
+    await world.run()
+    world.told.on_step = lambda record: None
+    world.resume()
+    ending = await world.run()
+    assert "fell below" in str(ending.warning)
+
+
+async def test_a_difference_that_may_be_chance_is_not_told(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: float(row % 2), lambda row: float(row % 3 == 0), lambda row: float(row % 2)]
+    )
+    ending = await world.run()
+    assert ending.warning is None
+    assert not any("fell below" in note for note in world.told.notes)
+
+
+async def test_a_validation_of_which_much_has_no_score_is_warned_of(tmp_path):
+    world = world_whose_validation(
+        tmp_path, [lambda row: 1.0, lambda row: None if row < 8 else 1.0, lambda row: 1.0]
+    )
+    await world.run()
+    records = {record.step: record for record in read_history(world.history.path)}
+    [warning] = [line for line in records[2].warnings if line.startswith("validation: ")]
+    assert "only 10 of 12 finished attempts have a score (83.3 %)" in warning
+    assert "(2 x agent_error)" in warning
+    assert (records[2].metrics["eval/validation/scored"], records[2].metrics["eval/validation/samples"]) == (
+        10,
+        12,
+    )
+    assert not records[4].warnings
+
+
+async def test_samples_without_a_reward_are_left_out_of_the_lesson_and_counted(tmp_path):
+    def third_fails(step: int, index: int) -> float | None:
+        return None if index == 2 else float(index)
+
+    world = LoopWorld(tmp_path, rewards=third_fails, n_samples_per_prompt=3, max_steps=1)
+    await world.run()
+    ((_, advantages, _),) = world.learner.seen
+    assert len(advantages) == 4
+    assert world.told.records[1].unscored == {"agent_error": 2}
+    assert world.told.records[1].metrics["rollout/unscored"] == 2
+
+
+async def test_a_refused_step_leaves_the_policy_and_the_run_goes_on(tmp_path):
+    world = LoopWorld(tmp_path, learner=NumberLearner(refuse=[2]))
+    await world.run()
+    assert world.learner.updates == 3
+    assert world.told.records[2].warnings == ["the step was refused: its loss is not a finite number."]
+    assert "train/loss" not in world.told.records[2].metrics
+    assert world.sampler.begun_at == {1: 0, 2: 1, 3: 1, 4: 2}
+
+
+async def test_steps_refused_again_and_again_end_the_run(tmp_path):
+    world = LoopWorld(tmp_path, learner=NumberLearner(refuse=range(2, 10)), max_steps=30)
+    with pytest.raises(
+        StepRefusedError, match=r"not a finite number\. That makes 3 refused updates in a row"
+    ):
+        await world.run()
+    assert world.loop.state.step == REFUSED_STEPS_END  # one learned, all but the last refusal recorded
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    assert latest.step == REFUSED_STEPS_END
+
+
+async def test_an_engine_that_failed_ends_the_run_at_once_with_its_own_words(tmp_path):
+    def failing(step, index):
+        if step == 3:
+            world.engine.failure = OsmosisError("the model server failed")
+        return alternating(step, index)
+
+    world = LoopWorld(tmp_path, rewards=failing)
+    with pytest.raises(OsmosisError, match="the model server failed"):
+        await world.run()
+    assert (world.loop.state.step, steps(world)[-1]) == (2, 2)
+
+
+async def test_a_step_that_does_not_fit_into_memory_ends_the_run_and_a_later_session_goes_on(tmp_path):
+    world = LoopWorld(tmp_path)
+    learner, step = world.learner, world.learner.step
+
+    def step_without_memory(*arguments, **options):
+        if learner.updates == 2:
+            raise OutOfMemoryError("the memory of cuda:0 does not suffice.")
+        return step(*arguments, **options)
+
+    learner.step = step_without_memory
+    with pytest.raises(OutOfMemoryError, match="does not suffice"):
+        await world.run()
+    assert steps(world) == [0, 1, 2]
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    assert latest.step == 2
+    learner.step = step
+    world.resume()
+    assert (await world.run()).because == "finished"
+    assert steps(world) == [0, 1, 2, 3, 4]
+
+
+async def test_a_full_disk_ends_the_run_with_what_is_intact_and_a_later_session_goes_on(
+    tmp_path, monkeypatch
+):
+    world = LoopWorld(tmp_path)
+
+    def save_on_a_full_disk(directory):
+        if world.learner.updates == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        NumberLearner.save_adapter(world.learner, directory)
+
+    monkeypatch.setattr(world.learner, "save_adapter", save_on_a_full_disk)
+    with pytest.raises(OsmosisError, match="the disk is full; the one of step 2 is intact") as caught:
+        await world.run()
+    assert caught.value.hint == "make room there, then start the run again"
+    monkeypatch.undo()
+    world.resume()
+    assert (await world.run()).because == "finished"
+    assert steps(world) == [0, 1, 2, 3, 4]
+
+
+async def test_progress_counts_the_rollouts_of_a_step(tmp_path):
+    world = LoopWorld(tmp_path, held_out=0, max_steps=1)
+    await world.run()
+    latest = world.told.latest
+    assert latest is not None
+    assert (latest.step, latest.kind, latest.finished, latest.total) == (1, "training", 4, 4)
+    assert latest.reward_mean == 0.5

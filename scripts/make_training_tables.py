@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
-from osmosis_ai.services.train_estimate import GPUS
+from osmosis_ai.services.training_runs.estimate import GPUS
 from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"

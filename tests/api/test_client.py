@@ -14,7 +14,7 @@ import respx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.client import ClientWarning, PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.errors import OsmosisError
 from tests.api.conftest import BASE, GIT, TOKEN

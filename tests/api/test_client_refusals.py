@@ -11,7 +11,7 @@ import respx
 from osmosis_ai._version import __version__
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import Credentials
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig, RunSecrets
 from tests.api.conftest import BASE, GIT, TOKEN

@@ -9,7 +9,7 @@ import pytest
 import respx
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig
 from tests.api.conftest import BASE, TOKEN
 

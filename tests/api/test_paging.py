@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_log_pages, iterate_pages
-from osmosis_ai.api.rejections import PlatformError
 from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.api.wire.datasets import Dataset, DatasetList
 

@@ -85,7 +85,7 @@ def test_a_big_file_shows_its_progress_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By its path: the package gives its command the module's name.
-    command = importlib.import_module("osmosis_ai.cli.dataset.validate")
+    command = importlib.import_module("osmosis_ai.cli.datasets.validate")
     monkeypatch.setattr(command, "PROGRESS_FROM_BYTES", 1000)
     write(tmp_path, "sums.jsonl", jsonl(prompt_rows(20_000)))
     assert main(["--plain", "dataset", "validate", "sums.jsonl"]) == 0

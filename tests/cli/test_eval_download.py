@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.services import eval_download
+from osmosis_ai.services.eval_runs import download
 from tests.api.blob_server import SIGNATURE, BlobServer, cut_after, serve, status
 from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.maze import Maze, open_maze, sent
@@ -311,7 +311,7 @@ def test_a_large_download_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch
         "Destination": str(run.directory),
     }
     assert not run.urls.called
-    monkeypatch.setattr(eval_download, "ASK_FROM_BYTES", 3)
+    monkeypatch.setattr(download, "ASK_FROM_BYTES", 3)
     run.holds(FILES)
     assert run.download("--yes", "--json").status == 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.cli.train import tables
+from osmosis_ai.cli.training_runs import tables
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.train_replies import (
     CHECKPOINTS,

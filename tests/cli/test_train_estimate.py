@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from osmosis_ai.cli.main import main
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.train_estimate import GIB, GPUS, MIB, parse_memory
+from osmosis_ai.services.training_runs.estimate import GIB, GPUS, MIB, parse_memory
 from tests.workspace.builders import make_workspace
 
 CONFIG = "configs/training/big.toml"

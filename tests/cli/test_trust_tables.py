@@ -4,9 +4,9 @@ from io import StringIO
 
 import numpy as np
 
-from osmosis_ai.cli.eval.trust_tables import trust_blocks
 from osmosis_ai.cli.output.plain import block_lines
 from osmosis_ai.cli.output.terminal import open_console, print_blocks
+from osmosis_ai.cli.rubric.trust_tables import trust_blocks
 from osmosis_ai.rubric.scores import ScoreTable
 from osmosis_ai.rubric.trust import trust_report
 from tests.rubric.tables import simulated, table

@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from tests.contract.conftest import BASE, Wire
 
 VERIFY = """{"valid": true, "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},

@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.datasets import CompletedPart
 from tests.contract.conftest import Wire, nulled
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.eval_runs import DownloadItem
 from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig, RunSecrets
 from tests.contract.conftest import Wire, nulled

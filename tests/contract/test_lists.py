@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from tests.contract.conftest import Wire
 
 LISTS: dict[str, tuple[str, Callable[[PlatformClient], Any]]] = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from tests.contract.conftest import Wire, nulled
 
 SECRET = """{"id": "sec_1", "name": "OPENAI_API_KEY", "scope": "user", "created_at": "2026-11-03T08:12:44Z",

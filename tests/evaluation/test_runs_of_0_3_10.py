@@ -12,7 +12,7 @@ import pytest
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.services.eval_watch import RunWatcher
+from osmosis_ai.services.eval_runs.watch import RunWatcher
 from tests.evaluation.test_runner import World
 from tests.standin_model import StandInModel
 

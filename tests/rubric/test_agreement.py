@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc, two_way_icc
-from osmosis_ai.rubric.figure import Figure
+from osmosis_ai.rubric.estimate import Figure
 from tests.rubric.tables import NAN, Floats
 
 # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: four observers, twelve units.

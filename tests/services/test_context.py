@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import respx
 
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
 from osmosis_ai.services.context import find_checkout_if_any, open_context
 from tests.logins import FERN, IDENTITY, NOT_CONNECTED, TOKEN, make_checkout, save_login, use_platform

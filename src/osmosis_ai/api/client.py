@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.connections import connection_hint, open_http, reason
+from osmosis_ai.api.http_errors import Asker, PlatformError, Reply, TokenOrigin, missing_git_scope, rejection
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import Redactor
-from osmosis_ai.api.rejections import Asker, PlatformError, Reply, TokenOrigin, missing_git_scope, rejection
 from osmosis_ai.api.resources.auth import Auth
 from osmosis_ai.api.resources.datasets import Datasets
 from osmosis_ai.api.resources.eval_runs import EvalRuns

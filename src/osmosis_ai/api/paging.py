@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LARGEST_LOG_PAGE, LARGEST_PAGE
 from osmosis_ai.api.wire.base import LogPage, Page
 

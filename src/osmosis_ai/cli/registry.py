@@ -26,26 +26,28 @@ COMMANDS: dict[str, Entry] = {
     "demo": Entry(
         "command", "osmosis_ai.cli.demo:demo", "Watch a small agent being evaluated on this machine."
     ),
-    "dataset": Entry("group", "osmosis_ai.cli.dataset:app", "Check, upload and fetch datasets."),
-    "eval": Entry("group", "osmosis_ai.cli.eval:app", "Evaluate agents."),
+    "dataset": Entry("group", "osmosis_ai.cli.datasets:app", "Check, upload and fetch datasets."),
+    "eval": Entry("group", "osmosis_ai.cli.eval_runs:app", "Evaluate agents."),
     "eval-rubric": Entry(
-        "command", "osmosis_ai.cli.eval_rubric:eval_rubric", "Score records with a rubric of a YAML file."
+        "command", "osmosis_ai.cli.rubric.classic:eval_rubric", "Score records with a rubric of a YAML file."
     ),
     "preview": Entry(
-        "command", "osmosis_ai.cli.preview:preview", "Show the rubrics or records that a file holds."
+        "command", "osmosis_ai.cli.rubric.preview:preview", "Show the rubrics or records that a file holds."
     ),
-    "train": Entry("group", "osmosis_ai.cli.train:app", "Train agents."),
-    "model": Entry("group", "osmosis_ai.cli.model:app", "See models, and serve trained ones."),
+    "train": Entry("group", "osmosis_ai.cli.training_runs:app", "Train agents."),
+    "model": Entry("group", "osmosis_ai.cli.models:app", "See models, and serve trained ones."),
     "rollout": Entry(
-        "group", "osmosis_ai.cli.rollout:app", "Write the agents that are evaluated and trained."
+        "group", "osmosis_ai.cli.rollouts:app", "Write the agents that are evaluated and trained."
     ),
     "check": Entry(
         "command",
-        "osmosis_ai.cli.check:check",
+        "osmosis_ai.cli.workspaces.check:check",
         "Check configs, code and datasets without a platform; for CI.",
     ),
     "doctor": Entry(
-        "command", "osmosis_ai.cli.doctor:app", "Check the workspace directory, and mend it with --fix."
+        "command",
+        "osmosis_ai.cli.workspaces.doctor:app",
+        "Check the workspace directory, and mend it with --fix.",
     ),
     "env": Entry("group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."),
     "login": Entry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
@@ -57,9 +59,9 @@ COMMANDS: dict[str, Entry] = {
         "group", "osmosis_ai.cli.auth:app", "Log in, log out, see who you are.", PLATFORM, hidden=True
     ),
     "workspace": Entry(
-        "group", "osmosis_ai.cli.workspace:app", "See your workspaces, and find their directories.", PLATFORM
+        "group", "osmosis_ai.cli.workspaces:app", "See your workspaces, and find their directories.", PLATFORM
     ),
-    "secret": Entry("group", "osmosis_ai.cli.secret:app", "Keep the keys that runs need.", PLATFORM),
+    "secret": Entry("group", "osmosis_ai.cli.secrets:app", "Keep the keys that runs need.", PLATFORM),
     "platform": Entry(
         "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
     ),

@@ -23,7 +23,7 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.errors import ConflictError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.env_files import JudgedEnvFile
+    from osmosis_ai.services.env.files import JudgedEnvFile
 
 PROFILE = (TOKEN_ENV, PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV)
 ENV_COMMANDS = "env"
@@ -79,8 +79,8 @@ def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None
     path = named or env_file.env_file_path(Path.cwd())
     if named is None and not os.path.lexists(path):
         return None
-    from osmosis_ai.services.env_consents import EnvConsents
-    from osmosis_ai.services.env_files import judge
+    from osmosis_ai.services.env.consents import EnvConsents
+    from osmosis_ai.services.env.files import judge
 
     try:
         file = (
@@ -101,7 +101,7 @@ def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None
 
 def _tell_what_is_ignored(output: OutputContext, judged: JudgedEnvFile) -> None:
     """Say in one line what a file may not do; names that are only for rollouts are told of once."""
-    from osmosis_ai.services.env_consents import EnvConsents
+    from osmosis_ai.services.env.consents import EnvConsents
 
     file = judged.file
     never, waiting = judged.names("never"), judged.names("needs_permission")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.figure import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.evaluation.statistics import paired_difference
 from osmosis_ai.rubric.calibration import NO_PAIR, NO_PEOPLE
 from osmosis_ai.rubric.correlation import partial, spearman
-from osmosis_ai.rubric.figure import CONFIDENCE, STUDENT_METHOD, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, STUDENT_METHOD, Figure
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats, Integers

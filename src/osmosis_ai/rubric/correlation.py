@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from osmosis_ai.rubric.figure import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.rubric.sentences import RELIABLE, TENTATIVE, percent
+from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE, percent
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.calibration import Calibration
-    from osmosis_ai.rubric.figure import Figure
+    from osmosis_ai.rubric.estimate import Figure
     from osmosis_ai.rubric.panel import Panel
     from osmosis_ai.rubric.trust import Counts, JudgeTrust
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, two_way_icc
 from osmosis_ai.rubric.correlation import pearson, spearman
-from osmosis_ai.rubric.figure import Figure
+from osmosis_ai.rubric.estimate import Figure
 from osmosis_ai.rubric.scores import mean_where_known
 
 if TYPE_CHECKING:

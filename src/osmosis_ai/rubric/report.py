@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.rubric.messages import Wording, percent
 from osmosis_ai.rubric.report_records import (
     MAX_LISTED,
     Dispute,
@@ -24,7 +25,6 @@ from osmosis_ai.rubric.report_records import (
     ReportRecord,
     collect_records,
 )
-from osmosis_ai.rubric.sentences import Wording, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment

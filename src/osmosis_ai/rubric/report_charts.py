@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.rubric.sentences import RELIABLE, TENTATIVE
+from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Chart
 
     from osmosis_ai.rubric.calibration import Calibration
-    from osmosis_ai.rubric.figure import Figure
+    from osmosis_ai.rubric.estimate import Figure
     from osmosis_ai.rubric.scores import Floats, ScoreTable
     from osmosis_ai.rubric.trust import TrustReport
 

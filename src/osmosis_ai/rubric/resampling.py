@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from osmosis_ai.rubric.figure import CONFIDENCE
+from osmosis_ai.rubric.estimate import CONFIDENCE
 
 if TYPE_CHECKING:
     import numpy as np

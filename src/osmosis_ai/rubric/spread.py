@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.figure import Figure
+from osmosis_ai.rubric.estimate import Figure
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats

@@ -16,10 +16,10 @@ from osmosis_ai.evaluation.statistics import estimate_mean
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc
 from osmosis_ai.rubric.biases import LengthBias, length_bias, order_in_file, position_bias
 from osmosis_ai.rubric.calibration import Calibration, calibrate
-from osmosis_ai.rubric.figure import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
 from osmosis_ai.rubric.findings import Finding, findings
+from osmosis_ai.rubric.messages import Wording
 from osmosis_ai.rubric.panel import ONE_JUDGE, Panel, measure_panel
-from osmosis_ai.rubric.sentences import Wording
 from osmosis_ai.rubric.spread import Spread, measure_spread
 
 if TYPE_CHECKING:

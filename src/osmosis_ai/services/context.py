@@ -16,8 +16,8 @@ from typing import Any
 from osmosis_ai.api.client import DEFAULT_TIMEOUT_S, PlatformClient
 from osmosis_ai.api.credentials import Credentials, require_credentials
 from osmosis_ai.api.git_identity import GitIdentity, identify_origin
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-from osmosis_ai.api.rejections import PlatformError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.names import suggestion
 from osmosis_ai.workspace.git import read_origin

@@ -6,8 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_pages
-from osmosis_ai.api.rejections import PlatformError
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.listing import Listing, fetch_listing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from osmosis_ai.api import routes
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import Resource
 from osmosis_ai.api.wire.auth import (
     DeviceAuthorization,

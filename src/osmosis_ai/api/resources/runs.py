@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Generic, TypeVar
 
 from osmosis_ai.api import routes
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LogDirection, Resource
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import EvalRunSubmit, StopReply, SubmitCheck, SubmittedRun, TrainingRunSubmit

@@ -1,7 +1,7 @@
 """Bytes to and from signed URLs: resumed where they broke off, and whole or not there at all."""
 
+from osmosis_ai.api.transfer.client import BlobClient, TransferError
 from osmosis_ai.api.transfer.download import Download, download
-from osmosis_ai.api.transfer.store import BlobClient, TransferError
 from osmosis_ai.api.transfer.unfinished import (
     NotedIntent,
     UnfinishedUpload,

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from osmosis_ai.api.retrying import Transient, Waits
-from osmosis_ai.api.transfer.store import BlobClient, TransferError, check_url, refusal, shown
+from osmosis_ai.api.transfer.client import BlobClient, TransferError, check_url, refusal, shown
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import sync_directory, write_json
 

@@ -8,7 +8,7 @@ from osmosis_ai.cli.output.results import OperationResult
 
 def allow(path: EnvFileArgument = None) -> OperationResult:
     """Let the .env, as it is now, send your keys to its addresses and set OSMOSIS_TOKEN. A change of it asks again."""
-    from osmosis_ai.services.env_files import allow_env_file
+    from osmosis_ai.services.env.files import allow_env_file
 
     allowed = allow_env_file(path)
     return OperationResult(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.output.results import Styled, Table
-from osmosis_ai.services.env_files import EnvFileStatus, Standing
+from osmosis_ai.services.env.files import EnvFileStatus, Standing
 
 EnvFileArgument = Annotated[
     Path | None,

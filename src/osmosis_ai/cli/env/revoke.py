@@ -8,7 +8,7 @@ from osmosis_ai.cli.output.results import OperationResult
 
 def revoke(path: EnvFileArgument = None) -> OperationResult:
     """Take back what `osmosis env allow` gave."""
-    from osmosis_ai.services.env_files import revoke_env_file
+    from osmosis_ai.services.env.files import revoke_env_file
 
     place, had = revoke_env_file(path)
     return OperationResult(

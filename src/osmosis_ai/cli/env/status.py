@@ -8,7 +8,7 @@ from osmosis_ai.cli.output.results import OperationResult
 
 def status(path: EnvFileArgument = None) -> OperationResult:
     """Show which names of the .env count here, and why others do not. Values are never shown."""
-    from osmosis_ai.services.env_files import env_file_status
+    from osmosis_ai.services.env.files import env_file_status
 
     found = env_file_status(path)
     if found.judged is None:

@@ -11,7 +11,7 @@ from osmosis_ai.api import routes
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
 from osmosis_ai.api.credentials.login import TokenStoreKind
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.auth import User, Verification, Workspace, WorkspaceMembership
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.context import Warn, connect, find_checkout_if_any, log_warning

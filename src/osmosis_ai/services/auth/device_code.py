@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.auth import DeviceAuthorization, IssuedToken
 from osmosis_ai.errors import OsmosisError
 

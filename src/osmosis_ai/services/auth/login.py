@@ -23,7 +23,7 @@ from osmosis_ai.api.credentials import (
     keychain,
 )
 from osmosis_ai.api.credentials.store import DEFAULT_LIFETIME, TOKEN_STORE_ENV
-from osmosis_ai.api.rejections import PlatformError
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.auth import DeviceAuthorization, IssuedToken, User, Verification
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.auth.account import iso, known_user

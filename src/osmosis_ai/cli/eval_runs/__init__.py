@@ -1,0 +1,28 @@
+"""`osmosis eval`: agents, evaluated."""
+
+from __future__ import annotations
+
+import typer
+
+from osmosis_ai.cli.eval_runs.download import download
+from osmosis_ai.cli.eval_runs.gate import gate
+from osmosis_ai.cli.eval_runs.info import info
+from osmosis_ai.cli.eval_runs.list import list_
+from osmosis_ai.cli.eval_runs.logs import logs
+from osmosis_ai.cli.eval_runs.run import run
+from osmosis_ai.cli.eval_runs.stop import stop
+from osmosis_ai.cli.eval_runs.submit import submit
+from osmosis_ai.cli.eval_runs.watch import watch
+from osmosis_ai.cli.rubric.eval_rubric import rubric
+
+app = typer.Typer(help="Evaluate agents.")
+app.command("run")(run)
+app.command("rubric")(rubric)
+app.command("submit")(submit)
+app.command("list")(list_)
+app.command("info")(info)
+app.command("gate")(gate)
+app.command("watch")(watch)
+app.command("logs")(logs)
+app.command("stop")(stop)
+app.command("download")(download)

@@ -1,0 +1,127 @@
+"""What `osmosis eval run` shows and asks while it runs, and what Ctrl-C does to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.eval_runs.graceful_stop import GracefulStop
+from osmosis_ai.cli.eval_runs.live_numbers import spent
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.startup import taken_env_file
+from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.run_log import LogEvent
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.redaction import Redactor
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.progress import Progress
+    from osmosis_ai.services.eval_runs.run import PreparedEval
+
+QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
+
+
+class LiveRun(GracefulStop, RunHooks):
+    """The run's side of the terminal; a context manager around it.
+
+    Args:
+        yes: the command's ``--yes``.
+    """
+
+    def __init__(self, output: OutputContext, prepared: PreparedEval, *, yes: bool) -> None:
+        super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)
+        self._prepared = prepared
+        self._yes = yes or prepared.served
+        self._plan: RunPlan | None = None
+        self._progress: Progress | None = None
+
+    def plan(self, plan: RunPlan) -> None:
+        """Show the plan, and what the user should know about it."""
+        from osmosis_ai.cli.eval_runs import tables
+
+        self._plan = plan
+        self._output.show(tables.plan(plan, self._prepared))
+        for note in self._prepared.notes:
+            self._output.warn(note)
+        if plan.put_aside is not None:
+            self.note(f"the earlier run is kept as {plan.put_aside.name}")
+        if plan.found and plan.pending:
+            self.note(
+                f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
+                "attempts are finished; `--fresh` starts over"
+            )
+
+    def note(self, message: str) -> None:
+        """Write a line to stderr."""
+        self._output.note(message)
+
+    def stage(self, message: str) -> None:
+        """Tell what the run is busy with, unless the log shows it anyway."""
+        if not self._prepared.request.verbose:
+            self._output.note(f"{message} …")
+
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        """Show an event as a line of the run's log."""
+        self._output.note(event.to_line(redact))
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        """Move the bar."""
+        if self._progress is None:
+            if not snapshot.in_flight and not snapshot.finished:
+                return
+            self._progress = self._shown.enter_context(
+                self._output.progress("Evaluating", total=snapshot.total, unit="rollouts")
+            )
+        told = describe(snapshot)
+        self._progress.update(snapshot.completed, note=told, below=[told])
+
+    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
+        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask.
+
+        Raises:
+            Declined: the user said no.
+            InteractiveRequiredError: nobody can be asked.
+        """
+        assert self._plan is not None
+        self._output.confirm(
+            f"{pending} rollouts x model {model_path} — continue?",
+            yes=self._yes,
+            default=False,
+            summary={"Run": self._plan.run_name, "Rollouts": str(pending), "Model": model_path},
+            notes=self._prepared.notes,
+        )
+        return True
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        """Take secrets from the secrets file, the environment, the `.env`, or the user."""
+        ask = self._ask if self._output.interactive else None
+        given = self._prepared.request.secret_values or {}
+        file = taken_env_file()
+        exported = {name: value for name in names if (value := os.environ.get(name))}
+        environ = {**(file.values_for_rollout(names) if file is not None else {}), **exported}
+        found = find_secret_values(names, given=given, environ=environ, ask=ask)
+        if file is not None:
+            file.refuse_redirected(found)
+        return found
+
+    def _ask(self, name: str) -> str:
+        import getpass
+
+        return getpass.getpass(f"{name}: ", stream=self._output.stderr)
+
+
+def describe(snapshot: ProgressSnapshot) -> str:
+    """Return the live numbers beside the bar."""
+    parts = []
+    if snapshot.scored:
+        parts.append(
+            f"pass {formats.percent(snapshot.pass_rate, digits=0)} of {formats.count(snapshot.scored)}"
+        )
+        parts.append(f"reward {snapshot.reward_mean:.3f}")
+    parts += spent(snapshot)
+    if snapshot.in_flight is not None:
+        parts.append(f"{snapshot.in_flight} in flight")
+    return " · ".join(parts)

@@ -1,0 +1,173 @@
+"""`osmosis eval run`: an evaluation on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai import event_loop
+from osmosis_ai.cli.eval_runs.durations import parse_duration
+from osmosis_ai.cli.output.context import Declined, current
+from osmosis_ai.cli.output.results import OperationResult
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.eval_runs.run import EvalRunResult
+
+WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.", show_default=False)],
+    rows: Annotated[
+        str | None, typer.Option(help='Rows of the file, from 0: "3,7,10-20".', rich_help_panel=WHERE)
+    ] = None,
+    dataset_file: Annotated[
+        Path | None,
+        typer.Option(help="Rows from this file instead of data/<dataset>.*.", rich_help_panel=WHERE),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; an existing one is continued.", rich_help_panel=WHERE)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Directory of runs (default: .osmosis/evals).", rich_help_panel=WHERE
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; an existing run is renamed.", rich_help_panel=WHERE)
+    ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Also redo failed and skipped attempts.", rich_help_panel=WHERE),
+    ] = False,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Keep what is intact of a damaged journal, redo the rest.",
+            rich_help_panel=WHERE,
+        ),
+    ] = False,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts at once, at most.", rich_help_panel=PACE)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="Stop dispatching after this many US dollars.", rich_help_panel=LIMITS),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop dispatching after this many tokens.", rich_help_panel=LIMITS)
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="Stop dispatching after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+    ] = None,
+    secrets_file: Annotated[
+        str | None, typer.Option(help="NAME=value lines for [secrets].required; - reads stdin.")
+    ] = None,
+    rollout_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the rollout's server (default: a free one).")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
+) -> OperationResult:
+    """Evaluate an agent on this machine; the same command continues an interrupted run.
+
+    Ctrl-C once stops it gracefully, twice at once. Nothing finished is ever lost or repeated.
+    """
+    from osmosis_ai.cli.eval_runs.live import LiveRun
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    request = EvalRunRequest(
+        config=config,
+        dataset_file=dataset_file,
+        rows=rows,
+        name=name,
+        output=output,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        salvage=salvage,
+        max_in_flight=max_in_flight,
+        secret_values=read_secrets_file(secrets_file) if secrets_file else {},
+        seed=seed,
+        budget=Budget(max_cost, max_tokens, parse_duration(max_time) if max_time else None),
+        rollout_port=rollout_port,
+        verbose=verbose,
+    )
+    prepared = prepare_eval_run(request, fetching=_fetching)
+    with LiveRun(current(), prepared, yes=yes) as live:
+        result = event_loop.run(run_eval(prepared, live))
+    if result is None:
+        raise Declined("nothing was started")
+    stop = result.summary.stop
+    if stop is not None and stop.kind == "fault":
+        current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
+    return _operation(result)
+
+
+@contextmanager
+def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    with current().progress(f"Fetching {dataset}", total=size, unit="bytes") as shown:
+        yield shown.update
+
+
+def _operation(result: EvalRunResult) -> OperationResult:
+    from osmosis_ai.cli.eval_runs import tables
+
+    summary = result.summary
+    return OperationResult(
+        operation="eval.run",
+        status="success" if summary.complete else "partial",
+        message=tables.message(summary),
+        resource=_resource(result),
+        blocks=tables.results(summary),
+        next_steps=tables.next_steps(result),
+        next_steps_structured=tables.next_steps_structured(result),
+    )
+
+
+def _resource(result: EvalRunResult) -> dict[str, Any]:
+    summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
+    resource: dict[str, Any] = {
+        "run_name": summary.run_name,
+        "local_run_id": summary.local_run_id,
+        "output_path": str(summary.run_dir),
+        "dataset_source": prepared.dataset.source,
+        "total_work_items": summary.total_work_items,
+        "dispatched": summary.dispatched,
+        "succeeded": summary.succeeded,
+        "failed": summary.failed,
+        "skipped": summary.skipped,
+        "pending": summary.pending,
+        "resumed": summary.resumed,
+        "cancelled": summary.cancelled,
+        "duration_ms": summary.duration_ms,
+        "headline": summary.headline.to_json(),
+        "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
+        "failed_rows": [
+            {
+                "row_index": failure.record.row_index,
+                "source_row_index": failure.record.source_row_index,
+                "run_index": failure.record.run_index,
+                "rollout_id": failure.record.rollout_id,
+                "error_type": failure.record.error_type,
+                "boundary": failure.record.boundary,
+                "error": failure.record.error,
+                "rollout_dir": str(failure.rollout_dir),
+            }
+            for failure in summary.failures
+        ],
+        "git": {"identity": None, "remote_url": prepared.origin},
+        "workspace_directory": str(prepared.workspace.root),
+    }
+    if summary.stop is not None:
+        resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
+    return resource

@@ -1,0 +1,14 @@
+"""`osmosis eval stop`: end a run."""
+
+from __future__ import annotations
+
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.runs.details import RunArgument
+
+
+def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
+    """Stop a pending or running evaluation run of the platform; what it has finished is kept."""
+    from osmosis_ai.cli.runs.stop import stop_run
+
+    return stop_run("eval", run, yes=yes)

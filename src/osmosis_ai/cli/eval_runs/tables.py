@@ -1,0 +1,269 @@
+"""The plan before a run and the results after it, as people see them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
+from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.driving.machine import LimitName
+    from osmosis_ai.evaluation.hooks import RunPlan
+    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.statistics import Estimate, Percentiles
+    from osmosis_ai.evaluation.summary import FailedRow, RunSummary
+    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEval
+    from osmosis_ai.services.eval_runs.watch import WatchedRun
+
+SHOWN_FAILURES = 10
+_MAX_ERROR = 160
+# As a pattern for the shell a path fits on a line, and can still be pasted.
+_ID_PREFIX = 8
+
+
+def plan(plan: RunPlan, prepared: PreparedEval) -> Table:
+    """Return what is about to happen."""
+    spec, request = prepared.spec, prepared.request
+    rows: list[Row] = [
+        ("Run", f"{plan.run_name} (continued)" if plan.continued else plan.run_name),
+        ("Rollout", spec.rollout_name),
+        ("Entrypoint", spec.entrypoint),
+        ("Model", spec.model_path),
+        ("Dataset", f"{spec.dataset_name} ({shown_path(prepared.dataset.path)})"),
+        ("Rows", _rows(prepared)),
+        ("Runs Per Row", spec.n),
+        ("Work Items", _work_items(plan)),
+        ("Seed", request.seed),
+        ("Output", shown_path(plan.run_dir)),
+    ]
+    if spec.branch or spec.commit_sha:
+        rows.insert(5, ("Branch/Commit", spec.branch or spec.commit_sha))
+    return Table(columns=("", ""), rows=rows, title="Local Evaluation")
+
+
+def message(summary: RunSummary) -> str:
+    """Return the result in a sentence."""
+    where = shown_path(summary.run_dir)
+    if summary.complete:
+        return f"Evaluation run finished: {where}"
+    reason = summary.stop.reason.splitlines()[0].rstrip(".:") if summary.stop is not None else ""
+    why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
+    left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
+    return f"Evaluation run interrupted: {where}{why}. {left}."
+
+
+def results(summary: RunSummary) -> list[Block]:
+    """Return the failures and the numbers."""
+    blocks: list[Block] = []
+    if summary.failures:
+        blocks.append(_failed_rows(summary))
+    blocks.append(results_table(summary.metrics.estimates))
+    blocks.append(_samples([*_counts(summary)]))
+    blocks.append(Text(f"Headline: {summary.headline.words}", in_plain=True))
+    return blocks
+
+
+def recorded_results(seen: WatchedRun) -> list[Block]:
+    """Return the numbers that a run has written down."""
+    estimates = seen.estimates
+    if estimates is None:
+        return []
+    said = Text(f"Headline: {Headline.of(estimates, seen.rows).words}", in_plain=True)
+    return [results_table(estimates), _samples([*sample_counts(estimates, seen.rows)]), said]
+
+
+def next_steps(result: EvalRunResult) -> list[str]:
+    """Return what the user may want to do now."""
+    steps = []
+    if not result.summary.complete:
+        steps.append(f"Resume: {_command(result)}")
+        hint = getattr(result.summary.stop and result.summary.stop.error, "hint", None)
+        if hint:
+            steps.append(f"hint: {hint}")
+    if result.summary.failed:
+        steps.append(f"Redo the failed attempts: {_command(result, '--retry-failed')}")
+    if result.summary.succeeded:
+        steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
+    return steps
+
+
+def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
+    """Return the same for programs."""
+    steps: list[Mapping[str, Any]] = []
+    if not result.summary.complete:
+        steps.append({"action": "resume", "command": _command(result)})
+    if result.summary.failed:
+        steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
+    return steps
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` relative to the working directory when it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _rows(prepared: PreparedEval) -> str:
+    everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
+    note = " (the config sets no limit)" if everything else ""
+    return f"{prepared.selection.drawn.words}{note}"
+
+
+def _work_items(plan: RunPlan) -> str:
+    if plan.pending == plan.total:
+        return formats.count(plan.total)
+    return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
+
+
+def results_table(estimates: Estimates) -> Table:
+    """Return the numbers with their intervals and denominators."""
+    return Table(
+        columns=("", Column("Value", right=True), Column("95 % interval"), Column("Over")),
+        rows=[*_numbers(estimates), *_warnings(estimates)],
+        title="Results",
+        in_plain=True,
+    )
+
+
+def _failed_rows(summary: RunSummary) -> Table:
+    shown = summary.failures[:SHOWN_FAILURES]
+    more = summary.failed - len(shown)
+    further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
+    return Table(
+        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
+        rows=[_failed_row(failure) for failure in shown],
+        title="Failed rows",
+        note=f"files are in {shown_path(shown[0].rollout_dir.parent)}" + further,
+        in_plain=True,
+    )
+
+
+def _failed_row(failure: FailedRow) -> Sequence[Cell]:
+    record = failure.record
+    error = formats.one_line(record.error or "")
+    return (
+        record.row_index,
+        record.source_row_index,
+        record.run_index,
+        record.boundary,
+        Styled(record.error_type or "", "bad"),
+        error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
+        f"{failure.rollout_dir.name[:_ID_PREFIX]}*",
+    )
+
+
+def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    reward, rate = estimates.reward, estimates.pass_rate
+    if reward is not None:
+        over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
+        yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
+    if rate is not None:
+        over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}"
+        label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
+        yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
+    for k, estimate in estimates.pass_at_k.items():
+        over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
+        yield f"pass@{k}", formats.percent(estimate.value), _interval(estimate, percent=True), over
+    tokens = estimates.tokens
+    per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
+    split = f"{formats.count(tokens.prompt)} prompt, {formats.count(tokens.completion)} completion"
+    yield "Tokens", formats.count(tokens.total), "", ", ".join(filter(None, (split, per_sample)))
+    cost = estimates.cost_usd
+    if cost.total is not None:
+        known = f"{formats.count(cost.known_samples)} of {formats.count(cost.recorded_samples)} samples"
+        yield "Cost", formats.money(cost.total), "", known
+    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
+    yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+
+
+def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    for warning in estimates.warnings:
+        yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
+
+
+def _samples(rows: Sequence[Row]) -> Table:
+    return Table(columns=("", ""), rows=rows, title="Samples", in_plain=True)
+
+
+def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cell]]:
+    if latency is not None:
+        tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
+        yield label, f"p50 {_ms(latency.p50)}", "", tail
+
+
+def _counts(summary: RunSummary) -> Iterator[Row]:
+    yield from sample_counts(summary.metrics.estimates, summary.rows)
+    if summary.pending:
+        yield "Pending", Styled(formats.count(summary.pending), "pending")
+    if summary.resumed:
+        yield "From earlier sessions", formats.count(summary.resumed)
+    yield "Duration", formats.duration(summary.duration_ms / 1000)
+    yield "Output", shown_path(summary.run_dir)
+
+
+_LIMITS: Mapping[LimitName, str] = {
+    "provider": "the provider",
+    "rate_limit": "the provider's rate limit",
+    "this_machine": "this machine",
+}
+
+
+def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
+    """Yield what became of the work items, and of which rows they are."""
+    counts = estimates.counts
+    if rows is not None:
+        yield "Rows", rows.words
+    yield "Scored", scored_of_planned(counts.scored, counts.planned)
+    if counts.unscored:
+        yield "Unscored", breakdown(counts.unscored)
+    if counts.failed_by_boundary:
+        yield "Failed, by boundary", breakdown(counts.failed_by_boundary)
+        yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
+    if counts.skipped:
+        yield "Skipped by the grader", formats.count(counts.skipped)
+    if counts.lost_attempts:
+        yield "Lost and made again", formats.count(counts.lost_attempts)
+    limited = estimates.limited_by
+    if limited is not None:
+        yield "Held back by", f"{_LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{formats.count(count)} {noun}" if count == 1 else f"{formats.count(count)} {noun}s"
+
+
+def _interval(estimate: Estimate, *, percent: bool = False) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"none: {estimate.reason}" if estimate.reason else formats.MISSING
+    if percent:
+        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
+    return f"{estimate.low:.3f} – {estimate.high:.3f}"
+
+
+def _ms(milliseconds: float) -> str:
+    return formats.duration(milliseconds / 1000)
+
+
+def _command(result: EvalRunResult, *extra: str) -> str:
+    """Return the command that continues this run, by its name."""
+    request, summary = result.prepared.request, result.summary
+    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_name]
+    options: list[tuple[str, object]] = [
+        ("--rows", request.rows),
+        ("--dataset-file", request.dataset_file),
+        ("--output", request.output),
+        ("--seed", request.seed or None),
+        ("--max-in-flight", request.max_in_flight),
+    ]
+    for option, value in options:
+        if value is not None:
+            words += [option, str(value)]
+    return shlex.join([*words, *extra])

@@ -1,0 +1,33 @@
+"""`osmosis model undeploy`: stop serving a trained adapter."""
+
+from __future__ import annotations
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.models.tables import LoraArgument
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import OperationResult
+
+
+def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
+    """Serve a LoRA model no longer; doing so twice changes nothing. Asks on a terminal, never a script."""
+    from osmosis_ai.services.models import catalog
+
+    output = current()
+    with platform_context() as context:
+        # Scripts written for the hosted service name no --yes here.
+        if output.interactive:
+            output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
+        with output.status("Undeploying model"):
+            changed = catalog.undeploy(context.client, model)
+        name = changed.model_name or model
+        return OperationResult(
+            operation="model.undeploy",
+            message=f"LoRA model undeployed: {name}",
+            resource={
+                "id": changed.id,
+                "model_name": name,
+                "status": changed.status,
+                **context.resource(),
+            },
+        )

@@ -1,0 +1,1 @@
+"""Judging files of answers against a rubric: `osmosis eval rubric`, `osmosis eval-rubric`, `osmosis preview`."""

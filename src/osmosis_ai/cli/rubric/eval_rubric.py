@@ -1,0 +1,283 @@
+"""`osmosis eval rubric`: a file of answers, scored by judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.rubric.eval_rubric import PreparedRubric, RubricOutcome, RubricRequest
+
+JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Pace and seeds", "Budget"
+SHOWN_RECORDS = 20
+_TOLD_EVERY = 100_000
+COMPLETED = "Rubric evaluation completed."
+WITH_ERRORS = "Rubric evaluation completed with errors."
+
+
+def rubric(
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="JSON Lines: `messages` or `solution_str` in each line.")
+    ],
+    rubric: Annotated[
+        str,
+        typer.Option(
+            "--rubric", "-r", help="What to judge by: text, @FILE, or the id of one in a YAML file."
+        ),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="YAML file of rubrics (default: rubric_configs.yaml by the data or here)."
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Who judges, as LiteLLM names it; several make a panel. Default: the rubric's own.",
+            rich_help_panel=JUDGE,
+        ),
+    ] = None,
+    number: Annotated[
+        int, typer.Option("--number", "-n", help="Calls per record and judge.", rich_help_panel=JUDGE)
+    ] = 1,
+    score_min: Annotated[
+        float | None,
+        typer.Option(help="Lowest score (default: the rubric's, else 0).", rich_help_panel=JUDGE),
+    ] = None,
+    score_max: Annotated[
+        float | None,
+        typer.Option(help="Highest score (default: the rubric's, else 1).", rich_help_panel=JUDGE),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds one try may take (default: 30 to 60).", rich_help_panel=JUDGE),
+    ] = None,
+    api_base: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible endpoint to ask instead.", rich_help_panel=JUDGE, metavar="URL"
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Deprecated: other users see it. Set the provider's variable.", rich_help_panel=JUDGE
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Result file, or a directory for it (default: the cache).",
+            rich_help_panel=RESULTS,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write a page for people: report.html.", rich_help_panel=RESULTS)
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline", "-b", help="Compare with an earlier result file.", rich_help_panel=RESULTS
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the unfinished session; scores are not asked for twice.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = False,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Calls at once to a provider, at most (default: 256).", rich_help_panel=PACE
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=200_000, help="Seed of the judges and of the intervals.", rich_help_panel=PACE
+        ),
+    ] = 0,
+    swap: Annotated[
+        bool,
+        typer.Option(
+            "--swap",
+            help="Reverse the quoted texts in every other call, to measure position bias.",
+            rich_help_panel=JUDGE,
+        ),
+    ] = False,
+    max_cost: Annotated[
+        float | None, typer.Option(help="Stop asking after this many US dollars.", rich_help_panel=LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop asking after this many tokens.", rich_help_panel=LIMITS)
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="Stop asking after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+    ] = None,
+) -> OperationResult:
+    """Score a file of answers with judges, and measure how far the judges can be trusted.
+
+    Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume goes on.
+    """
+    from osmosis_ai.cli.eval_runs.durations import parse_duration
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.services.rubric.eval_rubric import RubricRequest
+
+    if api_key is not None:
+        current().warn(
+            "`--api-key` is deprecated: every user of this machine can read it. Set the provider's variable "
+            "instead, for instance OPENAI_API_KEY.",
+            code="DEPRECATION",
+        )
+    request = RubricRequest(
+        data=data.expanduser(),
+        rubric=rubric,
+        config=config.expanduser() if config is not None else None,
+        models=tuple(model or ()),
+        number=number,
+        output=output,
+        api_key=api_key,
+        api_base=api_base,
+        timeout_s=timeout,
+        score_min=score_min,
+        score_max=score_max,
+        report=report,
+        baseline=baseline.expanduser() if baseline is not None else None,
+        resume=resume,
+        seed=seed,
+        swap=swap,
+        concurrency=concurrency,
+        budget=Budget(max_cost, max_tokens, parse_duration(max_time) if max_time else None),
+    )
+    outcome = judge(request, ["eval", "rubric"])
+    return conclude("eval.rubric", outcome, resource(outcome, with_records=request.output is None))
+
+
+def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
+    """Prepare and run a session, showing how it goes.
+
+    Args:
+        request: what the user asked for.
+        words: the command.
+    """
+    from osmosis_ai import event_loop
+    from osmosis_ai.services.rubric.eval_rubric import run_rubric
+
+    shown = current()
+    prepared = _prepare(request)
+    for note in prepared.notes:
+        shown.warn(note)
+    # A script that reads lines gets one for every record, as one that reads JSON does.
+    everything = shown.mode == "plain" or (shown.mode == "json" and request.output is None)
+    keep = None if everything and not request.classic else SHOWN_RECORDS
+
+    from osmosis_ai.cli.rubric.live import LiveSession
+
+    with LiveSession(shown, words) as live:
+        outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
+    if outcome.put_aside is not None:
+        shown.note(f"the unfinished session that was there is kept as {outcome.put_aside}")
+    return outcome
+
+
+def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -> OperationResult:
+    """Return the result of a session; one with errors is shown and then raised.
+
+    Args:
+        operation: its dotted name.
+        outcome: what came of the session.
+        resource: what scripts see of it.
+
+    Raises:
+        OsmosisError: a call failed or a record has no score, although nothing kept the session from asking.
+    """
+    from osmosis_ai.cli.rubric import tables
+
+    standing, stop = outcome.result.standing, outcome.result.stop
+    errors = standing.count("failed") + standing.count("unscored")
+    halted = stop is not None and stop.kind != "fault"
+    result = OperationResult(
+        operation=operation,
+        status="success" if outcome.result.complete else "partial",
+        message=tables.message(outcome) if halted else WITH_ERRORS if errors else COMPLETED,
+        resource=resource,
+        blocks=tables.scores(outcome)
+        if current().mode == "plain" and not outcome.prepared.request.classic
+        else tables.blocks(outcome),
+        next_steps=tables.next_steps(outcome),
+        next_steps_structured=tables.next_steps_structured(outcome),
+    )
+    if outcome.result.complete or halted:
+        return result
+    if current().mode != "json":
+        current().emit(result)
+    raise OsmosisError(
+        f"{WITH_ERRORS} {tables.what_is_missing(outcome)}",
+        code="PLATFORM_ERROR",
+        details=resource,
+        hint=f"try those again, and only those: {tables.resume_command(outcome)}",
+    )
+
+
+def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
+    """Return what scripts see of a session."""
+    from osmosis_ai.rubric.session_result import counts, usage
+    from osmosis_ai.services.rubric.results import stopped
+
+    prepared, result = outcome.prepared, outcome.result
+    seen: dict[str, Any] = {
+        "model": prepared.model_shown,
+        "data_path": str(prepared.request.data),
+        "number": result.spec.runs,
+        "statistics": dict(outcome.statistics),
+        "record_count": len(result.index),
+        "error_count": result.standing.count("failed"),
+        "unscored_count": result.standing.count("unscored"),
+        "output_path": str(outcome.output_path),
+        "rubric_id": result.spec.rubric_id,
+        "rubric_source": prepared.chosen.source,
+        "models": result.spec.model_names,
+        "complete": result.complete,
+        "counts": counts(result),
+        "usage": usage(result),
+        "trust": outcome.trust.to_json(),
+    }
+    optional = {
+        "report_path": str(outcome.report_path) if outcome.report_path else None,
+        "journal_path": str(outcome.journal_path) if outcome.journal_path else None,
+        "baseline_comparison": outcome.comparison,
+        "stopped": stopped(result),
+        "records": outcome.records if with_records else None,
+    }
+    return {**seen, **{key: value for key, value in optional.items() if value is not None}}
+
+
+def _prepare(request: RubricRequest) -> PreparedRubric:
+    from osmosis_ai.services.rubric.eval_rubric import prepare_rubric
+    from osmosis_ai.services.rubric.inputs import JudgeRequiredError
+
+    try:
+        return prepare_rubric(request, reading=_tell_reading)
+    except JudgeRequiredError as error:
+        raise typer.BadParameter(
+            "who should judge? For instance `--model openai/gpt-5-mini`.", param_hint="'--model'"
+        ) from error
+
+
+def _tell_reading(records: int) -> None:
+    if records % _TOLD_EVERY == 0:
+        current().note(f"read and checked {records:,} records …")

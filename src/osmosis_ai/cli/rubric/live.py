@@ -1,0 +1,51 @@
+"""What a judging session shows while it runs, and what Ctrl-C does to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.eval_runs.graceful_stop import GracefulStop
+from osmosis_ai.cli.eval_runs.live_numbers import spent
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.progress import Progress
+
+QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
+
+
+class LiveSession(GracefulStop, SessionHooks):
+    """The session's side of the terminal; a context manager around it.
+
+    Args:
+        words: the command, for an envelope.
+    """
+
+    def __init__(self, output: OutputContext, words: list[str]) -> None:
+        super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)
+        self._progress: Progress | None = None
+
+    def progress(self, snapshot: SessionSnapshot) -> None:
+        """Move the bar; a single call has none."""
+        if snapshot.total < 2:
+            return
+        if self._progress is None:
+            self._progress = self._shown.enter_context(
+                self._output.progress("Judging", total=snapshot.total, unit="calls")
+            )
+        told = describe(snapshot)
+        self._progress.update(snapshot.completed, note=told, below=[told])
+
+
+def describe(snapshot: SessionSnapshot) -> str:
+    """Return the live numbers beside the bar."""
+    parts = []
+    if snapshot.mean is not None:
+        parts.append(f"mean {snapshot.mean:.3f}")
+    if snapshot.unscored:
+        parts.append(f"{formats.count(snapshot.unscored)} unscored")
+    parts += spent(snapshot)
+    parts.append(f"{snapshot.in_flight} in flight")
+    return " · ".join(parts)

@@ -1,0 +1,255 @@
+"""A judging session's results as people see them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.eval_runs.tables import shown_path
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text
+from osmosis_ai.cli.rubric.trust_tables import trust_blocks
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
+
+_LONGEST = 280
+# As many records as a screen or two hold, whatever the number of calls about each.
+_LISTED_CALLS, _LEAST_RECORDS = 40, 3
+
+
+def blocks(outcome: RubricOutcome) -> list[Block]:
+    """Return the records, the statistics, what is known of the judges, and the comparison."""
+    result = outcome.result
+    head = _classic_head(outcome) if outcome.prepared.request.classic else _head(outcome)
+    shown: list[Block] = [Text("\n".join(head), in_plain=True)]
+    listed = outcome.records[: max(_LEAST_RECORDS, _LISTED_CALLS // result.spec.calls_per_record)]
+    shown += [Text("\n".join(_record_lines(entry)), in_plain=True) for entry in listed]
+    more = len(result.index) - len(listed)
+    if more > 0:
+        rest = f"… {_number(more, 'more record')} in {shown_path(outcome.output_path)}"
+        shown.append(Text(rest, tone="dim", in_plain=True))
+    return [*shown, *_conclusions(outcome)]
+
+
+def scores(outcome: RubricOutcome) -> list[Block]:
+    """Return a line for each record, its label, its average and its scores, and what follows from them."""
+    rows = [
+        (
+            entry["label"],
+            f"{entry['statistics']['average']:.4f}" if entry["scores"] else None,
+            *(f"{score:.4f}" for score in entry["scores"]),
+        )
+        for entry in outcome.records
+    ]
+    return [Table(("Record", "Average", "Scores"), rows, in_plain=True), *_conclusions(outcome)]
+
+
+def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
+    yield Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=True)
+    yield from trust_blocks(outcome.trust, in_plain=True, with_page=outcome.report_path is not None)
+    if outcome.comparison is not None:
+        yield baseline_table(outcome.comparison, in_plain=True)
+
+
+def _head(outcome: RubricOutcome) -> Iterator[str]:
+    result = outcome.result
+    yield f"Model: {', '.join(result.spec.model_names)}"
+    yield f"Evaluated {_number(len(result.index), 'record')} from {outcome.prepared.request.data}"
+    runs = "Calls per record and judge" if len(result.spec.judges) > 1 else "Runs per record"
+    yield f"{runs}: {result.spec.runs}"
+
+
+def _classic_head(outcome: RubricOutcome) -> Iterator[str]:
+    prepared, result = outcome.prepared, outcome.result
+    yield f"Rubric: {result.spec.rubric_id} ({prepared.chosen.source})"
+    yield f"Provider: {prepared.provider_shown}"
+    yield f"Model: {prepared.model_shown}"
+    yield f"Loaded {formats.count(len(result.index))} matching record(s) from {prepared.request.data}"
+    yield f"Running {formats.count(result.spec.runs)} evaluation(s) per record"
+
+
+def message(outcome: RubricOutcome) -> str:
+    """Return why a session that was halted ended, in a sentence."""
+    stop, standing = outcome.result.stop, outcome.result.standing
+    why = "interrupted" if stop is None or stop.kind == "interrupted" else f"stopped ({stop.reason})"
+    left = f"{formats.count(standing.pending)} of {formats.count(len(standing))} calls are pending"
+    return f"Rubric evaluation {why}. {left}."
+
+
+def what_is_missing(outcome: RubricOutcome) -> str:
+    """Return how many calls have no score, by reason, and one of the errors."""
+    standing, parts = outcome.result.standing, []
+    for status in ("failed", "unscored"):
+        reasons = standing.reasons(status)
+        if reasons:
+            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
+            parts.append(f"{formats.count(sum(reasons.values()))} {status} ({told})")
+    if standing.pending:
+        parts.append(f"{formats.count(standing.pending)} not asked")
+    missing = f"Of {_number(len(standing), 'call')}: {', '.join(parts)}."
+    stop = outcome.result.stop
+    first = stop.reason if stop is not None else _first_error(outcome)
+    return f"{missing} {first}".rstrip()
+
+
+def next_steps(outcome: RubricOutcome) -> list[str]:
+    """Return where everything is, and how to go on."""
+    what = "evaluation results" if outcome.prepared.request.classic else "results"
+    steps = [f"Wrote {what} to {shown_path(outcome.output_path)}"]
+    if outcome.report_path is not None:
+        steps.append(f"Report: {shown_path(outcome.report_path)}")
+    if outcome.journal_path is not None:
+        steps.append(f"Resume: {resume_command(outcome)}")
+    return steps
+
+
+def next_steps_structured(outcome: RubricOutcome) -> list[Mapping[str, Any]]:
+    """Return the same for programs."""
+    if outcome.journal_path is None:
+        return []
+    return [{"action": "resume", "command": resume_command(outcome)}]
+
+
+def resume_command(outcome: RubricOutcome) -> str:
+    """Return the command that goes on with the session; it never holds a key."""
+    request = outcome.prepared.request
+    words = ["osmosis", "eval-rubric"] if request.classic else ["osmosis", "eval", "rubric"]
+    words += ["--data", str(request.data), "--rubric", request.rubric]
+    options: list[tuple[str, object]] = [
+        ("--config", request.config),
+        *(("--model", model) for model in request.models),
+        ("--number", request.number if request.number > 1 else None),
+        ("--score-min", request.score_min),
+        ("--score-max", request.score_max),
+        ("--timeout", request.timeout_s),
+        ("--api-base", request.api_base),
+        ("--output", request.output),
+        ("--report", request.report),
+        ("--baseline", request.baseline),
+        ("--concurrency", request.concurrency),
+        ("--seed", request.seed or None),
+    ]
+    for option, value in options:
+        if value is not None:
+            words += [option, str(value)]
+    if request.swap:
+        words.append("--swap")
+    return shlex.join([*words, "--resume"])
+
+
+def baseline_table(comparison: Mapping[str, Any], *, in_plain: bool) -> Block:
+    """Return the comparison with a baseline, a line per number."""
+    lines = [f"Baseline comparison (source: {comparison['source_path']}):"]
+    before, deltas = comparison["baseline_statistics"], comparison["delta_statistics"]
+    for key, delta in deltas.items():
+        if key.endswith(("_runs", "_count")):
+            old, change = f"{before[key]:.0f}", f"{delta:+.0f}"
+            now = f"{before[key] + delta:.0f}"
+        else:
+            digits = 6 if key == "variance" else 4
+            old, change = f"{before[key]:.{digits}f}", f"{delta:+.{digits}f}"
+            now = f"{before[key] + delta:.{digits}f}"
+        lines.append(f"  {key} baseline={old} current={now} delta={change}")
+    return Text("\n".join(lines), in_plain=in_plain)
+
+
+def _record_lines(entry: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one record, of either form of entry."""
+    if "judgements" not in entry:
+        yield from _classic_lines(entry)
+        return
+    yield f"[{entry['label']}]"
+    several = len({judgement["model"] for judgement in entry["judgements"]}) > 1
+    for judgement in entry["judgements"]:
+        who = f" {judgement['model']}" if several else ""
+        if judgement["score"] is not None:
+            yield f"  Run {judgement['run']:02d}{who}: score={judgement['score']:.4f}"
+            yield f"    explanation: {_short(judgement['explanation'])}"
+        else:
+            status = "ERROR" if judgement["status"] == "failed" else judgement["status"].upper()
+            yield f"  {status}{who}: {_short(judgement.get('error') or 'not judged yet')}"
+    if len(entry["scores"]) > 1:
+        yield "  Summary: " + _summary(entry["statistics"])
+    if entry.get("consensus") is not None:
+        yield f"  Consensus: {entry['consensus']:.4f}"
+
+
+def _classic_lines(entry: Mapping[str, Any]) -> Iterator[str]:
+    yield f"[{entry['conversation_id']}]"
+    for run in entry["runs"]:
+        yield f"  Run {run['run_index']:02d} [{run['status'].upper()}]"
+        if run["score"] is not None:
+            yield f"    score: {run['score']:.4f}"
+        if run["preview"]:
+            yield f"    preview: {_short(run['preview'])}"
+        if run["score"] is not None:
+            yield f"    explanation: {_short(run['explanation'])}"
+        else:
+            yield f"    error: {_short(run['error'])}"
+        if run["duration_seconds"] is not None:
+            yield f"    duration: {run['duration_seconds']:.2f}s"
+    statistics = entry["statistics"]
+    if statistics["total_runs"] > 1 or statistics["failure_count"]:
+        yield "  Summary:"
+        yield (
+            f"    total={statistics['total_runs']} successes={statistics['success_count']} "
+            f"failures={statistics['failure_count']}"
+        )
+        variance = f" variance={statistics['variance']:.6f}"
+        yield "    " + (_summary(statistics) + variance if statistics["success_count"] else "avg=n/a")
+
+
+def _summary(statistics: Mapping[str, float]) -> str:
+    return (
+        f"avg={statistics['average']:.4f} stdev={statistics['stdev']:.4f} "
+        f"min={statistics['min']:.4f} max={statistics['max']:.4f}"
+    )
+
+
+def _overall(outcome: RubricOutcome) -> Iterator[Row]:
+    result, numbers = outcome.result, outcome.statistics
+    standing = result.standing
+    scored = standing.count("scored")
+    yield "average", Styled(f"{numbers['average']:.4f}" if scored else formats.MISSING, "strong")
+    yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
+    yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
+    yield "scored", _scored(outcome)
+    for status, tone in (("unscored", "warn"), ("failed", "bad")):
+        reasons = standing.reasons(status)  # type: ignore[arg-type]
+        if reasons:
+            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
+            yield status, Styled(f"{formats.count(sum(reasons.values()))}: {told}", tone)  # type: ignore[arg-type]
+    if standing.pending:
+        yield "pending", Styled(formats.count(standing.pending), "pending")
+    if result.resumed:
+        yield "from earlier sessions", formats.count(result.resumed)
+    tokens = sum(judge.input_tokens + judge.output_tokens for judge in result.usage)
+    yield "tokens", formats.count(tokens)
+    yield "cost", formats.money(result.cost_usd) if result.cost_usd is not None else "unknown"
+    yield "duration", formats.duration(result.elapsed_s)
+
+
+def _scored(outcome: RubricOutcome) -> str:
+    """How many calls gave the scores that the numbers are over, and how many records have one."""
+    counts = outcome.trust.counts
+    calls = f"{formats.count(counts.scored_calls)} of {_number(counts.calls, 'call')}"
+    return f"{calls}, in {formats.count(counts.scored_records)} of {_number(counts.records, 'record')}"
+
+
+def _first_error(outcome: RubricOutcome) -> str:
+    for entry in outcome.records:
+        for judgement in entry.get("judgements", entry.get("runs", ())):
+            if judgement.get("error"):
+                return f"The first: {_short(judgement['error'])}"
+    return ""
+
+
+def _short(text: str | None) -> str:
+    line = formats.one_line(text or "")
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{formats.count(count)} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,236 @@
+"""`osmosis eval submit` and `osmosis train submit`: one script for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import Block, OperationResult, Row, Table, Text
+from osmosis_ai.cli.runs.details import NOUNS
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.cli.runs.following import Ending
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.runs.lifecycle import RunKind
+    from osmosis_ai.services.runs.submit import Submission
+
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong."),
+]
+SecretsFileOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|-",
+        help="NAME=value lines for [secrets].required, for this run only; - reads stdin.",
+        show_default=False,
+    ),
+]
+
+_SOURCES = {
+    "run": "Run",
+    "user_override": "Personal (overrides workspace)",
+    "user": "Personal",
+    "workspace": "Workspace",
+    "unknown": "–",
+}
+
+
+Follow = Callable[["PlatformClient", "SubmittedRun"], "Ending"]
+"""Shows how far a run is that was just submitted, until it has ended."""
+
+
+def submit_run(
+    kind: RunKind,
+    config: Path,
+    *,
+    check: bool,
+    watch: bool,
+    secrets_file: str | None,
+    yes: bool,
+    follow: Follow,
+) -> OperationResult:
+    """Check everything a submit needs, show it, ask, and submit.
+
+    Args:
+        kind: what is submitted.
+        config: its file.
+        check: end before asking.
+        watch: follow the run to its end.
+        secrets_file: where values for this run alone are.
+        yes: do not ask.
+        follow: how a run of the kind is followed.
+
+    Raises:
+        OsmosisError: ``check`` and ``watch`` were both asked for; or as every submit.
+    """
+    from osmosis_ai.services.runs.submit import prepare_submission
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    if check and watch:
+        raise OsmosisError("--check and --watch are mutually exclusive.")
+    output = current()
+    with platform_context() as context:
+        values = read_secrets_file(secrets_file) if secrets_file else {}
+        submission = prepare_submission(context, kind, config, secret_values=values, tell=output.note)
+        output.show(*_tables(submission))
+        if check:
+            return _check(output, context, submission)
+        if yes:
+            _warn(output, submission)
+        output.confirm(
+            f"Submit this {NOUNS[kind]} run?",
+            yes=yes,
+            default=True,
+            summary=_summary(submission),
+            notes=submission.notes,
+            warnings=submission.warnings,
+        )
+        return _submit(output, context, submission, follow if watch else None)
+
+
+def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str, Any]]:
+    """Return what a script may do after a submit."""
+    steps: list[Mapping[str, Any]] = [
+        {"action": f"{kind}_info", "name": run.name},
+        {"action": f"{kind}_list"},
+    ]
+    return [*steps, {"action": "open_url", "url": run.platform_url}] if run.platform_url else steps
+
+
+def _check(output: OutputContext, context: PlatformContext, submission: Submission) -> OperationResult:
+    from osmosis_ai.services.datasets.catalog import dataset_item
+    from osmosis_ai.services.runs.submit import check_dataset, require_import
+    from osmosis_ai.services.runs.submit_findings import in_words
+
+    require_import(submission)
+    with output.status("Checking the dataset"):
+        dataset = check_dataset(context, submission)
+    _warn(output, submission)
+    shown, kind = _shown(submission, context), submission.kind
+    findings, name = submission.findings.with_checked("dataset"), submission.config.path.name
+    resource = {**submission.resource(), "checked": findings.checked, "unchecked": findings.unchecked}
+    return OperationResult(
+        operation=f"{kind}.check",
+        message=f"Nothing is wrong with {name} as far as was checked."
+        if findings.unchecked
+        else f"{name} can be submitted.",
+        resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
+        next_steps=[
+            f"Checked: {in_words(findings.checked)}",
+            *([f"Not checked: {in_words(findings.unchecked)}"] if findings.unchecked else []),
+            f"Submit it: osmosis {kind} submit {shown}",
+        ],
+        next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
+    )
+
+
+def _warn(output: OutputContext, submission: Submission) -> None:
+    """Say what may be wrong where no panel has said it."""
+    if output.mode != "rich":
+        for warning in submission.warnings:
+            output.warn(warning)
+
+
+def _submit(
+    output: OutputContext, context: PlatformContext, submission: Submission, follow: Follow | None
+) -> OperationResult:
+    from osmosis_ai.services.runs.submit import submit
+
+    kind, noun = submission.kind, NOUNS[submission.kind]
+    with output.status(f"Submitting {noun} run"):
+        run = submit(context, submission)
+    resource = _resource(run, submission, context.resource())
+    message = f"{noun.title()} run submitted: {run.name}"
+    structured = _next_steps_structured(kind, run)
+    if follow is not None:
+        output.note(message)
+        ending = follow(context.client, run)
+        return ending.result("submit", {**resource, **ending.outcome}, next_steps_structured=structured)
+    return OperationResult(
+        operation=f"{kind}.submit",
+        message=message,
+        resource=resource,
+        next_steps=_next_steps(run, submission),
+        next_steps_structured=structured,
+    )
+
+
+def _resource(run: SubmittedRun, submission: Submission, extra: Mapping[str, Any]) -> dict[str, Any]:
+    described = submission.described()
+    known = run.model_dump(mode="json")
+    return {
+        "id": run.id,
+        "name": run.name,
+        "status": run.status,
+        "model_name": described["model"],
+        "dataset_name": described["dataset"],
+        "created_at": known["created_at"],
+        **({"url": run.platform_url} if run.platform_url else {}),
+        **extra,
+        "config": described,
+    }
+
+
+def _next_steps(run: SubmittedRun, submission: Submission) -> list[str]:
+    kind, experiment = submission.kind, submission.config.experiment
+    return [
+        f"Status: {run.status}",
+        f"Rollout: {experiment.rollout}",
+        f"Model: {experiment.model_path}",
+        f"Dataset: {experiment.dataset}",
+        f"View: {run.platform_url}" if run.platform_url else f"View: osmosis {kind} info {run.name}",
+        f"Follow: osmosis {kind} watch {run.name}",
+    ]
+
+
+def _tables(submission: Submission) -> list[Block]:
+    """Return what is about to be submitted, for people."""
+    title = f"{NOUNS[submission.kind].title()} Run"
+    blocks: list[Block] = [Table(("", ""), _rows(submission), title=title)]
+    env = submission.config.env
+    if env:
+        blocks.append(Table(("Name", "Value"), sorted(env.items()), title=f"Env Vars ({len(env)})"))
+    if submission.secrets:
+        secrets = [(secret.name, _SOURCES[secret.source]) for secret in submission.secrets]
+        blocks.append(Table(("Name", "Scope"), secrets, title=f"Secrets ({len(secrets)})"))
+    lines = [*submission.notes, *(f"⚠ {warning}" for warning in submission.warnings)]
+    unpushed = any("does not see" in warning for warning in submission.warnings)
+    title = "Push before submitting" if unpushed else "Before you submit"
+    return [*blocks, Text("\n".join(lines), title=title, tone="warn" if unpushed else None)]
+
+
+def _rows(submission: Submission) -> list[Row]:
+    experiment = submission.config.experiment
+    rows: list[Row] = [
+        ("Rollout", experiment.rollout),
+        ("Entrypoint", experiment.entrypoint),
+        ("Model", experiment.model_path),
+        ("Dataset", experiment.dataset),
+    ]
+    drawn = submission.rows_drawn
+    if drawn is not None:
+        rows.append(("Rows", drawn))
+    if experiment.branch:
+        rows.append(("Branch", experiment.branch))
+    if experiment.commit_sha:
+        rows.append(("Commit", experiment.commit_sha))
+    return rows
+
+
+def _summary(submission: Submission) -> dict[str, str]:
+    rows = {label: str(value) for label, value in _rows(submission)}
+    env = {f"env.{name}": value for name, value in sorted(submission.config.env.items())}
+    return {**rows, **env, **{f"secret.{s.name}": _SOURCES[s.source] for s in submission.secrets}}
+
+
+def _shown(submission: Submission, context: PlatformContext) -> str:
+    return submission.config.path.relative_to(context.workspace.root).as_posix()

@@ -1,0 +1,23 @@
+"""`osmosis train checkpoints`: the adapters that a training run has saved."""
+
+from __future__ import annotations
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import ListResult
+from osmosis_ai.cli.runs.details import RunArgument
+
+
+def checkpoints(run: RunArgument) -> ListResult:
+    """List the checkpoints of a training run, the earliest first; each is a model that can be deployed."""
+    from osmosis_ai.cli.training_runs.tables import checkpoint_columns, deploy_hint
+    from osmosis_ai.services.training_runs.info import checkpoint_item, list_checkpoints
+
+    with platform_context() as context, current().status("Fetching checkpoints"):
+        saved = list_checkpoints(context.client, run)
+        return ListResult(
+            items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
+            columns=checkpoint_columns(),
+            extra={"training_run_name": saved.training_run_name, **context.resource()},
+            hints=deploy_hint(saved.checkpoints),
+        )

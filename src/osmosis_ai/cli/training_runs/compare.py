@@ -1,0 +1,113 @@
+"""`osmosis train compare`: what two training runs did differently, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, DetailResult, Row, Status, Table
+from osmosis_ai.cli.output.sparkline import sparkline
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.training_runs.compare import Comparison, MetricDifference
+    from osmosis_ai.services.training_runs.info import DescribedTraining
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="The run to compare it with.", show_default=False)],
+) -> DetailResult:
+    """Compare two training runs: settings that differ, curves, final metrics, differences with intervals."""
+    from osmosis_ai.services.training_runs.compare import compare_runs
+
+    with platform_context() as context:
+        with current().status("Fetching both runs"):
+            found = compare_runs(context.client, a, b)
+        return DetailResult(
+            data={**found.data(), **context.resource()},
+            title="Training runs",
+            rows=[*_rows("A", found.a), *_rows("B", found.b)],
+            blocks=list(_blocks(found)),
+        )
+
+
+def _rows(letter: str, run: DescribedTraining) -> Iterator[Row]:
+    yield letter, _name(run)
+    yield f"{letter} status", Status(run.run.status)
+    if run.metrics_error:
+        yield f"{letter} metrics", f"Not available: {run.metrics_error}"
+
+
+def _blocks(found: Comparison) -> Iterator[Block]:
+    from osmosis_ai.cli.training_runs.tables import is_wide_terminal
+
+    columns = (Column("Setting", keep=True), "A", "B")
+    differing = [(setting.key, _shown(setting.a), _shown(setting.b)) for setting in found.settings]
+    yield Table(
+        columns,
+        differing or [("all settings", "same", "same")],
+        title="Configured differently",
+        in_plain=True,
+    )
+    yield from _charts(found)
+    if found.metrics:
+        yield _metrics(found, trends=is_wide_terminal(current()))
+
+
+def _charts(found: Comparison) -> Iterator[Chart]:
+    from osmosis_ai.cli.training_runs.following import REWARD, VALIDATION
+    from osmosis_ai.services.training_runs.watch import points
+
+    for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):
+        curves = (
+            Curve(f"A {_name(found.a)}", points(found.a.metrics, key), "accent"),
+            Curve(f"B {_name(found.b)}", points(found.b.metrics, key), "warn"),
+        )
+        if all(len(curve.points) > 1 for curve in curves):
+            yield Chart(curves, title=title, x_label="step", in_plain=True)
+
+
+def _metrics(found: Comparison, *, trends: bool) -> Table:
+    from osmosis_ai.services.training_runs.compare import LAST_STEPS
+
+    headings = ("A, last", "B, last", "B - A", "95 % interval")
+    columns = [Column("Metric", keep=True), *(Column(name, right=True) for name in headings)]
+    if trends:
+        columns += [Column("A"), Column("B")]
+    rows = [[*_cells(metric), *(_trends(found, metric.key) if trends else ())] for metric in found.metrics]
+    steps = [metric.last_step for metric in found.metrics if metric.last_step is not None]
+    note = (
+        f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, paired by "
+        "step; of the validation reward the last, by the standard errors that the runs measured"
+        if steps
+        else None
+    )
+    return Table(columns, rows, title="Metrics", note=note, in_plain=True)
+
+
+def _cells(metric: MetricDifference) -> list[Cell]:
+    from osmosis_ai.cli.training_runs.tables import number
+
+    interval = f"{number(metric.low)} to {number(metric.high)}" if metric.low is not None else formats.MISSING
+    return [metric.title, number(metric.a), number(metric.b), number(metric.difference), interval]
+
+
+def _trends(found: Comparison, key: str) -> Iterator[str]:
+    from osmosis_ai.cli.training_runs.tables import TREND_WIDTH
+    from osmosis_ai.services.training_runs.watch import points
+
+    for run in (found.a, found.b):
+        yield sparkline([value for _, value in points(run.metrics, key)], width=TREND_WIDTH // 2)
+
+
+def _shown(value: object) -> str:
+    return formats.MISSING if value is None else str(value)
+
+
+def _name(run: DescribedTraining) -> str:
+    return run.run.name or run.run.id

@@ -1,0 +1,19 @@
+"""`osmosis train logs`: what a training run said, and what it says."""
+
+from __future__ import annotations
+
+from osmosis_ai.cli.logs import CursorOption, FollowOption, LinesOption
+from osmosis_ai.cli.output.results import ListResult, StreamResult
+from osmosis_ai.cli.runs.details import RunArgument
+
+
+def logs(
+    run: RunArgument, limit: LinesOption = 50, cursor: CursorOption = None, follow: FollowOption = False
+) -> ListResult | StreamResult:
+    """Show the log of a training run, the newest line last.
+
+    With --follow --json each line is a JSON object of its own.
+    """
+    from osmosis_ai.cli.runs.logs import run_log_result
+
+    return run_log_result("train", run, limit=limit, cursor=cursor, follow=follow)

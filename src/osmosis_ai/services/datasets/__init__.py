@@ -1,0 +1,1 @@
+"""Datasets: of the platform, fetched, sent and checked."""

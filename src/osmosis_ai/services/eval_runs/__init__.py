@@ -1,0 +1,1 @@
+"""Evaluations: run here, followed and fetched from a platform, held against rules."""

@@ -1,0 +1,352 @@
+"""A run's files, fetched: only into the run's own directory, only under names the contract knows, each whole.
+
+The platform's list of files is a wish: a path that leads anywhere else, through a link or by its name, is
+counted as a failure and never written. What is there with the right size is left alone, so the same command
+goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.eval_runs.info import require_started
+from osmosis_ai.services.runs.files import breakdown, path_problem, run_directory
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.transfer import BlobClient
+    from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile, SampleManifest
+    from osmosis_ai.workspace.layout import Workspace
+
+ASK_FROM_BYTES = 100 << 20
+PARALLEL = 8
+URL_BATCH = 500
+
+
+@dataclass(frozen=True)
+class FailedFile:
+    """A file that did not arrive, and why."""
+
+    path: str
+    error: str
+
+
+@dataclass(frozen=True)
+class DownloadPlan:
+    """What is to be fetched.
+
+    Attributes:
+        pending: files to fetch; ``skipped`` are there already.
+        failures: files of the platform's list that must not be written.
+    """
+
+    run: EvalRun
+    types: tuple[str, ...]
+    rows: str | None
+    directory: Path
+    workspace: Workspace
+    pending: tuple[ManifestFile, ...]
+    skipped: tuple[ManifestFile, ...]
+    failures: tuple[FailedFile, ...]
+    totals: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much there is to fetch."""
+        return sum(file.size for file in self.pending)
+
+
+@dataclass(frozen=True)
+class DownloadOutcome:
+    """What was fetched, and what was not."""
+
+    plan: DownloadPlan
+    fetched: tuple[ManifestFile, ...]
+    failures: tuple[FailedFile, ...]
+
+    def resource(self) -> dict[str, Any]:
+        """Return it as scripts see it, but for what a command adds; ``status`` is the run's own."""
+        plan = self.plan
+        listed = [*plan.pending, *plan.skipped]
+        resource: dict[str, Any] = {
+            "eval_run": {"id": plan.run.id, "name": plan.run.name},
+            "status": plan.run.status,
+            "selected_types": list(plan.types),
+            "files_downloaded": len(self.fetched),
+            "files_skipped": len(plan.skipped),
+            "files_failed": [{"path": failed.path, "error": failed.error} for failed in self.failures],
+            "bytes_downloaded": sum(file.size for file in self.fetched),
+            "total_files": len(listed) + len(plan.failures),
+            "total_bytes": sum(file.size for file in listed),
+            "breakdown": breakdown(plan.types, listed),
+            "manifest_totals": plan.totals,
+            "output_path": str(plan.directory),
+        }
+        return resource if plan.rows is None else {**resource, "rows": plan.rows}
+
+
+def plan_download(
+    client: PlatformClient,
+    run: EvalRun,
+    *,
+    types: Sequence[str],
+    workspace: Workspace,
+    rows: str | None = None,
+    output: Path | None = None,
+    overwrite: bool = False,
+) -> DownloadPlan:
+    """Ask what files there are and decide which to fetch; writes nothing.
+
+    Args:
+        client: the platform.
+        run: the run, as the platform describes it.
+        types: out of :data:`TYPES`.
+        workspace: whose directory takes the files when ``output`` does not.
+        rows: dataset rows, ``3,7,10-20``; None for all.
+        output: the run's directory.
+        overwrite: fetch again what is there.
+
+    Raises:
+        NotFoundError: the run is gone, or the platform has no downloads.
+        OsmosisError: the run has not begun, or the platform lists nothing that can be written.
+    """
+    require_started(run)
+    manifest = _manifest(client, run, types, rows)
+    directory = run_directory(run, workspace, output)
+    pending, skipped, failures = [], [], []
+    seen: set[str] = set()
+    for file in manifest.files:
+        problem = path_problem(file.path, types, directory)
+        if problem is None and file.path in seen:
+            problem = "is listed twice"
+        seen.add(file.path)
+        if problem is not None:
+            failures.append(FailedFile(_shown(file.path), problem))
+        elif not overwrite and _is_there(directory / file.path, file.size):
+            skipped.append(file)
+        else:
+            pending.append(file)
+    if failures and not pending and not skipped:
+        raise OsmosisError(
+            f"None of the {len(failures)} files that the platform lists for `{run.name or run.id}` can be written: "
+            f"{failures[0].path} {failures[0].error}.",
+            code="PLATFORM_ERROR",
+            details={"files_failed": [{"path": failed.path, "error": failed.error} for failed in failures]},
+        )
+    return DownloadPlan(
+        run=run,
+        types=tuple(types),
+        rows=rows,
+        directory=directory,
+        workspace=workspace,
+        pending=tuple(pending),
+        skipped=tuple(skipped),
+        failures=tuple(failures),
+        totals=manifest.totals,
+    )
+
+
+def run_download(
+    client: PlatformClient,
+    plan: DownloadPlan,
+    *,
+    progress: Callable[[int], None] | None = None,
+    blobs: BlobClient | None = None,
+) -> DownloadOutcome:
+    """Fetch what is pending, eight files at once; a file that fails does not keep the others back.
+
+    Args:
+        client: the platform; it signs the URLs.
+        plan: from :func:`plan_download`.
+        progress: takes the number of bytes that have arrived.
+        blobs: connections to the store; otherwise opened and closed here.
+
+    Raises:
+        PlatformError: the platform no longer signs URLs; what has arrived stays.
+    """
+    from osmosis_ai.api.transfer import BlobClient
+
+    if not plan.pending:
+        return DownloadOutcome(plan, (), plan.failures)
+    if plan.directory.is_relative_to(plan.workspace.state_dir):
+        plan.workspace.create_state_dir()
+    if blobs is not None:
+        return _Fetch(client, plan, blobs, progress).run()
+    with BlobClient() as own:
+        return _Fetch(client, plan, own, progress).run()
+
+
+def save_metrics(
+    client: PlatformClient, run: EvalRun, workspace: Workspace, output: Path | None
+) -> tuple[Path | None, str | None]:
+    """Fetch a run's ``metrics.json`` to where its other files go.
+
+    Returns:
+        The file, or why there is none.
+    """
+    try:
+        plan = plan_download(
+            client, run, types=("metrics",), workspace=workspace, output=output, overwrite=True
+        )
+        if [file.path for file in plan.pending] != ["metrics.json"]:
+            return None, f"The platform keeps no metrics.json of `{run.name or run.id}`."
+        outcome = run_download(client, plan)
+    except OsmosisError as error:
+        return None, f"The metrics could not be saved: {error.message}"
+    if outcome.failures:
+        return None, f"The metrics could not be saved: {outcome.failures[0].error}"
+    return plan.directory / "metrics.json", None
+
+
+class _Cancelled(Exception):
+    """The command is ending; a transfer under way is given up."""
+
+
+class _Fetch:
+    """The transfer of one plan."""
+
+    def __init__(
+        self,
+        client: PlatformClient,
+        plan: DownloadPlan,
+        blobs: BlobClient,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._client = client
+        self._plan = plan
+        self._blobs = blobs
+        self._progress = progress
+        self._arrived: dict[str, int] = {}
+        self._total = 0
+        self._counting = threading.Lock()
+        self._cancelled = threading.Event()
+
+    def run(self) -> DownloadOutcome:
+        failures = {failed.path: failed for failed in self._plan.failures}
+        fetched = []
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="osmosis-download") as pool:
+            try:
+                for file, error in self._results(pool):
+                    if error is None:
+                        fetched.append(file)
+                    else:
+                        failures[file.path] = FailedFile(file.path, error)
+            except BaseException:
+                self._cancelled.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        order = {file.path: index for index, file in enumerate(self._plan.pending)}
+        fetched.sort(key=lambda file: order[file.path])
+        return DownloadOutcome(self._plan, tuple(fetched), tuple(failures.values()))
+
+    def _results(self, pool: ThreadPoolExecutor) -> Iterator[tuple[ManifestFile, str | None]]:
+        # URLs live for minutes: a batch is signed when the one before is nearly through.
+        running: dict[Future[str | None], ManifestFile] = {}
+        for start in range(0, len(self._plan.pending), URL_BATCH):
+            batch = self._plan.pending[start : start + URL_BATCH]
+            urls = self._sign(batch)
+            for file in batch:
+                url = urls.get((file.token, file.path))
+                if url is None:
+                    yield file, "the platform gave no URL for it"
+                else:
+                    running[pool.submit(self._fetch, file, url)] = file
+            while len(running) > PARALLEL:
+                yield from _finished(running)
+        while running:
+            yield from _finished(running)
+
+    def _sign(self, files: Sequence[ManifestFile]) -> dict[tuple[str | None, str], str]:
+        from osmosis_ai.api.wire.eval_runs import DownloadItem
+
+        wanted = [
+            DownloadItem.model_validate({"path": file.path, **({"token": file.token} if file.token else {})})
+            for file in files
+        ]
+        given = self._client.eval_runs.download_urls(self._plan.run.id, wanted).items
+        exact = {(item.token, item.path): item.url for item in given if item.url}
+        by_path = {item.path: item.url for item in given if item.url}
+        found = {}
+        for file in files:
+            url = exact.get((file.token, file.path)) or by_path.get(file.path)
+            if url:
+                found[(file.token, file.path)] = url
+        return found
+
+    def _fetch(self, file: ManifestFile, url: str) -> str | None:
+        """Fetch one file; return what went wrong."""
+        from osmosis_ai.api.transfer import download
+
+        target = self._plan.directory / file.path
+        try:
+            # Looked at again: a link may have been put there since the plan.
+            problem = path_problem(file.path, self._plan.types, self._plan.directory)
+            if problem is not None:
+                return problem
+            download(
+                url,
+                target,
+                expected_size=file.size,
+                progress=lambda done: self._note(file.path, done),
+                refresh_url=lambda: self._refresh(file),
+                client=self._blobs,
+            )
+        except OsmosisError as error:
+            self._note(file.path, 0)
+            return error.message
+        self._note(file.path, file.size)
+        return None
+
+    def _refresh(self, file: ManifestFile) -> str:
+        url = self._sign([file]).get((file.token, file.path))
+        if url is None:
+            raise OsmosisError("the platform gave no new URL for it", code="PLATFORM_ERROR")
+        return url
+
+    def _note(self, path: str, done: int) -> None:
+        if self._cancelled.is_set():
+            raise _Cancelled
+        with self._counting:
+            change = done - self._arrived.get(path, 0)
+            self._total += change
+            self._arrived[path] = done
+            if change and self._progress is not None:
+                self._progress(self._total)
+
+
+def _finished(running: dict[Future[str | None], ManifestFile]) -> Iterator[tuple[ManifestFile, str | None]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        yield running.pop(future), future.result()
+
+
+def _manifest(client: PlatformClient, run: EvalRun, types: Sequence[str], rows: str | None) -> SampleManifest:
+    from osmosis_ai.api.http_errors import PlatformError
+
+    try:
+        return client.eval_runs.manifest(run.id, types=types, rows=rows)
+    except PlatformError as error:
+        if error.status == 404:
+            raise NotFoundError(
+                f"The platform has no files of `{run.name or run.id}`: the run was deleted, or the platform is "
+                "too old to offer downloads.",
+                details=error.details,
+            ) from None
+        raise
+
+
+def _is_there(path: Path, size: int) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:200]}…"

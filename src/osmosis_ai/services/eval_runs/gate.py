@@ -1,0 +1,344 @@
+"""`osmosis eval gate`: a run of this machine or of a platform, held against rules.
+
+Of a run on this machine the journal is read, so that the numbers are those of this release whatever wrote the run. A
+platform of ours sends its estimates. The hosted service sends counts, from which bounds follow that hold as long as
+rows are independent of each other. The result file of a judge has metrics of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.gating import (
+    RUBRIC_METRICS,
+    RUN_METRICS,
+    Evidence,
+    Judgement,
+    Rule,
+    Verdict,
+    evidence_of,
+    evidence_of_figure,
+    evidence_of_mean,
+    evidence_of_share,
+    judge,
+    overall,
+    require_known,
+    require_pass_at,
+    weakest,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.eval_runs.info import DescribedRun
+
+LEAST_SCORED = 0.9
+"""A share of scored attempts below this stands beside the verdict where no rule asks about it."""
+
+
+@dataclass(frozen=True)
+class GatedRun:
+    """A run, and what it knows of itself.
+
+    Attributes:
+        source: where it is.
+        place: its directory, or its page.
+        unfinished: why it is not all there, in a sentence; None for a run that is.
+        scored, tried: attempts with a score, and all that were made; None where that is not known.
+        evidence: what it knows of the metric of a rule.
+        metrics: all that it may know.
+        unverified: results that may have been changed by hand without a trace.
+        passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
+    """
+
+    name: str
+    source: Literal["local", "platform", "rubric"]
+    status: str
+    place: str | None
+    unfinished: str | None
+    scored: int | None
+    tried: int | None
+    evidence: Callable[[Rule], Evidence]
+    metrics: tuple[str, ...] = RUN_METRICS
+    unverified: int = 0
+    passes_at: tuple[int, ...] | None = None
+
+    def require(self, rules: Sequence[Rule]) -> None:
+        """Check that the rules are about what it may know.
+
+        Raises:
+            OsmosisError: one is not.
+        """
+        require_known(rules, self.metrics, "a judge's result file" if self.source == "rubric" else "a run")
+        if self.passes_at is not None:
+            require_pass_at(rules, self.passes_at)
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """What all rules came to."""
+
+    run: GatedRun
+    judgements: tuple[Judgement, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of all rules together."""
+        return overall(self.judgements)
+
+    def resource(self) -> dict[str, Any]:
+        """Return the report as scripts see it."""
+        run = self.run
+        return {
+            "verdict": self.verdict,
+            "run": {
+                "name": run.name,
+                "source": run.source,
+                "status": run.status,
+                ("url" if run.source == "platform" else "path"): run.place,
+                "scored": run.scored,
+                "tried": run.tried,
+            },
+            "rules": [judgement.data() for judgement in self.judgements],
+            "warnings": list(self.warnings),
+        }
+
+
+def gate_run(run: GatedRun, rules: Sequence[Rule]) -> GateReport:
+    """Hold a run against rules."""
+    judgements = [judge(rule, run.evidence(rule), unfinished=run.unfinished) for rule in rules]
+    return GateReport(run, tuple(judgements), tuple(_warnings(run, rules)))
+
+
+def local_run(directory: Path) -> GatedRun:
+    """Return a run of this machine.
+
+    Raises:
+        OsmosisError: its directory is damaged, or is no run's.
+    """
+    from osmosis_ai.evaluation.local_results import read_local_results
+
+    found = read_local_results(directory)
+    estimates = found.metrics.estimates.model_dump(mode="json")
+    # JSON has no keys that are numbers; a platform's estimates have come through it.
+    estimates["pass_at_k"] = {str(k): value for k, value in estimates["pass_at_k"].items()}
+    counts = found.metrics.estimates.counts
+    planned = counts.planned
+    unfinished = None
+    if found.running:
+        unfinished = f"the run is still going on: {found.pending} of {planned} attempts are pending."
+    elif found.pending:
+        unfinished = f"the run is not finished: {found.pending} of {planned} attempts are pending; run it again to go on."
+    return GatedRun(
+        name=found.name,
+        source="local",
+        status="running" if found.running else "incomplete" if found.pending else "finished",
+        place=str(directory),
+        unfinished=unfinished,
+        scored=counts.scored,
+        tried=planned - counts.pending - counts.skipped,
+        evidence=lambda rule: _with_threshold(
+            rule, evidence_of(rule.metric, estimates, rows=found.rows), found.pass_threshold
+        ),
+        unverified=found.unverified,
+        passes_at=_passes_at(estimates) if unfinished is None else None,
+    )
+
+
+def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the k of each pass@k of a finished run; None where no sample has a score, so that none could be."""
+    if estimates.get("pass_rate") is None:
+        return None
+    return tuple(sorted(int(k) for k in estimates.get("pass_at_k") or {}))
+
+
+def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidence:
+    """Say from which reward on a sample passes where that is not 1: no record holds it, so it can be changed."""
+    if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
+        return evidence
+    said = f"a sample passes at a reward of {threshold:g}."
+    return replace(evidence, note=f"{evidence.note.rstrip('.')}; {said}" if evidence.note else said)
+
+
+def platform_run(client: PlatformClient, name: str) -> GatedRun:
+    """Return a run of a platform.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    from osmosis_ai.services.eval_runs.info import describe_run
+
+    found = describe_run(client, name)
+    run, metrics = found.run, found.metrics
+    results = found.detail.results
+    rows = results.sampled_rows if results is not None else None
+    unfinished = None if run.status == "finished" else _unfinished(run.status, run.error)
+    passes_at = None
+    if metrics is not None and metrics.estimates:
+        counts = metrics.estimates.get("counts") or {}
+        estimates = metrics.estimates
+        made = [counts.get(key) or 0 for key in ("planned", "pending", "skipped")]
+        scored, tried = counts.get("scored"), made[0] - made[1] - made[2]
+        evidence: Callable[[Rule], Evidence] = lambda rule: evidence_of(rule.metric, estimates, rows=rows)  # noqa: E731
+        passes_at = _passes_at(estimates) if unfinished is None else None
+    else:
+        tally = _Tally.of(found, rows)
+        scored, tried, evidence = tally.scored, tally.tried, tally.evidence
+    return GatedRun(
+        name=run.name or run.id,
+        source="platform",
+        status=run.status,
+        place=run.platform_url,
+        unfinished=unfinished,
+        scored=scored,
+        tried=tried,
+        evidence=evidence,
+        passes_at=passes_at,
+    )
+
+
+def rubric_results(file: Path) -> GatedRun:
+    """Return what a result file of `osmosis eval rubric` knows; of a panel, every judge must meet a rule.
+
+    Raises:
+        OsmosisError: it is no such file.
+    """
+    try:
+        trust = json.loads(file.read_bytes())["trust"]
+        judges = [(judge["model"], judge["mean"], judge["alpha"]) for judge in trust["judges"]]
+        names = ("scored_calls", "unscored_calls", "pending_calls", "records")
+        scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise OsmosisError(
+            f"{file} is no result file of `osmosis eval rubric`.",
+            hint="write one with: osmosis eval rubric --output FILE",
+        ) from None
+
+    def evidence(rule: Rule) -> Evidence:
+        if rule.metric == "unscored":
+            return evidence_of_share(unscored, scored + unscored, records)
+        return weakest(
+            rule,
+            [
+                evidence_of_figure(
+                    mean if rule.metric == "score" else alpha,
+                    note=f"of {model}, the weakest of {len(judges)}." if len(judges) > 1 else "",
+                )
+                for model, mean, alpha in judges
+            ],
+        )
+
+    return GatedRun(
+        name=file.name,
+        source="rubric",
+        status="incomplete" if pending else "finished",
+        place=str(file),
+        unfinished=f"{pending} calls are pending: go on with --resume." if pending else None,
+        scored=scored,
+        tried=scored + unscored,
+        evidence=evidence,
+        metrics=RUBRIC_METRICS,
+    )
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """The counts of a run whose platform computes no estimates."""
+
+    scored: int | None
+    passed: int | None
+    failed: int | None
+    tried: int | None
+    rows: int | None
+    reward: tuple[float, float] | None
+    pass_at_k: dict[str, float]
+
+    @classmethod
+    def of(cls, found: DescribedRun, rows: int | None) -> _Tally:
+        results, metrics = found.detail.results, found.metrics
+        overview = metrics.overview if metrics is not None else None
+        graded, passed, failed = (
+            next(
+                (
+                    value
+                    for value in (getattr(part, key, None) for part in (overview, results))
+                    if value is not None
+                ),
+                None,
+            )
+            for key in ("graded", "passed", "failed")
+        )
+        stats = (metrics.reward_stats if metrics is not None else None) or {}
+        mean, std = stats.get("mean"), stats.get("std")
+        points = metrics.pass_at_k if metrics is not None else []
+        return cls(
+            scored=graded,
+            passed=passed,
+            failed=failed,
+            tried=overview.completed_samples if overview is not None else None,
+            rows=rows,
+            reward=(mean, std) if mean is not None and std is not None else None,
+            pass_at_k={str(point.k): point.value for point in points if point.value is not None},
+        )
+
+    def evidence(self, rule: Rule) -> Evidence:
+        """Return what the counts say of the metric of a rule."""
+        metric = rule.metric
+        note = (
+            "the platform does not tell which row a sample is of: each row counts once."
+            if self.rows is not None
+            else "the platform does not tell how many rows there are: each sample counts for itself."
+        )
+        if metric.startswith("pass@"):
+            value = self.pass_at_k.get(metric.removeprefix("pass@"))
+            if value is None or self.rows is None:
+                return Evidence(
+                    value, note=f"the platform does not tell {metric} and of how many rows it is."
+                )
+            return evidence_of_share(value * self.rows, self.rows, self.rows, note=note)
+        if metric == "reward":
+            if self.reward is None or not self.scored:
+                return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
+            return evidence_of_mean(*self.reward, self.scored, self.rows, note=note)
+        hits, samples = {
+            "pass_rate": (self.passed, self.scored),
+            "unscored": (
+                None if self.tried is None or self.scored is None else self.tried - self.scored,
+                self.tried,
+            ),
+            "failed": (self.failed, self.tried),
+        }.get(metric, (None, None))
+        if hits is None or samples is None:
+            return Evidence(note=f"the platform does not tell `{metric}`.")
+        return evidence_of_share(hits, samples, self.rows, note=note if samples else "")
+
+
+def _unfinished(status: str, error: str | None) -> str:
+    said = f" ({error.rstrip('.')})" if error else ""
+    return f"the run is {status}, not finished{said}: a part of a run proves nothing."
+
+
+def _warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
+    found = _unscored_warnings(run, rules)
+    if run.unverified:
+        found.append(
+            f"{run.unverified} results have no digest in the journal (0.3.10 wrote none): whether they were changed "
+            "cannot be told."
+        )
+    return found
+
+
+def _unscored_warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
+    if run.scored is None or not run.tried or any(rule.metric == "unscored" for rule in rules):
+        return []
+    if run.scored >= LEAST_SCORED * run.tried:
+        return []
+    missing = run.tried - run.scored
+    return [
+        f"{missing} of {run.tried} attempts have no score and are in no rate; a rule for them: --max unscored=0.1"
+    ]

@@ -1,0 +1,281 @@
+"""`osmosis eval run`: from a config file to a finished run, in the order a user would check things.
+
+Everything that can be wrong with the config, the dataset, the rows, the model's name or the budget
+is found before a directory is made or a process started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets import Selection
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.hooks import RunHooks
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.services.datasets.cached import OpenProgress
+    from osmosis_ai.workspace.config_files import EvalConfig
+    from osmosis_ai.workspace.layout import Workspace
+
+
+@dataclass(frozen=True)
+class EvalRunRequest:
+    """What the user asked for; every field but ``config`` may be left out.
+
+    Attributes:
+        config: a file of ``configs/eval/``.
+        dataset_file: rows from this file instead of ``data/<dataset>.*`` or the platform's dataset.
+        rows: ``"3,7,10-20"``, overrides the config's ``limit``.
+        output: directory of runs; ``.osmosis/evals`` of the workspace by default.
+        secret_values: values for ``[secrets].required``; the environment comes second.
+    """
+
+    config: Path
+    dataset_file: Path | None = None
+    rows: str | None = None
+    name: str | None = None
+    output: Path | None = None
+    fresh: bool = False
+    retry_failed: bool = False
+    salvage: bool = False
+    max_in_flight: int | None = None
+    secret_values: Mapping[str, str] | None = None
+    seed: int = 0
+    budget: Budget | None = None
+    rollout_port: int | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedEval:
+    """A run whose inputs have been found, read and checked.
+
+    Attributes:
+        notes: what the user should know before agreeing (pins that differ, ignored sections).
+        served: whether the policy is one of our own models, which costs nothing.
+    """
+
+    request: EvalRunRequest
+    workspace: Workspace
+    config: EvalConfig
+    spec: EvalRunSpec
+    dataset: DatasetInput
+    selection: Selection
+    rollout_dir: Path
+    output_root: Path
+    provenance: Mapping[str, Any]
+    origin: str | None
+    notes: tuple[str, ...]
+    served: bool
+
+
+@dataclass(frozen=True)
+class EvalRunResult:
+    """How the run ended and where it belongs."""
+
+    prepared: PreparedEval
+    summary: RunSummary
+
+
+def prepare_eval_run(
+    request: EvalRunRequest, *, start: Path | None = None, fetching: OpenProgress | None = None
+) -> PreparedEval:
+    """Find and check everything a run needs; starts nothing, and writes nothing but a dataset into the cache.
+
+    Args:
+        request: what the user asked for.
+        start: a directory of the workspace; the current one when None.
+        fetching: opens a display when a dataset of the platform has to be downloaded.
+
+    Raises:
+        OsmosisError: naming what is wrong and how to mend it.
+    """
+    from osmosis_ai.datasets import count_records, file_digest, select_rows
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.workspace.config_files import entrypoint_path, load_eval_config, rollout_directory
+    from osmosis_ai.workspace.layout import find_workspace
+
+    workspace = find_workspace(start)
+    config = load_eval_config(request.config, workspace)
+    spec = EvalRunSpec.of_config(
+        config.experiment,
+        config.evaluation,
+        env=config.env,
+        secret_names=config.secrets,
+        commit_sha=config.experiment.commit_sha,
+    )
+    entrypoint_path(workspace, config.experiment)
+    served = spec.model_path in served_models()
+    _check_policy(spec, request, served=served)
+    path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
+    selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
+    provenance, notes = _provenance(workspace, config)
+    return PreparedEval(
+        request=request,
+        workspace=workspace,
+        config=config,
+        spec=spec,
+        dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
+        selection=selection,
+        rollout_dir=rollout_directory(workspace, spec.rollout_name),
+        output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
+        provenance=provenance,
+        origin=_origin(workspace),
+        notes=notes,
+        served=served,
+    )
+
+
+async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | None:
+    """Run a prepared evaluation; None when ``hooks`` declined to dispatch.
+
+    Raises:
+        OsmosisError: when the run could not start or be continued.
+    """
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.policy import open_policy
+    from osmosis_ai.evaluation.runner import EvalRunner
+    from osmosis_ai.evaluation.spec import EvalRunOptions
+
+    request = prepared.request
+    if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
+        prepared.workspace.create_state_dir()
+    runner = EvalRunner(
+        spec=prepared.spec,
+        options=EvalRunOptions(
+            name=request.name,
+            fresh=request.fresh,
+            retry_failed=request.retry_failed,
+            salvage=request.salvage,
+            max_in_flight=request.max_in_flight,
+            rollout_port=request.rollout_port,
+            verbose=request.verbose,
+            seed=request.seed,
+            budget=request.budget or Budget(),
+        ),
+        dataset=prepared.dataset,
+        selection=prepared.selection,
+        rollout_dir=prepared.rollout_dir,
+        output_root=prepared.output_root,
+        hooks=hooks,
+        open_model=lambda env, lost: open_policy(prepared.spec.model_path, env, lost),
+        provenance=prepared.provenance,
+        config_stem=prepared.config.path.stem,
+    )
+    summary = await runner.run()
+    return EvalRunResult(prepared, summary) if summary is not None else None
+
+
+def _dataset_file(
+    workspace: Workspace, name: str, explicit: Path | None, fetching: OpenProgress | None
+) -> tuple[Path, str]:
+    from osmosis_ai.workspace.layout import find_dataset_file
+
+    if explicit is not None:
+        path = explicit.expanduser().absolute()
+        if not path.is_file():
+            raise NotFoundError(f"there is no dataset file `{explicit}`.")
+        return path, "explicit"
+    found = find_dataset_file(workspace, name)
+    return (found, "workspace") if found is not None else _platform_dataset(workspace, name, fetching)
+
+
+def _platform_dataset(workspace: Workspace, name: str, fetching: OpenProgress | None) -> tuple[Path, str]:
+    """Return the platform's dataset of that name, where somebody is logged in to one."""
+    from osmosis_ai.api.credentials import require_credentials
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.context import find_checkout, open_context
+    from osmosis_ai.services.datasets.cached import fetch_dataset
+
+    missing = (
+        f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
+        f"`.parquet` in {workspace.root}"
+    )
+    hint = "put the file there, or pass `--dataset-file FILE`"
+    try:
+        find_checkout(workspace.root)
+        require_credentials()
+    except OsmosisError as error:
+        raise NotFoundError(
+            f"{missing}.",
+            hint=f"{hint}; the platform was not asked for a dataset of that name: {error.message}",
+        ) from None
+    with open_context(workspace.root) as context:
+        try:
+            dataset = fetch_dataset(context.client, name, progress=fetching)
+        except PlatformError as error:
+            if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
+                raise
+            raise NotFoundError(
+                f"{missing}, nor a dataset of that name on {context.client.platform_url}.",
+                hint=f"{hint}, or upload it: osmosis dataset upload FILE",
+            ) from None
+    return dataset.path, dataset.source
+
+
+def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -> None:
+    """Find out now whether the model can be named, keyed and, under a cost limit, priced."""
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.llm.prices import price_of
+    from osmosis_ai.llm.providers import resolve_model
+
+    if served:
+        return
+    env = {**os.environ, **spec.env, **(request.secret_values or {})}
+    try:
+        endpoint = resolve_model(spec.model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+    except OsmosisError as error:
+        if error.details.get("missing_variable") in spec.secret_names:
+            return  # it will be asked for
+        raise
+    limited = request.budget is not None and request.budget.max_cost_usd is not None
+    if limited and price_of(endpoint) is None:
+        raise OsmosisError(
+            f"`--max-cost` needs the price of `{spec.model_path}`, and it is not known.",
+            hint="limit the run with `--max-tokens` or `--max-time` instead",
+        )
+
+
+def _provenance(workspace: Workspace, config: EvalConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return facts for the manifest, and what about them the user should know."""
+    from osmosis_ai._version import __version__
+    from osmosis_ai.workspace.git import read_git_state
+
+    git, experiment = read_git_state(workspace.root), config.experiment
+    notes = []
+    if config.advanced:
+        notes.append("`[advanced]` is recorded, but it means nothing to a run on this machine.")
+    if experiment.branch and experiment.branch != git.branch:
+        notes.append(
+            f"the config pins branch `{experiment.branch}`; this runs what is checked out ({git.branch})."
+        )
+    pinned = experiment.commit_sha
+    if pinned and not (git.head or "").startswith(pinned.lower()):
+        notes.append(
+            f"the config pins commit {pinned}; this runs what is checked out ({(git.head or 'none')[:12]})."
+        )
+    facts = {
+        "sdk_version": __version__,
+        "git_head": git.head,
+        "git_branch": git.branch,
+        "git_dirty": git.dirty,
+        "config_branch": experiment.branch,
+        "config_commit_sha": pinned,
+        "advanced": dict(config.advanced) or None,
+    }
+    return facts, tuple(notes)
+
+
+def _origin(workspace: Workspace) -> str | None:
+    from osmosis_ai.workspace.git import read_origin, without_credentials
+
+    origin = read_origin(workspace.root)
+    return without_credentials(origin) if origin else None

@@ -1,0 +1,1 @@
+"""Models of the platform: listed, deployed, fetched."""

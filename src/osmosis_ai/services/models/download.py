@@ -1,0 +1,226 @@
+"""An adapter on this machine: a folder in PEFT's layout that is whole and right, or no folder.
+
+The files are fetched into a folder beside the last one, each against the size and digest the platform names;
+only when all are there, and are an adapter, does that folder get its name. What was fetched before an
+interruption is kept there and not fetched again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.transfer import BlobClient
+    from osmosis_ai.api.wire.models import ModelDownload, ModelFile
+    from osmosis_ai.workspace.layout import Workspace
+
+ADAPTER_CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class DownloadedModel:
+    """An adapter's folder; ``fetched`` is False when it was there already, every byte of it."""
+
+    name: str
+    base_model: str | None
+    directory: Path
+    files: tuple[ModelFile, ...]
+    fetched: bool
+
+    def resource(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "model_name": self.name,
+            "base_model": self.base_model,
+            "output_path": str(self.directory),
+            "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in self.files],
+            "bytes": sum(file.size for file in self.files),
+        }
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What is to be fetched, and where to."""
+
+    listed: ModelDownload
+    directory: Path
+    workspace: Workspace
+
+    @property
+    def total_bytes(self) -> int:
+        """How much there is to fetch."""
+        return sum(file.size for file in self.listed.files)
+
+
+def plan_model_download(
+    client: PlatformClient, name: str, *, workspace: Workspace, output: Path | None = None
+) -> ModelPlan:
+    """Ask what files an adapter has, and decide where they go; writes nothing.
+
+    Args:
+        client: the platform.
+        name: the adapter's name or id, or ``BASE:NAME``.
+        workspace: whose ``.osmosis/models`` takes it when ``output`` does not.
+        output: the adapter's folder.
+
+    Raises:
+        PlatformError: there is no such adapter, or the platform has no downloads of models.
+        OsmosisError: what the platform lists is no adapter that can be written.
+    """
+    from osmosis_ai.services.models.catalog import ask_by_name
+    from osmosis_ai.services.runs.files import safe_name
+
+    listed = ask_by_name(client, name, client.models.download)
+    _check_listing(listed)
+    if output is None:
+        directory = workspace.state_dir / "models" / safe_name(listed.model_name)
+    else:
+        directory = output.expanduser().absolute()
+    return ModelPlan(listed, directory, workspace)
+
+
+def download_model(
+    client: PlatformClient,
+    plan: ModelPlan,
+    *,
+    progress: Callable[[int], None] = lambda _bytes: None,
+    blobs: BlobClient | None = None,
+) -> DownloadedModel:
+    """Fetch an adapter; one that is there already is only checked.
+
+    Args:
+        client: the platform; it signs the URLs.
+        plan: from :func:`plan_model_download`.
+        progress: takes the number of bytes that have arrived.
+        blobs: connections to the store; otherwise opened and closed here.
+
+    Raises:
+        ConflictError: the folder holds something else.
+        OsmosisError: a file did not arrive as the platform named it, or the disk refused it; what has arrived
+            stays for the next time.
+    """
+    from osmosis_ai.api.transfer import BlobClient
+    from osmosis_ai.files import sync_directory
+
+    listed, directory = plan.listed, plan.directory
+    there = _is_whole(directory, listed)
+    if not there:
+        _require_free(directory)
+        if directory.is_relative_to(plan.workspace.state_dir):
+            plan.workspace.create_state_dir()
+        staging = directory.with_name(f".{directory.name}.fetching")
+        if blobs is not None:
+            _fetch(client, listed, staging, progress, blobs)
+        else:
+            with BlobClient() as own:
+                _fetch(client, listed, staging, progress, own)
+        _check_adapter(staging)
+        try:
+            staging.rename(directory)  # onto an empty directory, or nothing
+            sync_directory(directory.parent)
+        except OSError as error:
+            raise OsmosisError(f"cannot write {directory}: {error.strerror or error}.") from None
+    return DownloadedModel(listed.model_name, listed.base_model, directory, tuple(listed.files), not there)
+
+
+def _check_listing(listed: ModelDownload) -> None:
+    names = [file.path for file in listed.files]
+    odd = next((name for name in names if not _FILE_NAME.fullmatch(name)), None)
+    if odd is not None:
+        raise OsmosisError(
+            f"the platform lists a file {odd[:80]!r}, which is not written.", code="PLATFORM_ERROR"
+        )
+    if ADAPTER_CONFIG not in names or not set(WEIGHTS) & set(names) or len(set(names)) < len(names):
+        raise OsmosisError(
+            f"the platform's files of `{listed.model_name}` are no adapter: {', '.join(names) or 'none'}.",
+            code="PLATFORM_ERROR",
+        )
+
+
+def _is_whole(directory: Path, listed: ModelDownload) -> bool:
+    """Tell whether every file is there with its digest; files of the user's beside them do not matter."""
+    return directory.is_dir() and all(
+        file.sha256 is not None and _is_right(directory / file.path, file) for file in listed.files
+    )
+
+
+def _is_right(path: Path, file: ModelFile) -> bool:
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    return file.sha256 is None or _digest(path) == file.sha256
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _require_free(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConflictError(
+            f"{directory} holds something else than this model.",
+            hint="name another folder with --output, or remove this one",
+        )
+
+
+def _fetch(
+    client: PlatformClient,
+    listed: ModelDownload,
+    staging: Path,
+    progress: Callable[[int], None],
+    blobs: BlobClient,
+) -> None:
+    from osmosis_ai.api.transfer import download
+
+    done = 0
+    for file in listed.files:
+        target = staging / file.path
+        if not (file.sha256 is not None and _is_right(target, file)):
+            download(
+                file.url,
+                target,
+                expected_size=file.size,
+                expected_sha256=file.sha256,
+                progress=partial(_tell, progress, done),
+                refresh_url=partial(_signed_again, client, listed.model_name, file.path),
+                client=blobs,
+            )
+        done += file.size
+        progress(done)
+
+
+def _tell(progress: Callable[[int], None], before: int, arrived: int) -> None:
+    progress(before + arrived)
+
+
+def _signed_again(client: PlatformClient, name: str, path: str) -> str:
+    for file in client.models.download(name).files:
+        if file.path == path:
+            return file.url
+    raise OsmosisError(f"the platform gave no new URL for {path}.", code="PLATFORM_ERROR")
+
+
+def _check_adapter(directory: Path) -> None:
+    try:
+        json.loads((directory / ADAPTER_CONFIG).read_bytes())["peft_type"]
+    except (ValueError, KeyError, TypeError):
+        raise OsmosisError(
+            f"what was fetched is no adapter: {ADAPTER_CONFIG} is not PEFT's.",
+            code="PLATFORM_ERROR",
+            details={"directory": str(directory)},
+        ) from None

@@ -1,0 +1,1 @@
+"""Rollouts: written, listed, and tried before they are sent away."""

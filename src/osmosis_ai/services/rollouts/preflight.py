@@ -1,0 +1,157 @@
+"""Before code is run far away: would it import here?
+
+What the platform has to build first (packages that are not installed here) is not held against the code;
+what cannot run anywhere (a syntax error, an exception while importing) is said before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.process_environment import python_environment
+from osmosis_ai.supervision import ChildProcess
+
+TIMEOUT_S = 60.0
+HINT = (
+    'importing the entrypoint must not fail, nor serve: start the server under `if __name__ == "__main__":`'
+)
+_PLACEHOLDER = "placeholder-of-the-preflight"
+_TAIL_BYTES = 2000
+# Without the current directory in front: its modules must not shadow those that the probe itself needs.
+_PROBE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from osmosis_ai.services.rollouts.entrypoint_probe import main; main(*sys.argv[1:])"
+)
+
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """How the import of an entrypoint went.
+
+    Attributes:
+        kind: ``unknown`` where packages are missing that the platform installs, ``late`` when it was still going on
+            at the time limit.
+        entrypoint: the script, relative to the workspace directory.
+        problem: what went wrong, in a sentence; empty for an import that succeeded.
+        file: the rollout's own file that failed, relative to the workspace directory, where that is known.
+        line: the line in it.
+    """
+
+    kind: Literal["imported", "unknown", "late", "failed"]
+    entrypoint: str
+    problem: str = ""
+    file: str | None = None
+    line: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def require(self, command: str) -> ImportOutcome:
+        """Return the outcome unless it is that the code cannot be imported.
+
+        Args:
+            command: what the user ran (``eval submit``).
+
+        Raises:
+            OsmosisError: it cannot; the details say where.
+        """
+        if self.kind != "failed":
+            return self
+        where = f"{self.file}, line {self.line}" if self.file is not None else self.entrypoint
+        raise OsmosisError(
+            f"`osmosis {command}` preflight failed for `{self.entrypoint}`.\n  {where}: {self.problem}",
+            details={"entrypoint": self.entrypoint, **self.details},
+            hint=HINT,
+        )
+
+
+def import_entrypoint(
+    rollout_dir: Path,
+    entrypoint: str,
+    *,
+    env: Mapping[str, str],
+    secret_names: tuple[str, ...] = (),
+    timeout_s: float = TIMEOUT_S,
+) -> ImportOutcome:
+    """Import a rollout's entrypoint in a process of its own.
+
+    Args:
+        rollout_dir: the rollout's directory.
+        entrypoint: its script, relative to that.
+        env: variables that the run will have.
+        secret_names: variables that it will have too; a placeholder stands in for each value.
+        timeout_s: seconds after which it is given up.
+    """
+    from osmosis_ai.driving.requirements import read_project, unmet_requirements
+
+    shown = f"rollouts/{rollout_dir.name}/{entrypoint}"
+    project = read_project(rollout_dir)
+    unmet = unmet_requirements(project) if project is not None else []
+    if unmet:
+        problem = f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
+        return ImportOutcome("unknown", shown, problem)
+    # To import needs no key: code that nobody has read yet never sees a real one here.
+    variables = {**python_environment(os.environ), **dict.fromkeys(secret_names, _PLACEHOLDER), **env}
+    with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
+        report = Path(scratch) / "report.json"
+        with (Path(scratch) / "output.txt").open("w+b") as output:
+            status = asyncio.run(
+                _probe(rollout_dir, entrypoint, report, env=variables, output=output, timeout_s=timeout_s)
+            )
+            if status is None:
+                return ImportOutcome("late", shown, f"`{shown}` was still importing after {timeout_s:g} s.")
+            found = _read(report) or {"error": _tail(output) or f"it ended with status {status}"}
+    if found.get("outcome") == "imported":
+        return ImportOutcome("imported", shown)
+    if found.get("outcome") == "module_not_found":
+        return ImportOutcome("unknown", shown, f"`{shown}` was not imported here: {found.get('error')}.")
+    place = (
+        {"file": f"rollouts/{rollout_dir.name}/{found['file']}", "line": found["line"]}
+        if "file" in found
+        else {}
+    )
+    return ImportOutcome("failed", shown, str(found.get("error")), **place, details=found)
+
+
+async def _probe(
+    rollout_dir: Path,
+    entrypoint: str,
+    report: Path,
+    *,
+    env: Mapping[str, str],
+    output: IO[bytes],
+    timeout_s: float,
+) -> int | None:
+    """Return the exit status, or None when it took too long."""
+    child = ChildProcess(
+        [sys.executable, "-c", _PROBE, entrypoint, str(report)],
+        env=env,
+        cwd=rollout_dir,
+        stdout=output,
+    )
+    try:
+        return await asyncio.wait_for(child.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        child.kill()
+
+
+def _read(report: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(report.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    return output.read().decode("utf-8", "replace").strip()

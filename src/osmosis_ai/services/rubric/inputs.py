@@ -1,0 +1,318 @@
+"""What a judging session is given: which rubric, which judges, which places to write to.
+
+Every choice here is made from what the user typed and what lies on the disk, before anything is spent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.rubric.config import RubricConfig
+    from osmosis_ai.rubric.judge_model import JudgeModel
+    from osmosis_ai.rubric.record_index import RecordIndex
+    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.services.rubric.eval_rubric import RubricRequest
+
+_ID_LIKE = re.compile(r"[\w.-]+")
+_FILE_NAME = "rubric_eval_result.json"
+_LONGEST_FOLDER = 80
+_ELSEWHERE = "name another place with `--output` or `--report`"
+
+
+class JudgeRequiredError(OsmosisError):
+    """Nobody was named to judge."""
+
+
+@dataclass(frozen=True)
+class ChosenRubric:
+    """The rubric of a session.
+
+    Attributes:
+        rubric_id: its id, the name of its file, or a name made from its text.
+        text: what to judge by.
+        source: where it comes from, for people.
+        config: its entry in a YAML file, if it has one.
+        config_path: that file.
+        note: what the user should know about the choice.
+    """
+
+    rubric_id: str
+    text: str
+    source: str
+    config: RubricConfig | None = None
+    config_path: Path | None = None
+    note: str | None = None
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The judge that the YAML file names."""
+        return (self.config.model_info if self.config else None) or {}
+
+    @property
+    def system_prompt(self) -> str | None:
+        """The rubric's system prompt, then the judge's."""
+        own = self.config.system_prompt if self.config else None
+        parts = [
+            text for text in (own, self.model_info.get("system_prompt")) if isinstance(text, str) and text
+        ]
+        return "\n\n".join(parts) or None
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """Where results go.
+
+    Attributes:
+        path: the result file.
+        fixed: the user named that file; otherwise a fresh name in a directory.
+        asked: the user named a place at all.
+    """
+
+    path: Path
+    fixed: bool
+    asked: bool
+
+
+def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: bool) -> ChosenRubric:
+    """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
+
+    One word is taken for an id wherever there is a YAML file that could hold it.
+
+    Args:
+        rubric: what the user typed.
+        config: the YAML file, when named.
+        data: the data; YAML files are looked for beside it.
+        need_model: nobody but the YAML file can say who judges.
+
+    Raises:
+        OsmosisError: it is empty, its file cannot be read, or there is no rubric of that id.
+    """
+    from osmosis_ai.rubric.config import candidate_configs, discover_config, load_suite
+
+    text = rubric.strip()
+    if not text:
+        raise OsmosisError("Rubric text must not be empty.")
+    if text.startswith("@"):
+        return _rubric_of_file(Path(text[1:]).expanduser())
+    looks_like_id = _ID_LIKE.fullmatch(text) is not None
+    found = next((path for path in candidate_configs(data) if path.is_file()), None)
+    if config is not None or (looks_like_id and found is not None):
+        path = discover_config(config, data)
+        chosen = load_suite(path, need_model=need_model).get(text)
+        return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
+    note = (
+        f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
+        if looks_like_id
+        else None
+    )
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+    return ChosenRubric(f"inline-{digest}", text, "inline", note=note)
+
+
+def require_configured(data: Path, config: Path | None) -> Path:
+    """Return the YAML file of rubrics, without which `osmosis eval-rubric` knows none.
+
+    Raises:
+        OsmosisError: there is no data file, or no YAML file.
+    """
+    from osmosis_ai.rubric.config import discover_config
+    from osmosis_ai.rubric.records import require_file
+
+    require_file(data, "Data path")
+    return discover_config(config, data)
+
+
+def check_bounds(
+    score_min: float | None, score_max: float | None, chosen: ChosenRubric
+) -> tuple[float, float]:
+    """Return the scale: what the user says, else the rubric, else its judge, else 0 to 1.
+
+    Raises:
+        OsmosisError: the bounds enclose nothing.
+    """
+    from osmosis_ai.rubric import task
+
+    config, info = chosen.config, chosen.model_info
+    lowest = (score_min, config.score_min if config else None, info.get("score_min"), 0.0)
+    highest = (score_max, config.score_max if config else None, info.get("score_max"), 1.0)
+    return task.check_bounds(
+        next(value for value in lowest if value is not None),
+        next(value for value in highest if value is not None),
+    )
+
+
+def choose_judges(
+    request: RubricRequest, chosen: ChosenRubric, env: Mapping[str, str]
+) -> tuple[JudgeModel, ...]:
+    """Find out who judges, with which key.
+
+    Raises:
+        JudgeRequiredError: nobody was named.
+        OsmosisError: a model makes no sense, a key is missing, or a model is named twice.
+    """
+    from osmosis_ai.rubric.judge_model import resolve_judge
+
+    if not request.models and not chosen.model_info:
+        raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
+    if request.timeout_s == 0:
+        raise OsmosisError("--timeout must be greater than 0 seconds.")
+    timeout_s = request.timeout_s if request.timeout_s is not None else chosen.model_info.get("timeout")
+    judges = tuple(
+        resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)
+        for judge in request.models or (chosen.model_info,)
+    )
+    names = [judge.name for judge in judges]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OsmosisError(
+            f"`{twice}` is named twice.",
+            hint="ask one judge several times with `-n`; a panel has different ones",
+        )
+    return judges
+
+
+def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
+    """Refuse a limit on cost where a price is not known.
+
+    Raises:
+        OsmosisError: naming the judge without a price.
+    """
+    if budget is None or budget.max_cost_usd is None:
+        return
+    from osmosis_ai.llm.prices import price_of
+
+    for judge in judges:
+        if price_of(judge.endpoint) is None:
+            raise OsmosisError(
+                f"`--max-cost` needs the price of `{judge.name}`, and it is not known.",
+                hint="limit the session with `--max-tokens` or `--max-time` instead",
+            )
+
+
+def plan_report(report: Path | None) -> Path | None:
+    """Return where the report goes, once it is plain that one can be written.
+
+    Raises:
+        OsmosisError: plotly is not installed, or the place is a directory or cannot be written.
+    """
+    if report is None:
+        return None
+    from importlib.util import find_spec
+
+    if find_spec("plotly") is None:
+        raise MissingExtraError("report", "plotly")
+    path = report.expanduser().absolute()
+    if path.is_dir():
+        raise OsmosisError(f"Report path '{report}' is a directory; name a file, for instance report.html.")
+    _require_writable(path.parent)
+    return path
+
+
+def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:
+    """Return where results go.
+
+    Args:
+        output: what the user typed; the cache directory when None.
+        rubric_id: names the directory there.
+        classic: a path without a suffix is a directory, as `osmosis eval-rubric` has it; otherwise only one
+            that exists or ends in a separator.
+
+    Raises:
+        OsmosisError: a directory is where the file should go, or it cannot be written there.
+    """
+    if output is None:
+        from osmosis_ai.files import cache_dir
+
+        return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id), asked=False)
+    path = Path(output).expanduser().absolute()
+    names_directory = output.endswith(("/", os.sep))
+    if classic:
+        if path.suffix and path.is_dir():
+            raise OsmosisError(f"Output path '{output}' is a directory.")
+        if names_directory or not path.suffix:
+            return _fresh(path, asked=True)
+    elif names_directory or path.is_dir():
+        path = path / _FILE_NAME
+    _require_writable(path.parent)
+    return OutputPlan(path, fixed=True, asked=True)
+
+
+def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
+    """Refuse to reverse the order of texts where there is nothing to compare, or but one text.
+
+    Raises:
+        OsmosisError: naming the option or the line.
+    """
+    if spec.runs < 2:
+        raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
+    if index.bare_line is not None and not (spec.original_input or spec.ground_truth):
+        raise OsmosisError(
+            f"Line {index.bare_line} of '{index.path}' has nothing but the text that is judged: there is no "
+            "order to reverse.",
+            hint="give records a `ground_truth`, `original_input` or `metadata`, or leave out `--swap`",
+        )
+
+
+def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
+    """Refuse to write where something is read, or two things to the same place.
+
+    Raises:
+        OsmosisError: naming the file.
+    """
+    taken = {path.resolve() for path in read if path is not None}
+    for path in (path.resolve() for path in written if path is not None):
+        if path in taken:
+            raise OsmosisError(
+                f"'{path}' would be overwritten: it is read, or written already.", hint=_ELSEWHERE
+            )
+        taken.add(path)
+
+
+def folder_of(rubric_id: str) -> str:
+    """Return the name of a rubric's directory: letters, digits, ``-`` and ``_``, in lower case."""
+    kept = "".join(character if character.isalnum() or character in "-_" else "_" for character in rubric_id)
+    return kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
+
+
+def _rubric_of_file(path: Path) -> ChosenRubric:
+    if path.is_dir():
+        raise OsmosisError(f"Rubric file '{path}' is a directory.")
+    if not path.exists():
+        raise NotFoundError(f"Rubric file '{path}' does not exist.")
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise OsmosisError(f"Rubric file '{path}' is not UTF-8 text.") from None
+    if not text:
+        raise OsmosisError(f"Rubric file '{path}' is empty.")
+    return ChosenRubric(path.stem, text, str(path))
+
+
+def _fresh(directory: Path, *, asked: bool) -> OutputPlan:
+    from osmosis_ai.rubric.session_journal import journal_of
+
+    _require_writable(directory)
+    identifier = int(time.time())
+    while (path := directory / f"rubric_eval_result_{identifier}.json").exists() or journal_of(path).exists():
+        identifier += 1
+    return OutputPlan(path, fixed=False, asked=asked)
+
+
+def _require_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OsmosisError(f"cannot create the directory '{directory}': {error.strerror}.") from None
+    if not os.access(directory, os.W_OK):
+        raise OsmosisError(f"cannot write to the directory '{directory}': permission denied.")

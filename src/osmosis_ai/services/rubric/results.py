@@ -1,0 +1,211 @@
+"""The files a judging session leaves: the result as JSON, and the report for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.rubric.documents import classic_record, judged_record, write_document
+from osmosis_ai.rubric.session_result import SessionResult, counts, usage
+
+if TYPE_CHECKING:
+    from osmosis_ai.rubric.report import ReportRecord
+    from osmosis_ai.rubric.trust import TrustReport
+    from osmosis_ai.services.rubric.eval_rubric import PreparedRubric
+
+
+def write_results(
+    path: Path,
+    prepared: PreparedRubric,
+    result: SessionResult,
+    *,
+    statistics: Mapping[str, float],
+    trust: TrustReport,
+    comparison: Mapping[str, Any] | None,
+    keep: int | None,
+) -> list[dict[str, Any]]:
+    """Write the result file and return its first ``keep`` entries, all of them when None.
+
+    Raises:
+        OsmosisError: the disk did not take it.
+    """
+    classic = prepared.request.classic
+    beside = {
+        "complete": result.complete,
+        "stopped": stopped(result),
+        "score_min": result.spec.bounds[0],
+        "score_max": result.spec.bounds[1],
+        "seed": result.spec.seed,
+        "counts": counts(result),
+        "usage": usage(result),
+        "trust": trust.to_json(),
+    }
+    head = (_classic_head if classic else _head)(prepared, result, statistics)
+    compared = {"baseline_comparison": dict(comparison)} if comparison is not None else {}
+    tail: dict[str, Any] = {}
+    if classic:
+        identifier = path.stem.removeprefix("rubric_eval_result_") if not prepared.output.fixed else None
+        tail = {**({"output_identifier": identifier} if identifier else {}), **compared}
+    kept: list[dict[str, Any]] = []
+    entries = _kept(_entries(prepared, result), kept, keep)
+    try:
+        write_document(path, {**head, **beside, **({} if classic else compared)}, entries, tail)
+    except OSError as error:
+        raise _not_written(path, result, error) from error
+    return kept
+
+
+def write_report_page(
+    path: Path, prepared: PreparedRubric, result: SessionResult, trust: TrustReport, *, results: Path
+) -> None:
+    """Write the report for people; ``results`` is the file that holds every record.
+
+    Raises:
+        OsmosisError: the disk did not take it.
+    """
+    from osmosis_ai.rubric.report import write_report
+
+    records = _report_records(prepared, result)
+    try:
+        write_report(path, _facts(prepared, result, results), result.table, trust, records)
+    except OSError as error:
+        raise _not_written(path, result, error) from error
+
+
+def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> dict[str, str]:
+    """Return what a reader of the report should know of the session."""
+    low, high = result.spec.bounds
+    counted = counts(result)
+    facts = {
+        "title": f"Judges on {prepared.request.data.name}: {result.spec.rubric_id}",
+        "results": str(results),
+        "Rubric": result.spec.rubric,
+        "Rubric from": prepared.chosen.source,
+        "Judges": ", ".join(result.spec.model_names),
+        "Data": str(prepared.request.data),
+        "Scale": f"{low:g} to {high:g}",
+        "Calls": " x ".join(
+            f"{count:,} {noun}{'' if count == 1 else 's'}"
+            for count, noun in (
+                (len(result.index), "record"),
+                (len(result.spec.judges), "judge"),
+                (result.spec.runs, "run"),
+            )
+        ),
+        "Without a score": f"{counted['unscored']:,} unscored, {counted['failed']:,} failed, "
+        f"{counted['pending']:,} pending",
+        "Tokens": f"{sum(judge.input_tokens + judge.output_tokens for judge in result.usage):,}",
+        "Cost": _dollars(result.cost_usd),
+        "Seed": str(result.spec.seed),
+    }
+    if result.stop is not None:
+        facts["Stopped"] = result.stop.reason
+    return facts
+
+
+def _dollars(cost_usd: float | None) -> str:
+    if cost_usd is None:
+        return "unknown"
+    return f"${cost_usd:,.2f}" if cost_usd >= 0.1 or not cost_usd else f"${cost_usd:.6f}"
+
+
+def stopped(result: SessionResult) -> dict[str, str] | None:
+    """Return why calls are pending, for a document."""
+    return {"kind": result.stop.kind, "reason": result.stop.reason} if result.stop is not None else None
+
+
+def _head(prepared: PreparedRubric, result: SessionResult, statistics: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "generated_at": _now(),
+        "model": prepared.model_shown,
+        "rubric": result.spec.rubric,
+        "data_path": str(prepared.request.data),
+        "number": result.spec.runs,
+        "overall_statistics": dict(statistics),
+        "rubric_id": result.spec.rubric_id,
+        "rubric_source": prepared.chosen.source,
+        "config_path": str(prepared.chosen.config_path) if prepared.chosen.config_path else None,
+        "models": result.spec.model_names,
+    }
+
+
+def _classic_head(
+    prepared: PreparedRubric, result: SessionResult, statistics: Mapping[str, float]
+) -> dict[str, Any]:
+    scored, total = result.standing.count("scored"), len(result.standing)
+    return {
+        "generated_at": _now(),
+        "rubric_id": result.spec.rubric_id,
+        "rubric_source": prepared.chosen.source,
+        "provider": prepared.provider_shown,
+        "model": prepared.model_shown,
+        "number": result.spec.runs,
+        "config_path": str(prepared.chosen.config_path),
+        "data_path": str(prepared.request.data),
+        "overall_statistics": {
+            **statistics,
+            "total_runs": total,
+            "success_count": scored,
+            "failure_count": total - scored,
+        },
+    }
+
+
+def _entries(prepared: PreparedRubric, result: SessionResult) -> Iterator[dict[str, Any]]:
+    pending = result.stop.reason if result.stop is not None else None
+    for judged in result.records():
+        yield (
+            classic_record(judged, pending=pending)
+            if prepared.request.classic
+            else judged_record(result, judged)
+        )
+
+
+def _kept(
+    entries: Iterator[dict[str, Any]], kept: list[dict[str, Any]], most: int | None
+) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        if most is None or len(kept) < most:
+            kept.append(entry)
+        yield entry
+
+
+def _report_records(prepared: PreparedRubric, result: SessionResult) -> Iterator[ReportRecord]:
+    from osmosis_ai.rubric.report import ReportRecord
+
+    models, runs = result.spec.model_names, result.spec.runs
+    for judged in result.records():
+        yield ReportRecord(
+            judged.record.label,
+            judged.record.index,
+            judged.record.solution_str,
+            judged.record.ground_truth or prepared.spec.ground_truth,
+            [
+                (
+                    models[place // runs],
+                    place % runs + 1,
+                    call.score if call is not None else None,
+                    call.explanation if call is not None else None,
+                    call.error if call is not None else "not judged yet",
+                )
+                for place, call in enumerate(judged.calls)
+            ],
+            judged.record.original_input or prepared.spec.original_input,
+        )
+
+
+def _not_written(path: Path, result: SessionResult, error: OSError) -> Exception:
+    from osmosis_ai.errors import OsmosisError
+
+    return OsmosisError(
+        f"'{path}' could not be written: {error.strerror or error}. "
+        f"What was scored is safe in '{result.journal}'.",
+        code="INTERNAL",
+        hint="free some space, or name another place, and run the same command with `--resume`",
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

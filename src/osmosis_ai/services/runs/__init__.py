@@ -1,0 +1,1 @@
+"""Runs of the platform of either kind: submitted, watched, their logs and files."""

@@ -1,0 +1,142 @@
+"""The secrets of a run: names, and where each value will come from. Values never come from here.
+
+A value travels only when the user has put it into a secrets file for this one run; what the platform has
+stored stays there, and what this shell has exported is nobody's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.http_errors import PlatformError
+
+SecretSource = Literal["run", "user_override", "user", "workspace", "unknown"]
+_REFUSAL = "Secret(s) not found:"
+
+
+@dataclass(frozen=True)
+class RunSecret:
+    """A secret of a run.
+
+    Attributes:
+        source: ``run`` for one supplied for this run, ``user_override`` for a personal one that hides the
+            workspace's, ``unknown`` where the platform could not be asked.
+    """
+
+    name: str
+    source: SecretSource
+
+
+@dataclass(frozen=True)
+class RunSecretPlan:
+    """All secrets of a run, in the config's order; ``doubt`` says why some are unknown."""
+
+    secrets: tuple[RunSecret, ...]
+    doubt: str | None = None
+
+
+def plan_run_secrets(
+    client: PlatformClient, names: Sequence[str], supplied: Mapping[str, str]
+) -> RunSecretPlan:
+    """Find out where the value of each name will come from.
+
+    Args:
+        client: the platform.
+        names: ``[secrets].required``.
+        supplied: values for this run; those of other names are ignored.
+
+    Raises:
+        InteractiveRequiredError: some are nowhere; all of them are named.
+        PlatformError: the platform refuses this user or this repository.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+
+    if not names:
+        return RunSecretPlan(())
+    doubt = None
+    stored: dict[str, set[str]] | None
+    try:
+        stored = _stored_scopes(client)
+    except PlatformError as error:
+        if error.status is not None and error.status < 500 and error.status != 429:
+            raise
+        stored, doubt = (
+            None,
+            f"the stored secrets could not be listed ({error.message}); the platform checks them.",
+        )
+    found: list[RunSecret] = []
+    missing: list[str] = []
+    for name in names:
+        scopes = None if stored is None else stored.get(name, set())
+        if supplied.get(name):
+            found.append(RunSecret(name, "run"))
+        elif scopes is None:
+            found.append(RunSecret(name, "unknown"))
+        elif scopes:
+            found.append(RunSecret(name, _source(scopes)))
+        else:
+            missing.append(name)
+    if missing:
+        raise InteractiveRequiredError(
+            f"{_counted(missing)} required by the config and not stored on the platform:\n{_list(missing)}\n"
+            f"Store {'it' if len(missing) == 1 else 'them'} once:\n{_commands(missing)}",
+            details={"missing": missing, "flags": ["--secrets-file"]},
+            hint="or supply values for this run alone with `--secrets-file FILE`",
+        )
+    return RunSecretPlan(tuple(found), doubt)
+
+
+def explain_refusal(error: PlatformError) -> OsmosisError:
+    """Return what to raise for a refused submit: one about secrets that are missing says how to store them."""
+    if error.status != 404 or not error.message.startswith(_REFUSAL):
+        return error
+    listed = error.message.removeprefix(_REFUSAL).split("\n")[0].strip().rstrip(".")
+    missing = [name.strip() for name in listed.split(",") if name.strip()]
+    page = error.body.get("platform_url")
+    return NotFoundError(
+        f"{error.message}\nStore {'it' if len(missing) == 1 else 'them'} once:\n{_commands(missing)}",
+        details={**error.details, "missing": missing},
+        hint=f"or on the secrets page: {page}" if isinstance(page, str) else error.hint,
+    )
+
+
+def _stored_scopes(client: PlatformClient) -> dict[str, set[str]]:
+    from osmosis_ai.api.paging import iterate_pages
+
+    scopes: dict[str, set[str]] = {}
+    pages = iterate_pages(
+        lambda size, offset: client.secrets.list(scope="all", limit=size, offset=offset),
+        lambda page: page.environment_secrets,
+    )
+    for page in pages:
+        for secret in page.environment_secrets:
+            if secret.name and secret.scope in ("workspace", "user"):
+                scopes.setdefault(secret.name, set()).add(secret.scope)
+    return scopes
+
+
+def _source(scopes: set[str]) -> SecretSource:
+    if scopes == {"workspace", "user"}:
+        return "user_override"
+    return "user" if "user" in scopes else "workspace"
+
+
+def _counted(names: Sequence[str]) -> str:
+    return "1 secret is" if len(names) == 1 else f"{len(names)} secrets are"
+
+
+def _list(names: Sequence[str]) -> str:
+    return "\n".join(f"  - {name}" for name in names)
+
+
+def _commands(names: Sequence[str]) -> str:
+    return "\n".join(
+        f"  osmosis secret set {name}" + (f" --env {name}" if os.environ.get(name) else "") for name in names
+    )

@@ -1,0 +1,1 @@
+"""Training runs of the platform: estimated before, followed while they go on, compared after."""

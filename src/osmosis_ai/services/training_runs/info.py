@@ -1,0 +1,228 @@
+"""Training runs of the platform: listed, described, their metrics and checkpoints read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.services.runs.lifecycle import TERMINAL, elapsed_s
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.training_runs import (
+        Checkpoint,
+        CheckpointList,
+        DescribedTrainingRun,
+        ResumeReply,
+        TrainingMetrics,
+        TrainingRun,
+        TrainingRunDetail,
+        TrainingRunRow,
+    )
+    from osmosis_ai.services.listing import Listing
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+
+WAITING = frozenset({"pending", "queued"})
+METRICS_NOT_YET = "there are no metrics before the run has started."
+
+
+@dataclass(frozen=True)
+class DescribedTraining:
+    """A run in full.
+
+    Attributes:
+        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
+        checkpoints: of a run that has ended; none when they could not be had.
+    """
+
+    detail: TrainingRunDetail
+    metrics: TrainingMetrics | None = None
+    metrics_error: str | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def run(self) -> DescribedTrainingRun:
+        """The run's own fields."""
+        return self.detail.training_run
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run will not change any more."""
+        return self.run.status in TERMINAL["train"]
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the metrics are a snapshot."""
+        return not self.ended and self.run.status not in WAITING
+
+    @property
+    def duration_ms(self) -> float | None:
+        """How long the run has taken: by its metrics, else by its clock."""
+        measured = self.metrics.overview.duration_ms if self.metrics else None
+        if measured is not None:
+            return measured
+        elapsed = elapsed_s(self.run, under_way=self.in_progress)
+        return elapsed * 1000 if elapsed is not None else None
+
+    @property
+    def validation(self) -> ValidationHeadline | None:
+        """What the newest validation came to; None before there is one."""
+        from osmosis_ai.services.training_runs.watch import points
+        from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
+
+        return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it, but for what a command adds."""
+        from osmosis_ai.services.training_runs.metrics_export import metrics_document
+
+        detail, run = self.detail, self.run
+        return {
+            "training_run": {
+                **_own_fields(run),
+                **_references(
+                    (detail.model.id, detail.model.name) if detail.model else None,
+                    (detail.dataset.id, detail.dataset.name) if detail.dataset else None,
+                    (detail.rollout.id, detail.rollout.name) if detail.rollout else None,
+                ),
+                **_optional(run),
+                "examples_processed_count": run.examples_processed_count,
+                "notes": run.notes,
+            },
+            "summary": run_summary(run),
+            "validation": self.validation.to_json() if self.validation is not None else None,
+            **({"platform_url": run.platform_url} if run.platform_url else {}),
+            "config": detail.config,
+            "entrypoint": detail.entrypoint,
+            "branch": detail.branch,
+            "commit_sha": detail.commit_sha,
+            "env_config": detail.env_config,
+            "resolved_secret_scopes": detail.resolved_secret_scopes,
+            "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
+            "in_progress": self.in_progress,
+            "metrics_available": self.metrics is not None,
+            "metrics_error": self.metrics_error,
+            "metrics": metrics_document(self) if self.metrics is not None else None,
+        }
+
+
+def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:
+    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
+
+    return fetch_listing(
+        lambda size, offset: client.training_runs.list(limit=size, offset=offset),
+        lambda page: page.training_runs,
+        limit=limit,
+        everything=everything,
+    )
+
+
+def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
+    """Return a run with its metrics and checkpoints; that these cannot be had is no failure.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+
+    detail = client.training_runs.get(name)
+    run = detail.training_run
+    checkpoints: tuple[Checkpoint, ...] = ()
+    if run.status in TERMINAL["train"]:
+        with suppress(PlatformError):
+            checkpoints = tuple(client.training_runs.checkpoints(run.id).checkpoints)
+    if run.status in WAITING:
+        return DescribedTraining(detail, metrics_error=METRICS_NOT_YET)
+    try:
+        metrics = client.training_runs.metrics(run.id)
+    except PlatformError as error:
+        return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
+    return DescribedTraining(detail, metrics, checkpoints=checkpoints)
+
+
+def resume_run(client: PlatformClient, name: str) -> ResumeReply:
+    """Let a run that failed or was stopped go on from its last checkpoint.
+
+    Raises:
+        PlatformError: no such run, it can not be resumed, or as every call.
+        OsmosisError: the platform knows no resuming.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.errors import OsmosisError
+
+    try:
+        return client.training_runs.resume(name)
+    except PlatformError as error:
+        if error.status not in (404, 405) or error.platform_code == "SECRETS_NOT_FOUND":
+            raise
+        # Is it the run that is not there, or the route? Of a run that is not there, this says so.
+        run = client.training_runs.get(name).training_run
+        raise OsmosisError(
+            "this platform can not resume a training run: it has no such request.",
+            hint=f"submit again; see what was saved with `osmosis train checkpoints {run.name or name}`",
+        ) from error
+
+
+def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
+    """Return the adapters that a run has saved, the earliest first."""
+    return client.training_runs.checkpoints(name)
+
+
+def run_item(row: TrainingRunRow) -> dict[str, Any]:
+    """Return a listed run as scripts see it."""
+    return {
+        **_own_fields(row),
+        **_references(
+            (row.model.id, row.model.model_name) if row.model else None,
+            (row.dataset.id, row.dataset.file_name) if row.dataset else None,
+            (row.rollout.id, row.rollout.name) if row.rollout else None,
+        ),
+        **_optional(row),
+        "summary": run_summary(row),
+    }
+
+
+def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint as scripts see it."""
+    known = checkpoint.model_dump(mode="json")
+    return {key: known[key] for key in ("id", "checkpoint_name", "checkpoint_step", "status", "created_at")}
+
+
+def run_summary(run: TrainingRun) -> dict[str, Any]:
+    """Return the numbers of a run that are known."""
+    known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
+    if run.current_step is not None and run.total_steps is not None:
+        total = max(run.total_steps, run.current_step)
+        known["progress"] = {"completed": run.current_step, "total": total, "unit": "steps"}
+    return known
+
+
+def _own_fields(run: TrainingRun) -> dict[str, Any]:
+    known = run.model_dump(mode="json")
+    own = (
+        "id",
+        "name",
+        "status",
+        "creator_name",
+        "creator_email",
+        "created_at",
+        "started_at",
+        "completed_at",
+    )
+    return {key: known[key] for key in own}
+
+
+def _references(*references: tuple[str | None, str | None] | None) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
+    for what, reference in zip(("model", "dataset", "rollout"), references, strict=True):
+        named[f"{what}_id"], named[f"{what}_name"] = reference or (None, None)
+    return named
+
+
+def _optional(run: TrainingRun) -> dict[str, Any]:
+    known = {
+        key: getattr(run, key) for key in ("platform_url", "current_step", "total_steps", "reward", "error")
+    }
+    return {key: value for key, value in known.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Workspaces and their directories on this machine: found, checked, mended."""

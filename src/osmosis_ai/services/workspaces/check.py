@@ -1,0 +1,400 @@
+"""`osmosis check`: everything about a workspace's configs that can be found wrong without a platform.
+
+Nothing is fetched, nobody needs to be logged in and no origin is asked for; the only code that runs is the import of
+the entrypoints, each in a process of its own, and only where it is allowed. What cannot be told here is said to be
+unchecked, never right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.config.spelling import closest
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.issues import Issue
+    from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
+    from osmosis_ai.workspace.layout import Workspace
+
+    Config = EvalConfig | TrainingConfig
+
+Tell = Callable[[str], None]
+Severity = Literal["error", "warning"]
+CheckName = Literal["config", "import", "dataset"]
+
+IMPORT_TIMEOUT_S = 60.0
+_PLACES = "configs are .toml files in configs/eval/ and configs/training/; datasets are in data/"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to mend, or to know.
+
+    Attributes:
+        check: ``config``, ``import`` or ``dataset``.
+        file: relative to the workspace directory.
+        line: in the file, from 1, when that is sure.
+        key: the config's key it is about.
+        suggestion: what was probably meant.
+    """
+
+    severity: Severity
+    check: CheckName
+    message: str
+    file: str
+    line: int | None = None
+    key: str | None = None
+    suggestion: str | None = None
+
+    def text(self) -> str:
+        """Return it as one line of a report."""
+        place = f"{self.file}:{self.line}" if self.line is not None else self.file
+        named = f"{self.key}: " if self.key else ""
+        meant = f" (did you mean '{self.suggestion}'?)" if self.suggestion else ""
+        return f"{place}: {named}{self.message}{meant}"
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it; what is not known is left out."""
+        known = {
+            "severity": self.severity,
+            "check": self.check,
+            "file": self.file,
+            "line": self.line,
+            "key": self.key,
+            "message": self.message,
+            "suggestion": self.suggestion,
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
+
+@dataclass
+class CheckReport:
+    """What was looked at, and what is wrong with it.
+
+    Attributes:
+        configs, entrypoints, datasets: files that were checked, relative to the workspace directory.
+        unchecked: what could not be told here, each in a sentence.
+    """
+
+    workspace: Workspace
+    configs: list[str] = field(default_factory=list)
+    entrypoints: list[str] = field(default_factory=list)
+    datasets: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What makes the check fail."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """What may not be meant."""
+        return [problem for problem in self.problems if problem.severity == "warning"]
+
+    def resource(self) -> dict[str, Any]:
+        """Return the report as scripts see it."""
+        return {
+            "workspace_directory": str(self.workspace.root),
+            "checked": {
+                "configs": self.configs,
+                "entrypoints": self.entrypoints,
+                "datasets": self.datasets,
+            },
+            "unchecked": self.unchecked,
+            "errors": len(self.errors),
+            "warnings": len(self.warnings),
+            "problems": [problem.data() for problem in self.problems],
+        }
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How much is checked.
+
+    Attributes:
+        imports: whether entrypoints are imported, which runs their code.
+        strict: whether rows that cannot be evaluated are errors.
+        import_timeout_s: how long one import may take, in seconds.
+    """
+
+    imports: bool = True
+    strict: bool = False
+    import_timeout_s: float = IMPORT_TIMEOUT_S
+
+
+def check_workspace(
+    paths: Sequence[Path] = (),
+    options: CheckOptions | None = None,
+    *,
+    start: Path | None = None,
+    tell: Tell = lambda _stage: None,
+) -> CheckReport:
+    """Check configs, the code they run and the datasets they name.
+
+    Args:
+        paths: configs, dataset files, or directories to look for configs in; all of the workspace's when empty.
+        options: how much is checked.
+        start: a directory of the workspace; the current one when None.
+        tell: takes what takes a moment.
+
+    Raises:
+        OsmosisError: there is no workspace, or nothing to check in it; what is wrong with what is there, is in the
+            report.
+    """
+    from osmosis_ai.workspace.layout import find_workspace
+
+    there = next((path for path in paths if path.exists()), None)
+    workspace = find_workspace(start or there, require_scaffold=False)
+    check = _Check(CheckReport(workspace), options or CheckOptions(), tell)
+    configs, datasets = _inputs(workspace, paths)
+    for path in configs:
+        check.config(path)
+    for path in datasets:
+        check.dataset(path)
+    return check.report
+
+
+class _Check:
+    """One pass; an entrypoint or dataset that several configs name is looked at once."""
+
+    def __init__(self, report: CheckReport, options: CheckOptions, tell: Tell) -> None:
+        self.report = report
+        self._workspace = report.workspace
+        self._options = options
+        self._tell = tell
+        self._imported: set[tuple[Any, ...]] = set()
+
+    def config(self, path: Path) -> None:
+        """Check a config, then what it names."""
+        shown = self._shown(path)
+        self._tell(f"Checking {shown}")
+        self.report.configs.append(shown)
+        try:
+            config = self._load(path)
+        except OsmosisError as error:
+            self._add_config_error(shown, error)
+            return
+        self._check_model(config, path, shown)
+        self._check_import(config, shown)
+        self._find_dataset(config, shown)
+
+    def dataset(self, path: Path) -> None:
+        """Check a dataset file, all of its rows."""
+        from osmosis_ai.datasets import validate_dataset
+
+        shown = self._shown(path)
+        if shown in self.report.datasets:
+            return
+        self._tell(f"Checking {shown}")
+        self.report.datasets.append(shown)
+        found = validate_dataset(path)
+        for error in found.errors:
+            line, said = _place(error)
+            self._add("error", "dataset", said, shown, line=line)
+        for warning in found.warnings:
+            strict = self._options.strict and warning == found.unusable
+            self._add("error" if strict else "warning", "dataset", warning, shown)
+
+    def _load(self, path: Path) -> Config:
+        from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
+
+        if path.is_relative_to(self._workspace.eval_configs_dir):
+            return load_eval_config(path, self._workspace)
+        from osmosis_ai.config.trainer_check import trainer_issues
+
+        return load_training_config(path, self._workspace, further_check=trainer_issues)
+
+    def _add_config_error(self, shown: str, error: OsmosisError) -> None:
+        from osmosis_ai.config.issues import InvalidConfigError
+
+        if isinstance(error, InvalidConfigError):
+            self._add_issues("error", shown, error.issues)
+            return
+        headline = error.message.partition("\n")[0].rstrip(":.")
+        said = f"{headline}; {error.hint}" if error.hint else headline
+        self._add("error", "config", said, shown, line=error.details.get("line"))
+
+    def _add_issues(self, severity: Severity, shown: str, issues: Iterable[Issue], *, note: str = "") -> None:
+        for issue in issues:
+            self._add(
+                severity,
+                "config",
+                issue.message + note,
+                shown,
+                line=issue.line,
+                key=issue.key,
+                suggestion=issue.suggestion,
+            )
+
+    def _check_model(self, config: Config, path: Path, shown: str) -> None:
+        """Check that a built-in model is one, and a training config against the trainer of this release."""
+        from osmosis_ai.config.checks import in_file_order
+        from osmosis_ai.config.trainer_check import unknown_built_in
+        from osmosis_ai.workspace.config_files import EvalConfig
+
+        if isinstance(config, EvalConfig):
+            unknown = unknown_built_in(config.experiment.model_path)
+            if unknown is not None:
+                text = path.read_text(encoding="utf-8-sig")
+                self._add_issues("error", shown, in_file_order([unknown], text))
+            return
+        for issue in config.doubts:
+            if issue.key == "experiment.model_path":
+                self._add_issues("error", shown, [issue])
+            else:
+                self._add_issues("warning", shown, [issue], note="; the platform is likely to refuse it")
+
+    def _check_import(self, config: Config, shown: str) -> None:
+        from osmosis_ai.services.rollouts.preflight import HINT, import_entrypoint
+        from osmosis_ai.workspace.config_files import rollout_directory
+
+        experiment = config.experiment
+        entrypoint = f"rollouts/{experiment.rollout}/{experiment.entrypoint}"
+        if experiment.branch or experiment.commit_sha:
+            pinned = experiment.branch or experiment.commit_sha
+            self._leave(f"{shown} takes {entrypoint} from {pinned}, which is not what was looked at here.")
+            return
+        key = (entrypoint, tuple(sorted(config.env.items())), config.secrets)
+        if key in self._imported:
+            return
+        self._imported.add(key)
+        if not self._options.imports:
+            self._leave(f"{entrypoint} was not imported (--no-import).")
+            return
+        self._tell(f"Importing {entrypoint}")
+        outcome = import_entrypoint(
+            rollout_directory(self._workspace, experiment.rollout),
+            experiment.entrypoint,
+            env=config.env,
+            secret_names=config.secrets,
+            timeout_s=self._options.import_timeout_s,
+        )
+        if outcome.kind == "unknown":
+            self._leave(outcome.problem)
+            return
+        if entrypoint not in self.report.entrypoints:
+            self.report.entrypoints.append(entrypoint)
+        if outcome.kind == "late":
+            self._add("error", "import", outcome.problem, entrypoint)
+        elif outcome.kind == "failed":
+            self._add(
+                "error", "import", f"{outcome.problem}; {HINT}", outcome.file or entrypoint, line=outcome.line
+            )
+
+    def _find_dataset(self, config: Config, shown: str) -> None:
+        from osmosis_ai.workspace.layout import find_dataset_file
+
+        name = config.experiment.dataset
+        try:
+            found = find_dataset_file(self._workspace, name)
+        except OsmosisError as error:
+            self._add("error", "config", error.message, shown, key="experiment.dataset")
+            return
+        if found is not None:
+            self.dataset(found)
+            return
+        here = {path.stem for path in self._workspace.data_dir.glob("*") if path.is_file()}
+        near = closest(name, here)
+        meant = f"; did you mean '{near}'?" if near else ""
+        self._leave(
+            f"{shown}: data/ has no dataset '{name}'; only a platform can tell whether it has one{meant}"
+        )
+
+    def _leave(self, sentence: str) -> None:
+        if sentence not in self.report.unchecked:
+            self.report.unchecked.append(sentence)
+
+    def _add(
+        self,
+        severity: Severity,
+        check: CheckName,
+        message: str,
+        file: str,
+        *,
+        line: int | None = None,
+        key: str | None = None,
+        suggestion: str | None = None,
+    ) -> None:
+        problem = Problem(severity, check, message, file, line, key, suggestion)
+        if problem not in self.report.problems:
+            self.report.problems.append(problem)
+
+    def _shown(self, path: Path) -> str:
+        root = self._workspace.root
+        return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _inputs(workspace: Workspace, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the configs and the dataset files meant by ``paths``, each once.
+
+    Raises:
+        OsmosisError: one is not there or is neither, or there is nothing to check.
+    """
+    if not paths:
+        configs = _configs_below(workspace, workspace.root)
+        if not configs:
+            raise NotFoundError(
+                f"there is no config to check: {workspace.root} has no .toml file in configs/eval/ or "
+                "configs/training/.",
+                hint="make a rollout with its config: osmosis rollout init NAME",
+            )
+        return configs, []
+    configs, datasets = [], []
+    for path in paths:
+        place = path.expanduser().resolve()
+        if place.is_dir():
+            found = _configs_below(workspace, place)
+            if not found:
+                raise NotFoundError(f"there is no config in {path}.", hint=_PLACES)
+            configs += found
+        elif not place.exists():
+            raise _not_there(workspace, path)
+        elif place.suffix == ".toml":
+            configs += _require_config(workspace, path, place)
+        elif place.suffix[1:] in DATASET_EXTENSIONS:
+            datasets.append(place)
+        else:
+            raise OsmosisError(f"{path} is neither a config nor a dataset.", hint=_PLACES)
+    return list(dict.fromkeys(configs)), list(dict.fromkeys(datasets))
+
+
+def _configs_below(workspace: Workspace, directory: Path) -> list[Path]:
+    return [
+        path
+        for home in _homes(workspace)
+        for path in sorted(home.rglob("*.toml"))
+        if path.is_relative_to(directory)
+    ]
+
+
+def _require_config(workspace: Workspace, path: Path, place: Path) -> list[Path]:
+    if not any(place.is_relative_to(home) for home in _homes(workspace)):
+        raise OsmosisError(f"{path} is no config of {workspace.root}.", hint=_PLACES)
+    return [place]
+
+
+def _not_there(workspace: Workspace, path: Path) -> NotFoundError:
+    found = _configs_below(workspace, workspace.root)
+    by_name = {config.name: config for config in reversed(found)}
+    shown = {config.relative_to(workspace.root).as_posix(): config for config in found}
+    near = shown.get(closest(path.as_posix(), shown) or "") or by_name.get(closest(path.name, by_name) or "")
+    meant = f"did you mean {near.relative_to(workspace.root)}?" if near else _PLACES
+    return NotFoundError(f"there is no file or directory {path}.", hint=meant)
+
+
+def _homes(workspace: Workspace) -> tuple[Path, Path]:
+    return workspace.eval_configs_dir.resolve(), workspace.training_configs_dir.resolve()
+
+
+def _place(error: str) -> tuple[int | None, str]:
+    """Split what is wrong with a dataset into the line it begins with, if any, and the rest."""
+    match = re.match(r"line ([0-9]+)(?:: |, (?=column ))", error)
+    return (int(match[1]), error[match.end() :]) if match else (None, error)

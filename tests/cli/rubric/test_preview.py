@@ -1,0 +1,57 @@
+"""`osmosis preview`: rubrics and records as they are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_preview_shows_the_example_rubrics_as_yaml(cli: Cli) -> None:
+    outcome = cli("preview", "--path", str(EXAMPLES / "rubric_configs.yaml"))
+    assert outcome.status == 0
+    assert outcome.out.startswith("Loaded 2 rubric config(s) from ")
+    assert "Rubric config #1 (rubrics[0])" in outcome.out and "rubric: |" in outcome.out
+
+
+def test_preview_shows_the_example_records_as_json(cli: Cli) -> None:
+    outcome = cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--plain")
+    assert outcome.status == 0
+    assert outcome.out.startswith("Loaded 10 JSONL record(s) from ")
+    assert "JSONL record #2\n{\n" in outcome.out
+    document = json.loads(cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--json").out)
+    assert (document["resource"]["count"], document["resource"]["kind"]) == (10, "records")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("absent.yaml", None, "Path 'absent.yaml' does not exist."),
+        (".", None, "Expected a file path but got directory '.'."),
+        ("a.txt", "x", "Unsupported file extension '.txt'."),
+        ("a.jsonl", "[1]\n", "Expected JSON object on line 1 of 'a.jsonl'"),
+        ("a.yaml", "default_extra_info: {}", "must not include 'default_extra_info'"),
+        ("a.yaml", "- {id: x, rubric: a}\n- {id: x, rubric: b}", "Duplicate rubric id 'x'"),
+    ],
+)
+def test_preview_says_what_is_wrong(cli: Cli, name: str, content: str | None, problem: str) -> None:
+    if content is not None:
+        Path(name).write_text(content)
+    outcome = cli("preview", "-p", name)
+    assert (outcome.status, outcome.out) == (1, "") and problem in outcome.err
+
+
+def test_preview_of_a_file_without_rubrics_is_no_error(cli: Cli) -> None:
+    Path("a.yml").write_text("note: nothing here\nnumber: .nan\n")
+    assert cli("preview", "-p", "a.yml").out.startswith("Loaded 0 rubric config(s) from a.yml")
+
+
+def test_preview_survives_yaml_that_contains_itself(cli: Cli) -> None:
+    Path("a.yml").write_text("&a\nid: x\nrubric: text\nwhen: 2026-01-02\nself: *a\n")
+    for mode in ("--json", "--plain"):
+        assert cli("preview", "-p", "a.yml", mode).status == 0

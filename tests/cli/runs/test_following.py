@@ -1,0 +1,51 @@
+"""What a run looks like while it is followed, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from osmosis_ai.cli.output import context, terminal
+from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.runs import following
+from osmosis_ai.cli.runs.following import Moment
+
+BELOW = ("  reward  ▁▄█  0.400 → 0.900", "  2,104 tokens/s")
+
+
+def moment(status: str, completed: int | None) -> Moment:
+    return Moment("calm-fern-1", status, completed, 10, "steps", note="reward 0.900", below=BELOW)
+
+
+@pytest.fixture
+def output() -> Iterator[OutputContext]:
+    used = OutputContext("plain", stderr=io.StringIO())
+    context.use(used)
+    yield used
+    context.use(None)
+
+
+def test_a_log_gets_a_line_with_everything_and_a_terminal_lines_under_the_bar(output: OutputContext) -> None:
+    following.show([moment("pending", None), moment("running", 5)], lambda it: it, again="x")
+    assert isinstance(output.stderr, io.StringIO)
+    assert output.stderr.getvalue().splitlines() == [
+        "Waiting for the run to start",
+        "calm-fern-1: 5/10 steps (50%) reward 0.900",
+    ]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=90)
+    with terminal.bar(console, "calm-fern-1", total=10, unit="steps") as bar:
+        bar.update(5, note="reward 0.900", below=BELOW)
+    shown = screen.getvalue()
+    assert "5/10 steps" in shown
+    assert all(line in shown for line in BELOW)
+    assert "reward 0.900" not in shown  # the lines say it
+
+
+def test_a_run_that_counts_steps_while_it_still_waits_has_no_bar(output: OutputContext) -> None:
+    following.show([moment("queued", 0)], lambda it: it, again="x")
+    assert isinstance(output.stderr, io.StringIO)
+    assert output.stderr.getvalue() == "Waiting for the run to start\n"

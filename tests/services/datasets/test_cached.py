@@ -1,0 +1,195 @@
+"""`eval run` on datasets of a platform: fetched once, checked always, never mistaken for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import respx
+
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.transfer import BlobClient
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.datasets.cached import CachedDataset, fetch_dataset
+from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEval, prepare_eval_run
+from tests.api.blob_server import BlobServer, serve
+from tests.datasets.builders import jsonl, prompt_rows
+from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
+from tests.workspace.builders import MINIMAL_EVAL
+
+ROWS = jsonl(prompt_rows(5)).encode()
+READY: dict[str, Any] = {
+    "id": "ds_31",
+    "file_name": "multiply",
+    "file_size": len(ROWS),
+    "status": "uploaded",
+    "file_format": "jsonl",
+    "updated_at": "2026-10-02T07:00:00Z",
+}
+CONFIG = Path("configs/eval/multiply.toml")
+
+
+class Platform:
+    """A platform with one dataset."""
+
+    def __init__(self, router: respx.MockRouter, store: BlobServer) -> None:
+        self.store = store
+        self.detail = router.get(f"{FERN}/api/cli/datasets/multiply")
+        self.has(ROWS)
+        router.get(f"{FERN}/api/cli/datasets/ds_31/download").respond(
+            json={"presigned_url": store.signed("rows")}
+        )
+
+    def has(self, content: bytes, **more: Any) -> None:
+        self.store.blobs["rows"] = content
+        self.detail.respond(json={**READY, "file_size": len(content), **more})
+
+    @property
+    def downloads(self) -> int:
+        return len(self.store.asked("GET"))
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Platform]:
+    use_platform(monkeypatch)
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setitem(BlobClient.__init__.__kwdefaults__, "sleep", lambda _: None)
+    with respx.mock(assert_all_called=False) as router, serve() as store:
+        router.route(host="127.0.0.1").pass_through()
+        yield Platform(router, store)
+
+
+def fetch(**options: Any) -> CachedDataset:
+    with PlatformClient(FERN, TOKEN, IDENTITY) as client:
+        return fetch_dataset(client, "multiply", **options)
+
+
+def test_the_bytes_are_fetched_once(platform: Platform) -> None:
+    first = fetch()
+    assert (first.source, first.path.read_bytes()) == ("download", ROWS)
+    assert first.path.name == f"{file_digest(first.path)}.jsonl"
+    second = fetch()
+    assert second == CachedDataset(first.path, first.sha256, "cache")
+    assert platform.downloads == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"updated_at": "2026-10-02T08:00:00Z"}, {"updated_at": None}, {"file_format": "json"}]
+)
+def test_another_version_of_the_platform_is_fetched(platform: Platform, change: dict[str, Any]) -> None:
+    fetch()
+    platform.has(b"[]", **change)
+    assert fetch().path.read_bytes() == b"[]"
+
+
+@pytest.mark.parametrize("damage", [b"", b"other bytes", None])
+def test_a_damaged_cache_is_fetched_again(platform: Platform, damage: bytes | None) -> None:
+    path = fetch().path
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    assert (fetch().source, path.read_bytes()) == ("download", ROWS)
+    (path.parent / "metadata.json").write_text("{")
+    assert fetch().source == "download"
+
+
+def test_bytes_that_an_evaluation_may_be_reading_stay_for_a_while(platform: Platform) -> None:
+    old = fetch().path
+    platform.has(b"{}\n", updated_at="2026-10-03T07:00:00Z")
+    new = fetch().path
+    assert old.exists() and new.exists()
+
+
+def test_a_download_of_another_size_is_no_dataset(platform: Platform) -> None:
+    platform.has(ROWS, file_size=len(ROWS) + 1)
+    with pytest.raises(PlatformError, match="instead of"):
+        fetch()
+    platform.has(ROWS)
+    assert fetch().source == "download"
+
+
+@pytest.mark.parametrize("status", ["pending", "uploading", "processing", "error", "cancelled", None])
+def test_only_a_dataset_that_is_ready_is_used(platform: Platform, status: str | None) -> None:
+    platform.has(ROWS, status=status)
+    with pytest.raises(OsmosisError, match="`multiply`"):
+        fetch()
+
+
+def test_the_format_may_stand_in_the_name_and_must_be_known(platform: Platform) -> None:
+    platform.has(ROWS, file_format=None, file_name="multiply.JSONL")
+    assert fetch().path.suffix == ".jsonl"
+    platform.has(ROWS, file_format="xlsx")
+    with pytest.raises(OsmosisError, match="`xlsx`"):
+        fetch()
+
+
+@pytest.mark.parametrize("dataset_id", ["../../evil", "a/b", "..", "x" * 300, "ünï"])
+def test_an_id_does_not_choose_the_directory(platform: Platform, dataset_id: str, tmp_path: Path) -> None:
+    platform.has(ROWS, id=dataset_id)
+    with respx.mock(assert_all_called=False) as router:
+        router.route(host="127.0.0.1").pass_through()
+        router.get(f"{FERN}/api/cli/datasets/multiply").respond(json={**READY, "id": dataset_id})
+        router.get(url__regex=".*/download$").respond(json={"presigned_url": platform.store.signed("rows")})
+        path = fetch().path
+    assert path.parent.parent == tmp_path / "cache" / "datasets"
+
+
+# In `eval run`
+
+
+def prepare(root: Path, **options: Any) -> PreparedEval:
+    return prepare_eval_run(EvalRunRequest(config=CONFIG), start=root, **options)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    workspace = make_checkout(tmp_path / "maze")
+    (workspace.root / CONFIG).write_text(MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny"))
+    return workspace.root
+
+
+def test_an_evaluation_without_a_file_of_its_own_takes_the_platforms_rows(
+    platform: Platform, root: Path
+) -> None:
+    save_login()
+    prepared = prepare(root)
+    assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
+    assert prepare(root).dataset.source == "cache"
+
+
+def test_a_file_in_data_comes_first_and_nobody_is_asked(platform: Platform, root: Path) -> None:
+    save_login()
+    (root / "data" / "multiply.jsonl").write_text(jsonl(prompt_rows(3)))
+    assert prepare(root).dataset.source == "workspace"
+    assert not platform.detail.called
+
+
+def test_without_a_login_the_platform_is_not_asked_and_that_is_said(platform: Platform, root: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
+        prepare(root)
+    assert "the platform was not asked" in (missing.value.hint or "")
+    assert not platform.detail.called
+
+
+def test_a_dataset_that_is_nowhere_says_where_it_was_looked_for(platform: Platform, root: Path) -> None:
+    save_login()
+    platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
+    with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
+        prepare(root)
+    assert "osmosis dataset upload" in (missing.value.hint or "")
+
+
+@pytest.mark.parametrize("status, code", [(401, "AUTH_REQUIRED"), (500, "PLATFORM_ERROR")])
+def test_a_platform_that_is_not_well_is_no_missing_dataset(
+    platform: Platform, root: Path, status: int, code: str
+) -> None:
+    save_login()
+    platform.detail.respond(status, json={"error": "x"})
+    with pytest.raises(PlatformError) as caught:
+        prepare(root)
+    assert caught.value.code == code

@@ -8,7 +8,7 @@ prints or exits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 ErrorCode = Literal[
     "VALIDATION",
@@ -51,7 +51,7 @@ class OsmosisError(Exception):
     """
 
     default_code: ErrorCode = "VALIDATION"
-    is_infrastructure: ClassVar[bool] = False
+    is_infrastructure: bool = False
     """Whether nothing that the user wrote is at fault: the same again, a little later, may well succeed."""
 
     def __init__(

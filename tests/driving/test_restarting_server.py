@@ -31,12 +31,10 @@ class FakeServer:
 
     async def start(self) -> None:
         if not self._starts:
-            raise OsmosisError("the rollout server ended before becoming healthy")
+            raise OsmosisError("the rollout server ended before it was ready")
 
-    async def wait_exit(self) -> int:
-        return await asyncio.shield(self._exit)
-
-    def exit_error(self, status: int) -> OsmosisError:
+    async def death(self) -> OsmosisError:
+        status = await asyncio.shield(self._exit)
         return OsmosisError(f"the rollout server ended (exit status {status}).\nTraceback")
 
     async def stop(self) -> None:
@@ -167,7 +165,7 @@ async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words(
         rollout = await world.start_rollout()
         world.servers[0].die()
         await asyncio.gather(rollout, return_exceptions=True)
-        with pytest.raises(RolloutServerDiedError, match="before becoming healthy"):
+        with pytest.raises(RolloutServerDiedError, match="before it was ready"):
             await host.run(REQUEST)
         assert host.base_url is None
         assert len(world.servers) == MAX_RESTARTS + 1
@@ -175,7 +173,7 @@ async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words(
 
 async def test_a_server_that_never_starts_fails_at_once() -> None:
     world = World(starts=(False,))
-    with pytest.raises(OsmosisError, match="before becoming healthy"):
+    with pytest.raises(OsmosisError, match="before it was ready"):
         async with world.host:
             pass
     assert world.servers[0].stopped

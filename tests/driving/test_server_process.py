@@ -17,15 +17,16 @@ import aiohttp
 import pytest
 
 from osmosis_ai.driving import server_process
+from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV
 from osmosis_ai.driving.server_process import (
     HEALTH_TIMEOUT_ENV,
     RolloutServer,
-    RolloutServerError,
     ServerSpec,
     capacity_of,
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.supervision import ServiceError
 from tests.processes import alive, gone
 
 # A rollout server of a few lines and no imports: tests start dozens of them.
@@ -135,11 +136,11 @@ async def test_modules_beside_the_entrypoint_in_src_and_in_the_project_can_be_im
 
 async def test_an_entrypoint_that_fails_on_import_is_explained_in_one_sentence(make_spec: MakeSpec) -> None:
     spec = make_spec("import json\nimport no_such_module\n")
-    with pytest.raises(RolloutServerError) as caught:
+    with pytest.raises(ServiceError) as caught:
         await RolloutServer(spec).start()
     sentence, *tail = caught.value.message.splitlines()
     assert sentence == (
-        "the rollout server ended before becoming healthy (exit status 1), entrypoint `main.py`: "
+        "the rollout server `main.py` ended before it was ready (exit status 1): "
         "ModuleNotFoundError: No module named 'no_such_module' (main.py, line 2)"
     )
     assert tail[0] == f"last lines of {spec.log_path}:"
@@ -148,19 +149,19 @@ async def test_an_entrypoint_that_fails_on_import_is_explained_in_one_sentence(m
 
 
 async def test_a_syntax_error_names_its_line(make_spec: MakeSpec) -> None:
-    with pytest.raises(RolloutServerError, match=r"SyntaxError: .* \(main\.py, line 2\)"):
+    with pytest.raises(ServiceError, match=r"SyntaxError: .* \(main\.py, line 2\)"):
         await RolloutServer(make_spec("x = 1\ndef (:\n")).start()
 
 
 async def test_an_entrypoint_that_returns_at_once_is_told_to_keep_serving(make_spec: MakeSpec) -> None:
-    with pytest.raises(RolloutServerError, match=r"exit status 0") as caught:
+    with pytest.raises(ServiceError, match=r"exit status 0") as caught:
         await RolloutServer(make_spec("print('done')")).start()
     assert "keep running" in (caught.value.hint or "")
 
 
 async def test_secrets_are_blotted_out_of_the_quoted_log(make_spec: MakeSpec) -> None:
     spec = make_spec("raise RuntimeError('key sk-12345 refused')", secret_values=frozenset({"sk-12345"}))
-    with pytest.raises(RolloutServerError) as caught:
+    with pytest.raises(ServiceError) as caught:
         await RolloutServer(spec).start()
     assert "sk-12345" not in caught.value.message + json.dumps(caught.value.details) + repr(spec)
     assert "key [REDACTED] refused" in caught.value.message
@@ -170,7 +171,7 @@ async def test_only_this_starts_output_is_quoted(make_spec: MakeSpec) -> None:
     spec = make_spec("raise SystemExit(3)")
     spec.log_path.parent.mkdir()
     spec.log_path.write_text("ValueError: of an earlier run\n")
-    with pytest.raises(RolloutServerError) as caught:
+    with pytest.raises(ServiceError) as caught:
         await RolloutServer(spec).start()
     assert "earlier run" not in caught.value.message
     assert "earlier run" in spec.log_path.read_text()
@@ -178,7 +179,7 @@ async def test_only_this_starts_output_is_quoted(make_spec: MakeSpec) -> None:
 
 async def test_a_server_that_never_becomes_healthy_is_ended(make_spec: MakeSpec) -> None:
     server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=1.0)
-    with pytest.raises(RolloutServerError, match=r"not healthy after 1 s .*status 503") as caught:
+    with pytest.raises(ServiceError, match=r"not ready after 1 s .*status 503") as caught:
         await server.start()
     assert caught.value.is_infrastructure
     with pytest.raises(RuntimeError):
@@ -199,7 +200,7 @@ def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
 
 async def test_a_server_that_listens_elsewhere_is_reported(make_spec: MakeSpec) -> None:
     sleeper = "import threading; print('on port 8000'); threading.Event().wait()"
-    with pytest.raises(RolloutServerError, match="no answer") as caught:
+    with pytest.raises(ServiceError, match="no answer") as caught:
         await RolloutServer(make_spec(sleeper), health_timeout_s=0.3).start()
     assert "_OSMOSIS_ROLLOUT_PORT" in (caught.value.hint or "")
 
@@ -207,7 +208,7 @@ async def test_a_server_that_listens_elsewhere_is_reported(make_spec: MakeSpec) 
 async def test_a_port_in_use_is_named(make_spec: MakeSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(RolloutServerError, match=f"port {port} is already in use"):
+        with pytest.raises(ServiceError, match=f"port {port} is already in use"):
             await RolloutServer(make_spec(plain_server(), port=port)).start()
 
 
@@ -218,7 +219,7 @@ async def test_the_given_port_is_used(make_spec: MakeSpec, unused_tcp_port: int)
 
 async def test_a_foreign_server_on_the_port_is_refused(make_spec: MakeSpec) -> None:
     spec = make_spec(plain_server('{"status": "ok", "instance_id": "another"}'))
-    with pytest.raises(RolloutServerError, match="already listening"):
+    with pytest.raises(ServiceError, match="already listening"):
         await RolloutServer(spec).start()
 
 
@@ -227,9 +228,9 @@ async def test_a_port_lost_to_another_process_is_picked_again(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [other.getsockname()[1], unused_tcp_port]
-        monkeypatch.setattr(server_process, "_free_port", lambda: ports.pop(0))
+        monkeypatch.setattr(server_process, "free_port", lambda: ports.pop(0))
         # The port looks free when it is picked and is taken when the server wants it.
-        monkeypatch.setattr(server_process, "_is_free", lambda port: True)
+        monkeypatch.setattr(server_process, "is_free", lambda port: True)
         async with RolloutServer(make_spec(plain_server())) as server:
             assert server.base_url.endswith(f":{unused_tcp_port}")
 
@@ -249,7 +250,9 @@ if len(seen.read_text()) < {starts}:
     async with RolloutServer(once):
         assert seen.read_text() == "xxx"
     again_and_again = make_spec(dying.replace("{starts}", "99") + plain_server(), env=environment)
-    with pytest.raises(RolloutServerError, match="before becoming healthy \\(signal 9\\)"):
+    with pytest.raises(
+        ServiceError, match=r"before it was ready \(signal 9, as when the machine has no memory left\)"
+    ):
         await RolloutServer(again_and_again).start()
     assert seen.read_text() == "xxx" * 2
 
@@ -272,7 +275,7 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
     async with RolloutServer(make_spec(source)) as server:
         assert server.capacity == 4
         async with aiohttp.ClientSession() as session, session.get(server.base_url + "/health") as reply:
-            assert reply.headers["x-osmosis-rollout-instance-id"] == server._instance_id
+            assert reply.headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
 
 
 async def test_an_agents_own_clients_share_one_tls_context_and_do_not_fill_the_log(
@@ -298,10 +301,10 @@ async def test_an_agents_own_clients_share_one_tls_context_and_do_not_fill_the_l
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)
-        status = await asyncio.wait_for(server.wait_exit(), 5)
-        assert status == -signal.SIGKILL
-        error = server.exit_error(status)
-    assert error.message.startswith("the rollout server ended (signal 9), entrypoint `main.py`.")
+        error = await asyncio.wait_for(server.death(), 5)
+    assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
+    sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
+    assert error.message.startswith(sentence)
 
 
 async def test_a_cancelled_start_leaves_no_process(make_spec: MakeSpec, tmp_path: Path) -> None:
@@ -319,7 +322,7 @@ async def test_a_cancelled_start_leaves_no_process(make_spec: MakeSpec, tmp_path
 
 
 async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
-    with pytest.raises(RolloutServerError, match="/no/such/python"):
+    with pytest.raises(ServiceError, match="/no/such/python"):
         await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
@@ -340,7 +343,7 @@ async def test_a_killed_supervisor_takes_the_server_with_it(make_spec: MakeSpec,
             server = RolloutServer(spec)
             await server.start()
             print(server.pid, flush=True)
-            await server.wait_exit()
+            await server.death()
 
         asyncio.run(main())
     """

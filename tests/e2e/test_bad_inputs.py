@@ -218,8 +218,7 @@ async def test_an_entrypoint_that_fails_on_import_is_explained_by_its_own_except
     assert (outcome.status, outcome.out) == (1, "")
     first, second, *quoted = outcome.error.splitlines()
     assert first == (
-        "Error: the rollout server ended before becoming healthy (exit status 1), entrypoint `main.py`: "
-        + reason
+        "Error: the rollout server `main.py` ended before it was ready (exit status 1): " + reason
     )
     assert second == "last lines of RUN/rollout-server.log:"
     assert quoted[-1] == "  " + reason.partition(" (main.py, line")[0]
@@ -248,8 +247,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_and_the_wait_can_be_
     assert (outcome.status, outcome.out) == (1, "")
     first, *rest = outcome.error.splitlines()
     assert re.fullmatch(
-        r"Error: the rollout server was not healthy after 1 s \(`GET /health` on port \d+: no answer\), "
-        r"entrypoint `main.py`.",
+        r"Error: the rollout server `main.py` was not ready after 1 s \(`GET /health` on port \d+: no answer\)\.",
         first,
     )
     assert rest == [
@@ -268,7 +266,7 @@ async def test_a_server_that_keeps_dying_halts_the_run_and_shows_its_last_words(
     warning, *quoted = outcome.err[outcome.err.index("warning: ") :].splitlines()
     assert warning == (
         "warning: the run was halted: the rollout's server died 4 times while row 1 was under way. "
-        "The last time: the rollout server ended (exit status 7), entrypoint `main.py`."
+        "The last time: the rollout server `main.py` ended (exit status 7)."
     )
     assert quoted == ["last lines of RUN/rollout-server.log:", "  about to die"]
     assert "1 of 2 work items are pending." in outcome.out

@@ -390,7 +390,7 @@ async def test_rows_that_go_down_together_are_named_together(world: World) -> No
     reason, _, words = summary.stop.reason.partition("\n")
     assert reason == (
         "the rollout's server died 4 times while rows 1, 2 were under way. "
-        "The last time: the rollout server ended (exit status 7), entrypoint `main.py`."
+        "The last time: the rollout server `main.py` ended (exit status 7)."
     )
     assert "about to die" in words
     assert (

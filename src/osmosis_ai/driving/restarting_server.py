@@ -26,20 +26,19 @@ _DEATH_NOTICE_S = 1.0
 class Server(Protocol):
     """A rollout server process (:class:`osmosis_ai.driving.server_process.RolloutServer`)."""
 
-    capacity: int | None
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts it takes at once, as far as it says."""
 
     @property
     def base_url(self) -> str:
         """Where it listens."""
 
-    def exit_error(self, status: int) -> OsmosisError:
-        """Explain an end that nobody asked for."""
-
     async def start(self) -> None:
         """Start it and wait until it is healthy."""
 
-    async def wait_exit(self) -> int:
-        """Wait for the process to end and return its exit status."""
+    async def death(self) -> OsmosisError:
+        """Wait for the process to end, and explain that."""
 
     async def stop(self) -> None:
         """End it."""
@@ -192,7 +191,7 @@ class RestartingRolloutServer:
         """Replace servers as they die, until cancelled or until it is no use."""
         try:
             while True:
-                cause = generation.server.exit_error(await generation.server.wait_exit())
+                cause = await generation.server.death()
                 self._lose(generation, cause)
                 await self._release(generation)
                 generation = await self._replace(cause)

@@ -250,12 +250,13 @@ async def test_a_server_that_never_becomes_healthy_is_ended_and_the_wait_can_be_
         r"Error: the rollout server `main.py` was not ready after 1 s \(`GET /health` on port \d+: no answer\)\.",
         first,
     )
-    assert rest == [
-        "last lines of RUN/rollout-server.log:",
-        "  loading",
+    *quoted, hint = rest
+    # A machine with much to do has not even begun to load it.
+    assert quoted in ([], ["last lines of RUN/rollout-server.log:", "  loading"])
+    assert hint == (
         "hint: the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
-        "if it only needs longer, set OSMOSIS_ROLLOUT_START_TIMEOUT_S (seconds)",
-    ]
+        "if it only needs longer, set OSMOSIS_ROLLOUT_START_TIMEOUT_S (seconds)"
+    )
     world.assert_stopped_before_the_first_row()
 
 

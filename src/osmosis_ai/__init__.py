@@ -6,6 +6,8 @@ resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
+import sys
+
 from osmosis_ai._version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself costs a third of a start
@@ -59,3 +61,18 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+class _OldPaths:
+    """Asked for modules that nothing else finds: those that have moved are imported under their old path too."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+        if not name.startswith("osmosis_ai."):
+            return None
+        from osmosis_ai.moved_modules import find_moved
+
+        return find_moved(cls, name)
+
+
+sys.meta_path.append(_OldPaths)  # type: ignore[arg-type]  # `ModuleSpec` would have to be imported

@@ -42,7 +42,7 @@ from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.torch_engine import TorchEngine
 from osmosis_ai.inference.torch_model import TorchModel
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.batches import collate, plan_micro_batches, training_rows
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
@@ -184,7 +184,7 @@ def sampling(bench: Bench, sessions: list[int]) -> list[dict[str, Any]]:
     """Return tokens a second for each number of sessions, and the share of all else than forward passes."""
     rows = []
     with bench.engine() as engine, ForwardClock(bench.cpu_s) as clock:
-        policy = LocalPolicyEngine(engine)
+        policy = InProcessPolicyEngine(engine)
         asyncio.run(generate(policy, bench.questions(bench.sessions, seed=0), bench.sessions))
         for count in sessions:
             speeds, overheads = [], []
@@ -205,7 +205,7 @@ def sampling(bench: Bench, sessions: list[int]) -> list[dict[str, Any]]:
 
 
 async def generate(
-    policy: LocalPolicyEngine, questions: list[Generation], sessions: int
+    policy: InProcessPolicyEngine, questions: list[Generation], sessions: int
 ) -> list[list[SampledToken]]:
     """Ask with so many sessions at once, each its next question when it has its answer."""
     waiting = iter(questions)
@@ -287,7 +287,7 @@ def sampled_batch(bench: Bench, rollouts: int) -> LearningBatch:
     """Answers of the model itself, with advantages of both signs."""
     questions = bench.questions(rollouts, seed=99)
     with bench.engine() as engine:
-        answers = asyncio.run(generate(LocalPolicyEngine(engine), questions, 1))
+        answers = asyncio.run(generate(InProcessPolicyEngine(engine), questions, 1))
     sequences = []
     for number, (question, tokens) in enumerate(zip(questions, answers, strict=True)):
         given = len(question.prompt)
@@ -340,7 +340,7 @@ async def whole_steps(
     from osmosis_ai.training.objective.metrics import StepRecord, series
     from osmosis_ai.training.runs.hooks import TrainingHooks
     from osmosis_ai.training.runs.spec import TrainingSpec
-    from osmosis_ai.training.runs.trainer import LocalTrainer
+    from osmosis_ai.training.runs.trainer import Trainer
     from osmosis_ai.training.runs.validation import ValidationPlan
 
     learning, sampling_clock = [0.0], ForwardClock(cpu_s)
@@ -373,7 +373,7 @@ async def whole_steps(
         device="cpu",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, sampling_clock:
-        summary = await LocalTrainer(
+        summary = await Trainer(
             spec,
             Path(folder) / "run",
             Clock(),

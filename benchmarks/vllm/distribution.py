@@ -32,7 +32,7 @@ from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from osmosis_ai.training.engines.vllm_server import VllmServer, VllmServerSpec
 from osmosis_ai.training.learner.learner import Learner
-from osmosis_ai.training.objective.sequences import Turn, merge_turns
+from osmosis_ai.training.objective.sequences import SampledTurn, merge_turns
 
 DATASET = Path(__file__).parents[2] / "data" / "multiply_train.jsonl"
 POSITIONS = 512
@@ -152,7 +152,9 @@ async def report(name: str, engine: VllmEngine, learner: Learner, prompts: list[
 async def update(engine: VllmEngine, learner: Learner, prompts: list[tuple[int, ...]]) -> None:
     """Teach the learner something, and serve it."""
     turns = [
-        Turn(None, array("q", ids[:-4]), array("q", ids[-4:]), array("d", [0.0] * 4), array("q", [0] * 4))
+        SampledTurn(
+            None, array("q", ids[:-4]), array("q", ids[-4:]), array("d", [0.0] * 4), array("q", [0] * 4)
+        )
         for ids in prompts
     ]
     sequences = [merge_turns([turn], f"r{number}")[0][0] for number, turn in enumerate(turns)]

@@ -117,9 +117,9 @@ def test_what_does_not_go_together_is_refused_before_anything_is_done(
 def test_without_the_extra_it_says_which_to_install_before_anything_is_done(
     cli: Cli, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osmosis_ai.training import extra
+    from osmosis_ai import training
 
-    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
     result = cli("demo", "--train", "--json", "--keep-dir", str(tmp_path / "d"))
     error = json.loads(result.err)["error"]
     assert "`train` extra" in error["message"] and "[train]" in error["hint"]

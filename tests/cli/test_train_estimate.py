@@ -147,9 +147,9 @@ def test_gpus_are_known_by_the_names_people_use(estimate: Estimate) -> None:
 def test_without_the_extra_it_says_which_to_install(
     estimate: Estimate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osmosis_ai.training import extra
+    from osmosis_ai import training
 
-    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
     error = estimate("osmosis/tiny")
     assert "`train` extra" in error["message"]
 

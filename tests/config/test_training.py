@@ -170,7 +170,7 @@ def test_only_dr_grpo_leaves_advantages_unscaled():
 
 def test_reading_settings_and_advantages_imports_no_torch():
     script = (
-        "import sys, osmosis_ai.config.training, osmosis_ai.training.objective.advantages, osmosis_ai.training.extra\n"
+        "import sys, osmosis_ai.config.training, osmosis_ai.training.objective.advantages, osmosis_ai.training\n"
         "assert not {'torch', 'transformers', 'peft', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -33,7 +33,7 @@ from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, colla
 from osmosis_ai.training.objective.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -161,7 +161,7 @@ def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def trainer(run_dir: Path, rollout_dir: Path, learner: type[Learner], **changes: Any) -> LocalTrainer:
+def trainer(run_dir: Path, rollout_dir: Path, learner: type[Learner], **changes: Any) -> Trainer:
     spec = TrainingSpec(
         settings=TrainingSettings(**{**SETTINGS, **changes}),
         model_path="osmosis/tiny",
@@ -171,7 +171,7 @@ def trainer(run_dir: Path, rollout_dir: Path, learner: type[Learner], **changes:
         validation=ValidationPlan(max_rows=HELD_OUT_ROWS),
         device="cpu",
     )
-    return LocalTrainer(
+    return Trainer(
         spec, run_dir, make_learner=lambda spec: learner(spec.model_path, spec.settings, spec.device)
     )
 

@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.objective.metrics import series
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 
 pytestmark = pytest.mark.e2e
@@ -61,7 +61,7 @@ class Watching(TrainingHooks):
 
 def trainer(
     run_dir: Path, hooks: TrainingHooks, environ: Mapping[str, str] = os.environ, **changes: object
-) -> LocalTrainer:
+) -> Trainer:
     spec = TrainingSpec(
         settings=TrainingSettings(
             lr=1e-3,
@@ -79,7 +79,7 @@ def trainer(
         validation=ValidationPlan(fraction=0.0),
         device="cpu",
     )
-    return LocalTrainer(spec, run_dir, hooks, environ={**environ, "OMP_NUM_THREADS": "1"})
+    return Trainer(spec, run_dir, hooks, environ={**environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("shard_model", [False, True])

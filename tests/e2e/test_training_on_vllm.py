@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.objective.metrics import series
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 from tests.training.standin_vllm import __name__ as STANDIN
 
@@ -60,7 +60,7 @@ def server_of(parent: int) -> int | None:
     return None
 
 
-def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> LocalTrainer:
+def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
     spec = TrainingSpec(
         settings=TrainingSettings(
             lr=2e-3,
@@ -81,7 +81,7 @@ def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> LocalTra
         device="cpu",
     )
     environ = {**os.environ, "PYTHONPATH": str(WORKSPACE), "VLLM_API_KEY": "of another server"}
-    return LocalTrainer(spec, run_dir, hooks, environ=environ, provenance={"commit_sha": "4be1" * 10})
+    return Trainer(spec, run_dir, hooks, environ=environ, provenance={"commit_sha": "4be1" * 10})
 
 
 # PYTHONPATH is not inherited: it belongs to the trainer's environment, not to vLLM's.

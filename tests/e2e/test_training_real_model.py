@@ -20,7 +20,7 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.training.objective.metrics import series
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 
 torch = pytest.importorskip("torch")
@@ -99,7 +99,7 @@ async def test_any_causal_model_in_a_folder_is_trained_and_its_adapter_loads_wit
         device="cpu",
     )
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    summary = await LocalTrainer(spec, tmp_path / "run", environ=environ).run()
+    summary = await Trainer(spec, tmp_path / "run", environ=environ).run()
     assert summary.steps_done == STEPS
     gaps = [value for _, value in series(summary.records, "train/logprob_gap_max")]
     assert gaps

@@ -21,7 +21,7 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 
 WORKSPACE = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def train(run_dir: Path) -> None:
         validation=ValidationPlan(max_rows=8),
         device="cpu",
     )
-    asyncio.run(LocalTrainer(spec, run_dir).run())
+    asyncio.run(Trainer(spec, run_dir).run())
 
 
 def main() -> None:

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from osmosis_ai.inference.batching import SampledToken
-from osmosis_ai.inference.chat import Reply
+from osmosis_ai.inference.chat import AssistantReply
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.tool_call_formats import FORMATS
-from osmosis_ai.inference.tool_calls import Piece, ToolCall, ToolCallReader
+from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallReader
 from tests.inference.conftest import END
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
@@ -22,9 +22,9 @@ def hermes(*, tools: bool = True) -> ToolCallReader | None:
 
 def read(
     tokenizer: Tokenizer, text: str, *, stop: tuple[str, ...] = (), tools: bool = True
-) -> tuple[Reply, list[Piece]]:
+) -> tuple[AssistantReply, list[Piece]]:
     """Feed ``text`` and the end of the turn, token by token."""
-    reply, pieces = Reply(tokenizer, frozenset({END}), stop, hermes(tools=tools)), []
+    reply, pieces = AssistantReply(tokenizer, frozenset({END}), stop, hermes(tools=tools)), []
     for token in [*tokenizer.encode(text), END]:
         pieces += reply.feed([SampledToken(token, -0.5)], "stop" if token == END else None)
         if reply.finish_reason:
@@ -51,7 +51,7 @@ def test_what_a_reply_says_does_not_depend_on_how_many_tokens_come_at_once(
     tokens = [SampledToken(token, -0.5) for token in (*tokenizer.encode(text), END)]
     messages = []
     for at_once in (1, 2, 5, len(tokens)):
-        reply = Reply(tokenizer, frozenset({END}), reader=hermes(tools=tools))
+        reply = AssistantReply(tokenizer, frozenset({END}), reader=hermes(tools=tools))
         for start in range(0, len(tokens), at_once):
             some = tokens[start : start + at_once]
             reply.feed(some, "stop" if some[-1].id == END else None)
@@ -75,7 +75,7 @@ def test_a_tool_call_has_no_content_and_the_arguments_as_written(tokenizer: Toke
     assert call["function"] == {"name": "multiply", "arguments": '{"a": 12, "b": 34}'}
     assert call["type"] == "function" and call["id"].startswith("call_")
     assert reply.finish_reason == "tool_calls"
-    assert [type(piece) for piece in pieces] == [ToolCall]
+    assert [type(piece) for piece in pieces] == [ParsedToolCall]
 
 
 def test_several_calls_and_the_text_before_them(tokenizer: Tokenizer) -> None:
@@ -146,7 +146,7 @@ def test_characters_of_several_tokens_appear_whole(tokenizer: Tokenizer) -> None
 
 
 def test_a_reply_cut_inside_a_character_ends_in_a_replacement_character(tokenizer: Tokenizer) -> None:
-    reply = Reply(tokenizer, frozenset({END}))
+    reply = AssistantReply(tokenizer, frozenset({END}))
     tokens = tokenizer.encode("é")
     assert len(tokens) == 2
     reply.feed([SampledToken(tokens[0], 0.0)], "length")
@@ -155,7 +155,7 @@ def test_a_reply_cut_inside_a_character_ends_in_a_replacement_character(tokenize
 
 
 def test_a_reply_cut_after_a_call_is_marked_as_cut(tokenizer: Tokenizer) -> None:
-    reply = Reply(tokenizer, frozenset({END}), reader=hermes())
+    reply = AssistantReply(tokenizer, frozenset({END}), reader=hermes())
     tokens = tokenizer.encode(CALL + " and")
     for place, token in enumerate(tokens):
         reply.feed([SampledToken(token, 0.0)], "length" if place == len(tokens) - 1 else None)

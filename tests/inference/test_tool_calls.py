@@ -15,8 +15,8 @@ from osmosis_ai.inference.tool_calls import (
     FORMAT_NAMES,
     FormatName,
     Markup,
+    ParsedToolCall,
     Piece,
-    ToolCall,
     ToolCallReader,
     ToolCallStyle,
 )
@@ -60,7 +60,7 @@ def read(
 ) -> tuple[str, list[tuple[str, Any]]]:
     """The content and the calls, with their arguments read."""
     pieces = feed(format, text, at_most_one=at_most_one, chunk=chunk)
-    calls = [(call.name, json.loads(call.arguments)) for call in pieces if isinstance(call, ToolCall)]
+    calls = [(call.name, json.loads(call.arguments)) for call in pieces if isinstance(call, ParsedToolCall)]
     return "".join(piece for piece in pieces if isinstance(piece, str)), calls
 
 
@@ -127,7 +127,7 @@ def test_a_call_is_read_in_every_spelling_of_its_format(format: FormatName, text
 @pytest.mark.parametrize(("format", "text"), SEVERAL)
 def test_several_calls_are_read_in_order_each_with_an_id_of_its_own(format: FormatName, text: str) -> None:
     assert read(format, text) == ("", [("f", A1)] * 3)
-    ids = [call.id for call in feed(format, text) if isinstance(call, ToolCall)]
+    ids = [call.id for call in feed(format, text) if isinstance(call, ParsedToolCall)]
     assert len(set(ids)) == 3
     assert all(ids)
 
@@ -154,12 +154,12 @@ def test_content_before_a_call_streams_and_the_call_is_withheld(format: FormatNa
     for character in text:
         seen += reader.feed(character)
     seen += reader.finish()
-    assert [type(piece) for piece in seen] == [ToolCall]
+    assert [type(piece) for piece in seen] == [ParsedToolCall]
 
 
 def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrote_one() -> None:
     def ids(text: str) -> list[str]:
-        return [piece.id for piece in feed("mistral", text) if isinstance(piece, ToolCall)]
+        return [piece.id for piece in feed("mistral", text) if isinstance(piece, ParsedToolCall)]
 
     assert ids('[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abcdefgh1"}]') == ["abcdefgh1"]
     assert ids("[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}") == ["abcdefgh1"]
@@ -188,7 +188,7 @@ def test_braces_marks_and_unicode_inside_of_arguments_are_theirs(ascii: bool) ->
         for chunk in (1, 3, None):
             assert read(format, text, chunk=chunk) == ("", [("f", NESTED)])  # type: ignore[arg-type]
         [call] = feed(format, text)  # type: ignore[arg-type]
-        assert isinstance(call, ToolCall)
+        assert isinstance(call, ParsedToolCall)
         assert call.arguments == written
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tool_calls import FORMAT_NAMES, FormatName
-from osmosis_ai.inference.tool_format_detection import TemplateHabits, find_habits
+from osmosis_ai.inference.tool_format_detection import ToolTemplate, detect_tool_template
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
 from tests.inference.conftest import multiply_tool, question
 
@@ -23,7 +23,7 @@ NO_CALLS = template("{{ m.content or '' }}")
 NO_TOOLS = NO_CALLS.replace("{% if tools %}", "{% if false %}")
 
 
-def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> TemplateHabits:
+def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolTemplate:
     chat = ChatTemplate(source)
 
     def render(
@@ -34,10 +34,10 @@ def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> Te
     ) -> str:
         return chat.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
-    return find_habits(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
+    return detect_tool_template(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
 
 
-def format_of(found: TemplateHabits) -> FormatName | None:
+def format_of(found: ToolTemplate) -> FormatName | None:
     return found.calls.format.name if found.calls.format else None
 
 
@@ -50,7 +50,7 @@ def test_the_format_is_the_one_that_the_template_writes(style: str) -> None:
 
 
 def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(template: ChatTemplate) -> None:
-    found = find_habits(template.render, source="", has_token=lambda _: False, note=pytest.fail)
+    found = detect_tool_template(template.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
     assert found.calls.reader([multiply_tool()]) is not None
 

@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from osmosis_ai import training
 from osmosis_ai.platform.db.tables import LoraModel, Run, new_id
 from osmosis_ai.platform.models import MAX_ACTIVE_DEPLOYMENTS
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training import extra
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 
 MODELS = "/api/cli/models"
@@ -179,7 +179,7 @@ def test_one_that_was_never_deployed_can_be_taken_back(
 def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment(
     api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr(training, "find_spec", lambda _: None)
     (name,) = add_models(services, add_run(services, member), 40, base_model="fern/base-32b")
     listed = api.get(f"{MODELS}/lora").json()["models"][0]
     detail = api.get(f"{MODELS}/{name}").json()

@@ -25,7 +25,7 @@ from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
-from osmosis_ai.training.runs.loop_state import Ending, LoopState
+from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
 from osmosis_ai.training.runs.sampler import Attempt, Sample
 from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
 from tests.training.samples import recorded
@@ -215,13 +215,13 @@ class LoopWorld:
             hooks=self.told,
             provenance={"commit": "4be1"},
         )
-        self.loop = TrainingLoop(self.parts, LoopState())
+        self.loop = TrainingLoop(self.parts, TrainingLoopState())
 
     def resume(self) -> None:
         """Start anew from the last checkpoint, as a later session does."""
         checkpoint = self.checkpoints.latest()
         assert checkpoint is not None
-        state = LoopState(**checkpoint.load_into(self.learner))
+        state = TrainingLoopState(**checkpoint.load_into(self.learner))
         self.history.rewind(state.step)
         self.engine.version = self.learner.updates
         self.loop = TrainingLoop(self.parts, state)

@@ -19,7 +19,7 @@ from osmosis_ai.inference.completion import Cancellable
 from osmosis_ai.inference.engine import InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine, Policy
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PublishablePolicy
 
 TOKEN = "a-token"
 END = 2  # <|im_end|>
@@ -42,7 +42,7 @@ def tool_answer(reply: Mapping[str, Any], content: str = "408") -> list[dict[str
 class Prompter:
     """The engine, remembering what it was asked; it can be told to answer with given tokens."""
 
-    def __init__(self, engine: LocalPolicyEngine) -> None:
+    def __init__(self, engine: InProcessPolicyEngine) -> None:
         self._engine = engine
         self.asked: list[Generation] = []
 
@@ -62,7 +62,7 @@ class Prompter:
         self.asked += generations
         return self._engine.submit(generations, listener)
 
-    async def publish(self, policy: Policy, version: int) -> None:
+    async def publish(self, policy: PublishablePolicy, version: int) -> None:
         await self._engine.publish(policy, version)
 
 
@@ -123,7 +123,7 @@ async def policy_world(
     """Serve the tiny model to the open rollout `r1`, whose calls have the seeds 0, 1, 2 ..."""
     chat = chat or BuiltInChat(MODEL_DIR)
     with InferenceEngine(Model.load(MODEL_DIR)) as running:
-        engine = Prompter(LocalPolicyEngine(running))
+        engine = Prompter(InProcessPolicyEngine(running))
         bridge = PolicyBridge(
             engine,
             chat,

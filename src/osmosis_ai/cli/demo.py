@@ -106,7 +106,7 @@ def _check_options(*, train: bool, seed: int | None, local: bool, keep: bool, cl
     if seed is not None and not train:
         raise OsmosisError("--seed is the seed of a training run: it needs --train.")
     if train:
-        from osmosis_ai.training.extra import require_train_extra
+        from osmosis_ai.training import require_train_extra
 
         require_train_extra()
 

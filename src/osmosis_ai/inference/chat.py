@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from osmosis_ai.inference.batching import FinishReason, SampledToken
-from osmosis_ai.inference.tool_calls import Piece, ToolCall, ToolCallReader, beginning_of_any
+from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallReader, beginning_of_any
 
 
 class ReplyDecoder(Protocol):
@@ -64,7 +64,7 @@ class StopStrings:
 
 
 @dataclass
-class Reply:
+class AssistantReply:
     """One choice of a completion, growing.
 
     Args:
@@ -79,7 +79,7 @@ class Reply:
     stop: Sequence[str] = ()
     reader: ToolCallReader | None = None
     tokens: list[SampledToken] = field(default_factory=list)
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ParsedToolCall] = field(default_factory=list)
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Reply:
             pieces += self._parse(self._stop.feed(self._decoder.finish()) + self._stop.finish())
             pieces += self.reader.finish() if self.reader else []
         for piece in pieces:
-            if isinstance(piece, ToolCall):
+            if isinstance(piece, ParsedToolCall):
                 self.tool_calls.append(piece)
             else:
                 self._text += piece

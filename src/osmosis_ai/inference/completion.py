@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from osmosis_ai.inference.batching import Emission, Generation, SampledToken
-from osmosis_ai.inference.chat import Decoding, Reply
+from osmosis_ai.inference.chat import AssistantReply, Decoding
 from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, Listener
 from osmosis_ai.inference.language_model import Dimensions
 from osmosis_ai.inference.protocol import ApiError, ChatRequest
-from osmosis_ai.inference.tool_calls import Piece, ToolCall, ToolCallStyle
+from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallStyle
 
 Json = dict[str, Any]
 
@@ -123,7 +123,7 @@ class ChatStream:
         await self._chunks.aclose()
 
 
-class Completion:
+class ChatCompletion:
     """One accepted request on its way.
 
     Args:
@@ -149,14 +149,14 @@ class Completion:
         *,
         model_name: str,
         fingerprint: str,
-        finished: Callable[[int, Reply], None] | None = None,
+        finished: Callable[[int, AssistantReply], None] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._prompt = generations[0].prompt
         self._finished = finished
         self._replies = [
-            Reply(
+            AssistantReply(
                 tokenizer,
                 engine.model.config.end_token_ids,
                 request.stop or (),
@@ -211,11 +211,11 @@ class Completion:
                 yield opening
             async for index, pieces in self._progress():
                 reply = self._replies[index]
-                calls = len(reply.tool_calls) - sum(isinstance(piece, ToolCall) for piece in pieces)
+                calls = len(reply.tool_calls) - sum(isinstance(piece, ParsedToolCall) for piece in pieces)
                 for piece in pieces:
                     new, unsent[index] = reply.tokens[unsent[index] :], len(reply.tokens)
                     yield self._chunk(index, _delta(piece, calls), new)
-                    calls += isinstance(piece, ToolCall)
+                    calls += isinstance(piece, ParsedToolCall)
                 if reply.finish_reason:
                     yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
             if self._request.stream_options and self._request.stream_options.include_usage:
@@ -255,7 +255,7 @@ class Completion:
             chunk["usage"] = None
         return chunk
 
-    def _choice(self, index: int, reply: Reply) -> Json:
+    def _choice(self, index: int, reply: AssistantReply) -> Json:
         choice = {"index": index, "message": reply.message(), "finish_reason": reply.finish_reason}
         return choice | self._token_details(reply.tokens)
 
@@ -300,7 +300,7 @@ def _together(news: list[tuple[int, Emission]]) -> list[tuple[int, list[Emission
 
 
 def _delta(piece: Piece, earlier_calls: int) -> Json:
-    if isinstance(piece, ToolCall):
+    if isinstance(piece, ParsedToolCall):
         return {"tool_calls": [{"index": earlier_calls, **piece.to_dict()}]}
     return {"content": piece}
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.chat import Decoding
-from osmosis_ai.inference.completion import ChatStream, Completion
+from osmosis_ai.inference.completion import ChatCompletion, ChatStream
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.protocol import ApiError, ChatRequest, parse_request
 from osmosis_ai.inference.sampling import SamplingParams
@@ -101,7 +101,7 @@ class ChatCompletions:
                 param="model",
                 code="model_not_found",
             )
-        completion = Completion(
+        completion = ChatCompletion(
             self.engine,
             self.tokenizer,
             self._tool_calls,

@@ -28,7 +28,7 @@ from osmosis_ai.inference.tool_calls import (
     FormatName,
     MoreToComeError,
     NotACallError,
-    ToolCall,
+    ParsedToolCall,
     ToolSchemas,
 )
 
@@ -64,13 +64,13 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 
 
-def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     value, start, end = _object_at(text, _past(text, 0, _HERMES_START))
     end = _past(text, _skip_blanks(text, end), _HERMES_END)
     return end, [_named_call(value, text[start:end], ("arguments",))]
 
 
-def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _past_any(text, (_HERMES_START, _FUNCTION))
     if text.startswith(_HERMES_START):
         place = _past(text, _skip_blanks(text, place), _FUNCTION)
@@ -80,7 +80,7 @@ def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ToolCall
     while True:
         place = _skip_blanks(text, place)
         if text.startswith(_FUNCTION_END, place):
-            return place + len(_FUNCTION_END), [ToolCall("", name, _to_json(arguments))]
+            return place + len(_FUNCTION_END), [ParsedToolCall("", name, _to_json(arguments))]
         if _FUNCTION_END.startswith(text[place:]):
             raise MoreToComeError
         key, place = _tag_value(text, _past(text, place, _PARAMETER))
@@ -94,7 +94,7 @@ def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ToolCall
         place = found.end()
 
 
-def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _skip_blanks(text, _past(text, 0, _MISTRAL))
     if text[place:].startswith("["):
         calls, end = [], place
@@ -108,10 +108,10 @@ def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
         return end, [_with_written_id(_named_call(value, text[start:end], ("arguments",)), value.get("id"))]
     head = _match(_MISTRAL_HEAD, text, place, longest=144)
     value, start, end = _object_at(text, head.end())
-    return end, [_with_written_id(ToolCall("", head[1], text[start:end]), head[2])]
+    return end, [_with_written_id(ParsedToolCall("", head[1], text[start:end]), head[2])]
 
 
-def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _past_any(text, (_CALLS_BEGIN, _CALL_BEGIN))
     if text.startswith(_CALLS_BEGIN):
         place = _past(text, _skip_blanks(text, place), _CALL_BEGIN)
@@ -124,10 +124,10 @@ def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]
     place = _skip_blanks(text, end)
     if fenced:
         place = _skip_blanks(text, _past(text, place, "```"))
-    return _past(text, place, _CALL_END), [ToolCall("", name, text[start:end])]
+    return _past(text, place, _CALL_END), [ParsedToolCall("", name, text[start:end])]
 
 
-def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     if not text.startswith("{"):
         value, start, end = _object_at(text, _past_any(text, (_PYTHON_TAG, _PYTHON_START)))
     else:
@@ -140,7 +140,7 @@ def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCal
     return end, [_named_call(value, text[start:end], ("parameters", "arguments"))]
 
 
-def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ToolCall]]:
+def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     start = 0
     if not text.startswith("["):
         start = _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
@@ -280,12 +280,12 @@ def _elements(text: str, place: int) -> Iterator[tuple[dict[str, Any], int, int]
         place = _past(text, place, ",")
 
 
-def _named_call(value: Mapping[str, Any], written: str, keys: tuple[str, ...]) -> ToolCall:
+def _named_call(value: Mapping[str, Any], written: str, keys: tuple[str, ...]) -> ParsedToolCall:
     """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``."""
     arguments = next((value[key] for key in keys if key in value), None)
     if not isinstance(arguments, dict):
         raise NotACallError
-    return ToolCall("", _checked_name(value.get("name")), _as_written(written, arguments))
+    return ParsedToolCall("", _checked_name(value.get("name")), _as_written(written, arguments))
 
 
 def _checked_name(name: Any) -> str:
@@ -320,9 +320,9 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _with_written_id(call: ToolCall, written: Any) -> ToolCall:
+def _with_written_id(call: ParsedToolCall, written: Any) -> ParsedToolCall:
     usable = isinstance(written, str) and _MISTRAL_ID.fullmatch(written)
-    return ToolCall(written, call.name, call.arguments) if usable else call
+    return ParsedToolCall(written, call.name, call.arguments) if usable else call
 
 
 # Values that are written without their type
@@ -385,7 +385,7 @@ def _bracket_end(text: str, start: int) -> int:
     raise MoreToComeError
 
 
-def _python_call(node: ast.expr) -> ToolCall:
+def _python_call(node: ast.expr) -> ParsedToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise NotACallError
     arguments: dict[str, Any] = {}
@@ -393,7 +393,7 @@ def _python_call(node: ast.expr) -> ToolCall:
         if keyword.arg is None or keyword.arg in arguments:
             raise NotACallError
         arguments[keyword.arg] = _python_value(keyword.value)
-    return ToolCall("", _checked_name(_dotted_name(node.func)), _to_json(arguments))
+    return ParsedToolCall("", _checked_name(_dotted_name(node.func)), _to_json(arguments))
 
 
 def _dotted_name(node: ast.expr) -> str | None:

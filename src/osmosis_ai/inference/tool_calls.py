@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ParsedToolCall:
     """A call the model made.
 
     Attributes:
@@ -46,7 +46,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
-Piece = str | ToolCall
+Piece = str | ParsedToolCall
 # The JSON schemas of the parameters of each offered function, by their names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
@@ -56,7 +56,7 @@ class Markup:
     """A stretch of a reply that is no content: calls, and the marks and blanks around them."""
 
     text: str
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[ParsedToolCall, ...] = ()
 
 
 class NotACallError(Exception):
@@ -88,7 +88,7 @@ class CallFormat:
 
     name: FormatName
     openings: tuple[str, ...]
-    read: Callable[[str, ToolSchemas], tuple[int, list[ToolCall]]]
+    read: Callable[[str, ToolSchemas], tuple[int, list[ParsedToolCall]]]
     enders: str
     closings: tuple[str, ...] = ()
     bare: str = ""
@@ -171,7 +171,7 @@ class ToolCallReader:
                 break
         return min(places, default=len(text) - beginning_of_any(openings, text))
 
-    def _read(self, text: str, ended: bool) -> tuple[int, tuple[ToolCall, ...]] | None:
+    def _read(self, text: str, ended: bool) -> tuple[int, tuple[ParsedToolCall, ...]] | None:
         """Return the length of the markup that ``text`` begins with, 0 for none; None when more text decides it."""
         try:
             if self._behind_call:
@@ -189,13 +189,13 @@ class ToolCallReader:
             return 0, ()
         return length, tuple(self._with_id(call) for call in calls)
 
-    def _with_id(self, call: ToolCall) -> ToolCall:
+    def _with_id(self, call: ParsedToolCall) -> ParsedToolCall:
         if not call.id or call.id in self._ids:
             call = replace(call, id=self._format.new_id())
         self._ids.add(call.id)
         return call
 
-    def _markup(self, length: int, calls: tuple[ToolCall, ...]) -> Markup:
+    def _markup(self, length: int, calls: tuple[ParsedToolCall, ...]) -> Markup:
         self._behind_call = self._at_line_start = True
         return Markup(self._cut(length), calls)
 

@@ -19,7 +19,7 @@ from osmosis_ai.inference.tool_calls import (
     FORMAT_NAMES,
     CallFormat,
     FormatName,
-    ToolCall,
+    ParsedToolCall,
     ToolCallReader,
     ToolCallStyle,
 )
@@ -54,7 +54,7 @@ class Render(Protocol):
 
 
 @dataclass(frozen=True)
-class TemplateHabits:
+class ToolTemplate:
     """How a template wants turns with calls.
 
     Attributes:
@@ -79,14 +79,14 @@ class TemplateHabits:
         return {**rest, **content, "tool_calls": calls}
 
 
-def find_habits(
+def detect_tool_template(
     render: Render,
     *,
     source: str,
     has_token: Callable[[str], bool],
     chosen: FormatName | None = None,
     note: Callable[[str], None] | None = None,
-) -> TemplateHabits:
+) -> ToolTemplate:
     """Find out what a template does with calls.
 
     Args:
@@ -97,7 +97,7 @@ def find_habits(
         note: told, once, of what is wrong when tools are offered; by default it is logged.
     """
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
-    as_written, content = _manner(render)
+    as_written, content = _accepted_form(render)
     written = _reply(render, as_written, content, prompt, calls=1)
     format = FORMATS[chosen] if chosen else _format_of(written, source, has_token)
     several = written is None or _reply(render, as_written, content, prompt, calls=2) is not None
@@ -110,12 +110,12 @@ def find_habits(
             "writes stays text; `tool_call_format` chooses one"
         )
     problem = f"the model's chat template is not made for tools: {'; '.join(problems)}." if problems else None
-    return TemplateHabits(
+    return ToolTemplate(
         as_written, content, ToolCallStyle(format, several=several, problem=problem, note=note)
     )
 
 
-def _manner(render: Render) -> tuple[bool, Mapping[str, Any]]:
+def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
     """Return the first manner, arguments as written and empty content, in which the template writes a call.
 
     Where there is none, it is one in which the template writes anything at all: the recorded tokens stand for the call.
@@ -157,7 +157,7 @@ def _reads(format: CallFormat, written: str) -> bool:
     parameters = {"properties": {_PARAMETER: {"type": "integer"}}}
     reader = ToolCallReader(format, [{"function": {"name": _FUNCTION, "parameters": parameters}}])
     pieces = [*reader.feed(written), *reader.finish()]
-    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    calls = [piece for piece in pieces if isinstance(piece, ParsedToolCall)]
     if [call.name for call in calls] != [_FUNCTION] or json.loads(calls[0].arguments) != {_PARAMETER: 7}:
         return False
     # Without marks a call is the whole reply; in others' marks it would be read and its marks left over.

@@ -18,7 +18,7 @@ from osmosis_ai.inference.chat import ReplyDecoder
 from osmosis_ai.inference.template import TemplateError
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.tool_calls import FormatName
-from osmosis_ai.inference.tool_format_detection import find_habits
+from osmosis_ai.inference.tool_format_detection import detect_tool_template
 
 
 class PretrainedChat:
@@ -49,14 +49,14 @@ class PretrainedChat:
             )
         self._tokenizer = tokenizer
         self._byte_level = _byte_level(tokenizer)
-        self._habits = find_habits(
+        self._tool_template = detect_tool_template(
             self._apply,
             source=str(tokenizer.chat_template),
             has_token=lambda token: self.token_id(token) is not None,
             chosen=tool_call_format,
             note=note,
         )
-        self.tool_calls = self._habits.calls
+        self.tool_calls = self._tool_template.calls
 
     @classmethod
     def load(
@@ -81,7 +81,7 @@ class PretrainedChat:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the text of a conversation; raises TemplateError."""
-        fitted = [self._habits.fitted(message) for message in messages]
+        fitted = [self._tool_template.fitted(message) for message in messages]
         return self._apply(fitted, tools, add_generation_prompt=add_generation_prompt)
 
     def encode(self, text: str) -> list[int]:

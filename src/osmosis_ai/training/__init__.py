@@ -4,3 +4,31 @@ The learner sees exactly the token ids that were sampled and the log-probabiliti
 sampled with; nothing is ever tokenised a second time. Torch is imported by the modules that
 compute and by nothing else: settings, advantages and what the command line needs stay light.
 """
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from osmosis_ai.errors import MissingExtraError
+
+_TRAIN_MODULES = ("torch", "transformers", "peft")
+
+
+def require_train_extra() -> None:
+    """Make sure, before anything slow or irreversible begins, that what training needs is installed.
+
+    Raises:
+        MissingExtraError: naming the extra to install.
+    """
+    module = _missing_module()
+    if module is not None:
+        raise MissingExtraError("train", module)
+
+
+def has_train_extra() -> bool:
+    """Tell whether what training needs is installed; imports none of it."""
+    return _missing_module() is None
+
+
+def _missing_module() -> str | None:
+    return next((module for module in _TRAIN_MODULES if find_spec(module) is None), None)

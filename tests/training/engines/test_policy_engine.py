@@ -15,7 +15,7 @@ from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.engines.recording import Recording
 from osmosis_ai.training.objective.sequences import TokenSequence
 from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, question
@@ -27,17 +27,17 @@ from tests.training.learner_builders import tiny_learner  # noqa: E402
 
 
 @pytest.fixture(params=["numpy", "torch, float64", "torch, float32"])
-def engine(request: pytest.FixtureRequest) -> Iterator[LocalPolicyEngine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[InProcessPolicyEngine]:
     makers: dict[str, Any] = {
         "numpy": lambda: InferenceEngine(Model.load(MODEL_DIR)),
         "torch, float64": lambda: TorchEngine(MODEL_DIR, dtype=torch.float64),
         "torch, float32": lambda: TorchEngine(MODEL_DIR),
     }
     with makers[request.param]() as running:
-        yield LocalPolicyEngine(running)
+        yield InProcessPolicyEngine(running)
 
 
-async def sample(engine: LocalPolicyEngine, count: int = 8) -> list[TokenSequence]:
+async def sample(engine: InProcessPolicyEngine, count: int = 8) -> list[TokenSequence]:
     """Answers to different questions, recorded."""
     chat, sequences = BuiltInChat(MODEL_DIR), []
     for number in range(count):
@@ -61,7 +61,7 @@ def largest_gap(found: list[list[float]], sequences: list[TokenSequence]) -> flo
 
 
 async def test_what_is_sampled_has_the_learners_probabilities_before_and_after_an_update(
-    engine: LocalPolicyEngine, tmp_path: Path
+    engine: InProcessPolicyEngine, tmp_path: Path
 ) -> None:
     learner = tiny_learner()
     before = await sample(engine)
@@ -76,6 +76,6 @@ async def test_what_is_sampled_has_the_learners_probabilities_before_and_after_a
     assert largest_gap(learner.logprobs(before), before) > 1e-3, "the updates changed nothing"
     learner.save_adapter(tmp_path)
     with InferenceEngine(load_adapted_model(MODEL_DIR, tmp_path)) as served:
-        again = await sample(LocalPolicyEngine(served))
+        again = await sample(InProcessPolicyEngine(served))
     assert [sequence.ids for sequence in again] == [sequence.ids for sequence in after]
     assert largest_gap([sequence.logprobs for sequence in again], after) < 1e-4

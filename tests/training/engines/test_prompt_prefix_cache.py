@@ -5,7 +5,7 @@ from typing import Any
 
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat
-from osmosis_ai.training.engines.prompt_prefix_cache import KEPT, Openings
+from osmosis_ai.training.engines.prompt_prefix_cache import KEPT, PromptPrefixCache
 
 
 class CountingChat(BuiltInChat):
@@ -40,8 +40,8 @@ def tool(*parameters: str) -> dict[str, Any]:
 
 def test_the_attempts_on_a_row_share_one_rendering() -> None:
     chat = counting_chat()
-    openings = Openings(chat)
-    read = [openings.read(asking("What is 2 * 3?"), [tool("a", "b")]) for _ in range(8)]
+    prefix_cache = PromptPrefixCache(chat)
+    read = [prefix_cache.read(asking("What is 2 * 3?"), [tool("a", "b")]) for _ in range(8)]
     assert chat.rendered == 1
     text = chat.render(asking("What is 2 * 3?"), [tool("a", "b")])
     assert set(read) == {(text, tuple(chat.encode(text)))}
@@ -49,7 +49,7 @@ def test_the_attempts_on_a_row_share_one_rendering() -> None:
 
 def test_whatever_the_template_could_write_differently_is_another_opening() -> None:
     chat = counting_chat()
-    openings = Openings(chat)
+    prefix_cache = PromptPrefixCache(chat)
     asked: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
         (asking("What is 2 * 3?"), []),
         (asking("What is 2 * 4?"), []),
@@ -57,15 +57,15 @@ def test_whatever_the_template_could_write_differently_is_another_opening() -> N
         (asking("What is 2 * 3?"), [tool("b", "a")]),
     ]
     for messages, tools in asked:
-        assert openings.read(messages, tools)[0] == chat.render(messages, tools)
+        assert prefix_cache.read(messages, tools)[0] == chat.render(messages, tools)
 
 
 def test_only_the_latest_are_remembered() -> None:
     chat = counting_chat()
-    openings = Openings(chat)
+    prefix_cache = PromptPrefixCache(chat)
     for number in range(KEPT + 1):
-        openings.read(asking(f"What is 2 * {number}?"), [])
-    openings.read(asking(f"What is 2 * {KEPT}?"), [])
+        prefix_cache.read(asking(f"What is 2 * {number}?"), [])
+    prefix_cache.read(asking(f"What is 2 * {KEPT}?"), [])
     assert chat.rendered == KEPT + 1
-    openings.read(asking("What is 2 * 0?"), [])
+    prefix_cache.read(asking("What is 2 * 0?"), [])
     assert chat.rendered == KEPT + 2

@@ -15,7 +15,7 @@ from osmosis_ai.datasets import DatasetRow  # noqa: E402
 from osmosis_ai.inference.chat_format import BuiltInChat  # noqa: E402
 from osmosis_ai.inference.engine import InferenceEngine  # noqa: E402
 from osmosis_ai.inference.model import Model  # noqa: E402
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine, PolicyEngine  # noqa: E402
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine  # noqa: E402
 from osmosis_ai.training.engines.sampling_probe import (  # noqa: E402
     TOKENS,
     DistributionMismatchError,
@@ -46,7 +46,7 @@ async def probed(engine: PolicyEngine, learner: Learner, **settings: Any) -> Pro
 
 async def probed_model(model: Any, learner: Learner, **settings: Any) -> Probe:
     with InferenceEngine(model) as engine:
-        return await probed(LocalPolicyEngine(engine), learner, **settings)
+        return await probed(InProcessPolicyEngine(engine), learner, **settings)
 
 
 async def test_an_engine_that_draws_what_is_learned_passes(learner: Learner) -> None:

@@ -33,7 +33,7 @@ def connect(server: StandInVllm, adapters: Path, **changes: Any) -> VllmEngine:
 
 
 @dataclass
-class Policy:
+class PublishablePolicy:
     def merged_state(self) -> dict[str, Any]:
         raise AssertionError("vLLM takes adapters, not weights")
 
@@ -78,7 +78,7 @@ async def test_ids_go_in_and_come_out_with_their_log_probabilities(tmp_path: Pat
 async def test_every_version_has_a_name_of_its_own_and_the_old_one_is_unloaded(tmp_path: Path) -> None:
     async with standing_in() as server, connect(server, tmp_path) as engine:
         for version in (1, 2):
-            await engine.publish(Policy(), version)
+            await engine.publish(PublishablePolicy(), version)
             [tokens] = await generated(engine, wanted())
             assert {token.version for token in tokens} == {version}
             assert server.requests[-1]["model"] == f"r-v{version}"
@@ -89,12 +89,12 @@ async def test_every_version_has_a_name_of_its_own_and_the_old_one_is_unloaded(t
 
 async def test_a_call_under_way_keeps_its_version_until_it_ends(tmp_path: Path) -> None:
     async with standing_in() as server, connect(server, tmp_path) as engine:
-        await engine.publish(Policy(), 1)
+        await engine.publish(PublishablePolicy(), 1)
         server.arrived.clear()
         server.hold = asyncio.Event()
         slow = asyncio.create_task(generated(engine, wanted()))
         await asyncio.wait_for(server.arrived.wait(), 30)
-        await engine.publish(Policy(), 2)
+        await engine.publish(PublishablePolicy(), 2)
         assert server.unloaded == []
         server.hold.set()
         [tokens] = await slow
@@ -155,7 +155,7 @@ async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_a_server_that_takes_no_adapters_keeps_its_version(tmp_path: Path) -> None:
     async with standing_in(takes_adapters=False) as server, connect(server, tmp_path) as engine:
         with pytest.raises(OsmosisError, match="refused") as refused:
-            await engine.publish(Policy(), 1)
+            await engine.publish(PublishablePolicy(), 1)
         assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in str(refused.value.hint)
         assert list(tmp_path.iterdir()) == []
         [tokens] = await generated(engine, wanted())
@@ -182,7 +182,7 @@ async def test_what_is_cancelled_is_asked_for_no_more(tmp_path: Path) -> None:
 
 async def test_a_server_that_forgot_its_adapter_is_given_it_again(tmp_path: Path) -> None:
     async with standing_in() as server, connect(server, tmp_path) as engine:
-        await engine.publish(Policy(), 1)
+        await engine.publish(PublishablePolicy(), 1)
         server.loaded.clear()  # as after a restart
         replies = await asyncio.gather(*(generated(engine, wanted(seed)) for seed in range(3)))
         assert {token.version for [tokens] in replies for token in tokens} == {1}

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 from osmosis_ai.config.training import TrainingSettings  # noqa: E402
 from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.training.learner.forward_backward import Passes  # noqa: E402
+from osmosis_ai.training.learner.forward_backward import ForwardBackward  # noqa: E402
 from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up  # noqa: E402
 from osmosis_ai.training.learner.step_errors import DivergedError  # noqa: E402
-from osmosis_ai.training.objective.logprob_mismatch import Agreement  # noqa: E402
+from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits  # noqa: E402
 from tests.training.learner_builders import (  # noqa: E402
     TINY,
     as_sampled_by,
@@ -255,7 +255,7 @@ def test_importance_weights_of_another_engine_are_cut_off_and_counted():
 
 def test_another_model_in_float32_is_warned_of_from_a_ten_thousandth_and_refused_from_a_hundredth():
     learner = tiny_learner()
-    learner._agreement = Agreement.expected("a/model", torch.float32, learner.settings)
+    learner._mismatch_limits = MismatchLimits.expected("a/model", torch.float32, learner.settings)
     sequences, advantages = batch_for(learner)
 
     def off_by(gap):
@@ -294,7 +294,7 @@ def test_only_tokens_of_the_current_policy_are_compared_with_the_learner():
 
 def out_of_memory_above(monkeypatch, tokens, error):
     """Let every forward pass fail that is given more than so many tokens."""
-    forward = Passes._forward
+    forward = ForwardBackward._forward
     sizes = []
 
     def limited(self, batch):
@@ -303,7 +303,7 @@ def out_of_memory_above(monkeypatch, tokens, error):
             raise error
         return forward(self, batch)
 
-    monkeypatch.setattr(Passes, "_forward", limited)
+    monkeypatch.setattr(ForwardBackward, "_forward", limited)
     return sizes
 
 

@@ -28,7 +28,7 @@ from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
 from osmosis_ai.training.runs.sampler import Sample
-from osmosis_ai.training.runs.truncation import settled
+from osmosis_ai.training.runs.truncation import with_truncation_rule
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
 
@@ -200,7 +200,7 @@ def cut_short(reward: float | None) -> Sample:
     [("grade", 0.5, None), ("zero", 0.0, None), ("exclude", None, "truncated")],
 )
 def test_a_truncated_rollout_counts_as_the_run_says(rule, reward, why):
-    found = settled(cut_short(0.5), TrainingSettings(on_truncation=rule))
+    found = with_truncation_rule(cut_short(0.5), TrainingSettings(on_truncation=rule))
     assert (found.reward, found.unscored_because) == (reward, why)
     assert found.recorded.truncated
 
@@ -210,7 +210,7 @@ def test_a_truncated_rollout_counts_as_the_run_says(rule, reward, why):
     [("exclude", 1.0, None), ("zero", None, 0.0), ("grade", None, None), ("grade", 0.7, 0.7)],
 )
 def test_a_rollout_whose_agent_ran_out_of_time_counts_as_the_run_says(rule, graded, reward):
-    found = settled(late(graded), TrainingSettings(on_timeout=rule))
+    found = with_truncation_rule(late(graded), TrainingSettings(on_timeout=rule))
     assert (found.reward, found.unscored_because) == (reward, "timeout" if reward is None else None)
 
 
@@ -218,7 +218,7 @@ def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_l
     strict = TrainingSettings(on_truncation="zero", on_timeout="zero")
     removed = sample(Verdict("skipped"), replace(recorded(), truncated=True))
     for kept in (scored(1.0), failed("agent_error"), removed, late(boundary="grader")):
-        assert settled(kept, strict) is kept
+        assert with_truncation_rule(kept, strict) is kept
 
 
 def test_the_share_of_rollouts_that_ran_out_of_time_is_a_metric():

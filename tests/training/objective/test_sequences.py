@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.training.objective.sequences import NOT_SAMPLED, Turn, merge_turns
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, SampledTurn, merge_turns
 
 
-def turn(parent: Turn | None, given_ids: list[int], sampled: list[int], version: int = 0) -> Turn:
+def turn(
+    parent: SampledTurn | None, given_ids: list[int], sampled: list[int], version: int = 0
+) -> SampledTurn:
     logprobs = array("d", [-token / 10 for token in sampled])
     versions = array("i", [version] * len(sampled))
-    return Turn(parent, array("i", given_ids), array("i", sampled), logprobs, versions)
+    return SampledTurn(parent, array("i", given_ids), array("i", sampled), logprobs, versions)
 
 
 def test_turns_that_continue_each_other_are_one_sequence() -> None:
@@ -52,7 +54,7 @@ def test_a_rollout_that_sampled_nothing_has_no_sequence() -> None:
 def test_every_sampled_token_is_trained_on_exactly_once_after_what_was_read(
     shapes: list[tuple[int, int, int]],
 ) -> None:
-    turns: list[Turn] = []
+    turns: list[SampledTurn] = []
     token = 0
     for parent, given_count, sampled_count in shapes:
         earlier = turns[parent] if 0 <= parent < len(turns) else None

@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.manifest import ResumeRefusedError
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import LocalTrainer
+from osmosis_ai.training.runs.trainer import Trainer
 from tests.evaluation.rollouts import write_rollout, write_rows
 
 NO_VENV = SimpleNamespace(python=Path("python"), note="none")
@@ -115,7 +115,7 @@ async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, 
         raise OsmosisError("enough is known")
 
     monkeypatch.setattr("osmosis_ai.driving.environment.prepare_environment", lambda *_args, **_more: NO_VENV)
-    trainer = LocalTrainer(spec(tmp_path), directory.path, make_learner=make_learner)
+    trainer = Trainer(spec(tmp_path), directory.path, make_learner=make_learner)
     with pytest.raises(OsmosisError, match="enough is known"):
         await trainer.run()
     assert learned_with == [1e-6]

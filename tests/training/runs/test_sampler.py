@@ -16,7 +16,7 @@ from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.runs.rollout_batch import attempts_of_step
 from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
 from osmosis_ai.training.runs.validation import ValidationPlan, split_rows, validate, validation_metrics
@@ -48,7 +48,7 @@ async def sampling(
 
     with InferenceEngine(Model.load(MODEL_DIR)) as engine:
         bridge = PolicyBridge(
-            LocalPolicyEngine(engine),
+            InProcessPolicyEngine(engine),
             BuiltInChat(MODEL_DIR),
             model_path="osmosis/tiny",
             auth_token=TOKEN,

@@ -115,7 +115,7 @@ def estimate_training(
     """
     from osmosis_ai.config.trainer_check import read_settings, trainer_issues
     from osmosis_ai.inference.catalog import base_model_of, served_models
-    from osmosis_ai.training.extra import require_train_extra
+    from osmosis_ai.training import require_train_extra
     from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
     from osmosis_ai.workspace.layout import find_workspace
 

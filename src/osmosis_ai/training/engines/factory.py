@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.inference.catalog import served_models
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
-from osmosis_ai.training.engines.policy_engine import LocalPolicyEngine, PolicyEngine
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.policy_model import model_source
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _open_torch(stack: AsyncExitStack, spec: TrainingSpec, device: str) -> Polic
         max_positions=settings.max_prompt_length + settings.max_response_length,
         kept=min(ENGINE_BATCH, rollouts),
     )
-    return LocalPolicyEngine(stack.enter_context(engine), unmerged=engine.model.rounds_weights)
+    return InProcessPolicyEngine(stack.enter_context(engine), unmerged=engine.model.rounds_weights)
 
 
 async def _open_vllm(

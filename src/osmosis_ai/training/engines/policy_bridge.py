@@ -21,9 +21,9 @@ from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
 from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.batching import Generation
-from osmosis_ai.inference.chat import Reply
+from osmosis_ai.inference.chat import AssistantReply
 from osmosis_ai.inference.chat_format import ChatFormat
-from osmosis_ai.inference.completion import ChatStream, Completion
+from osmosis_ai.inference.completion import ChatCompletion, ChatStream
 from osmosis_ai.inference.protocol import ApiError, ChatRequest, parse_request
 from osmosis_ai.inference.sampling import SamplingParams
 from osmosis_ai.inference.template import TemplateError
@@ -31,7 +31,7 @@ from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.wire_json import dumps
 from osmosis_ai.training.engines.policy_engine import PolicyEngine
-from osmosis_ai.training.engines.prompt_prefix_cache import Openings
+from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.engines.recording import Prompt, RecordedRollout, Recording
 
 _CATEGORIES: dict[int, Category] = {400: "bad_request", 404: "not_found", 429: "rate_limit"}
@@ -95,7 +95,7 @@ class PolicyBridge(RolloutBridge[_Session]):
         super().__init__(auth_token=auth_token)
         self._engine = engine
         self._chat = chat
-        self._openings = Openings(chat)
+        self._prefix_cache = PromptPrefixCache(chat)
         self._path = model_path
         self._limits = limits
         self._sampling = sampling
@@ -137,7 +137,7 @@ class PolicyBridge(RolloutBridge[_Session]):
     def _new_calls(self, rollout_id: str) -> _Session:
         self._closed.pop(rollout_id, None)
         return _Session(
-            Recording(rollout_id, self._chat, self._engine.model.config.end_token_ids, self._openings)
+            Recording(rollout_id, self._chat, self._engine.model.config.end_token_ids, self._prefix_cache)
         )
 
     def _begin(self, calls: _Session, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
@@ -178,7 +178,7 @@ class PolicyBridge(RolloutBridge[_Session]):
         metrics.latency_s = time.perf_counter() - started
         return metrics
 
-    def _completion(self, session: _Session, body: dict[str, Any]) -> Completion:
+    def _completion(self, session: _Session, body: dict[str, Any]) -> ChatCompletion:
         """Accept a call and submit it to the engine; raises ApiError."""
         request = parse_request({"model": self._path, **body})
         recording = session.recording
@@ -189,12 +189,12 @@ class PolicyBridge(RolloutBridge[_Session]):
         room = self._room(recording, prompt)
         asked = request.max_completion_tokens or request.max_tokens
 
-        def finished(_choice: int, reply: Reply) -> None:
+        def finished(_choice: int, reply: AssistantReply) -> None:
             recording.add(prompt, reply.tokens, reply.message())
             cut_short = reply.finish_reason == "length" and len(reply.tokens) >= room
             recording.truncated = recording.truncated or cut_short
 
-        return Completion(
+        return ChatCompletion(
             self._engine,
             self._chat,
             self._chat.tool_calls,

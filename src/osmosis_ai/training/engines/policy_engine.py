@@ -2,7 +2,7 @@
 
 An engine continues token ids (``submit``) and takes a new version of the policy (``publish``) while it
 does. In this process it is ``inference.engine`` on NumPy or torch; on GPUs of its own it is vLLM over
-HTTP (``vllm_backend``). Every token says which version it was drawn with.
+HTTP (``vllm_engine``). Every token says which version it was drawn with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from osmosis_ai.inference.completion import Cancellable, ServedModel, TokenEngin
 from osmosis_ai.inference.engine import InferenceEngine, Listener
 
 
-class Policy(Protocol):
+class PublishablePolicy(Protocol):
     """What is published: the learner, which gives the form an engine wants."""
 
     def merged_state(self) -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ class PolicyEngine(TokenEngine, Protocol):
     def failure(self) -> OsmosisError | None:
         """Why it generates no more; None while it does."""
 
-    async def publish(self, policy: Policy, version: int) -> None:
+    async def publish(self, policy: PublishablePolicy, version: int) -> None:
         """Draw tokens with ``policy`` from now on; calls under way go on with it, or end with the one before.
 
         Raises:
@@ -50,7 +50,7 @@ class PolicyEngine(TokenEngine, Protocol):
         """
 
 
-class LocalPolicyEngine:
+class InProcessPolicyEngine:
     """An engine in this process.
 
     Args:
@@ -81,7 +81,7 @@ class LocalPolicyEngine:
         """Queue the choices of one request."""
         return self._engine.submit(generations, listener)
 
-    async def publish(self, policy: Policy, version: int) -> None:
+    async def publish(self, policy: PublishablePolicy, version: int) -> None:
         """Exchange the weights between two steps; calls under way go on with the new ones."""
         state = policy.low_rank_state() if self._unmerged else policy.merged_state()
         await asyncio.to_thread(self._engine.publish, state, version)

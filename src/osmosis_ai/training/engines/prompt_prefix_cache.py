@@ -15,7 +15,7 @@ from osmosis_ai.inference.chat_format import ChatFormat
 KEPT = 256
 
 
-class Openings:
+class PromptPrefixCache:
     """The latest prompts without a recorded turn, at most :data:`KEPT` of them.
 
     Args:

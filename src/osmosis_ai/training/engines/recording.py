@@ -24,8 +24,8 @@ import orjson
 
 from osmosis_ai.inference.batching import SampledToken
 from osmosis_ai.inference.chat_format import ChatFormat
-from osmosis_ai.training.engines.prompt_prefix_cache import Openings
-from osmosis_ai.training.objective.sequences import TokenSequence, Turn, merge_turns
+from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
+from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -55,7 +55,7 @@ class RecordedRollout:
 
 
 @dataclass(eq=False)
-class _RecordedTurn(Turn):
+class _RecordedTurn(SampledTurn):
     """A turn, and by what the next call that continues it is recognised."""
 
     text_length: int
@@ -90,7 +90,7 @@ class Recording:
         rollout_id: whose they are.
         chat: the model's format.
         end_tokens: the tokens that end a turn.
-        openings: shared with the other rollouts of this format; its own when None.
+        prefix_cache: shared with the other rollouts of this format; its own when None.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Recording:
         rollout_id: str,
         chat: ChatFormat,
         end_tokens: frozenset[int],
-        openings: Openings | None = None,
+        prefix_cache: PromptPrefixCache | None = None,
     ) -> None:
         self._rollout_id = rollout_id
         self._chat = chat
-        self._openings = openings or Openings(chat)
+        self._prefix_cache = prefix_cache or PromptPrefixCache(chat)
         self._end_tokens = end_tokens
         self._end_texts = [chat.token_bytes(token).decode() for token in end_tokens]
         self._turns: list[_RecordedTurn] = []
@@ -117,7 +117,7 @@ class Recording:
             TemplateError: the template does not accept the messages.
         """
         if not self._turns:
-            text, opening = self._openings.read(messages, tools)
+            text, opening = self._prefix_cache.read(messages, tools)
             return Prompt(opening, text, list(opening), None, False, messages, tools)
         text = self._chat.render(messages, tools)
         turn = self._written_turn(text)

@@ -26,7 +26,7 @@ from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.sampling import SamplingParams
 from osmosis_ai.inference.template import TemplateError
-from osmosis_ai.training.objective.sequences import TokenSequence, Turn, merge_turns
+from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -237,7 +237,7 @@ async def _drawn(engine: PolicyEngine, generations: Sequence[Generation]) -> lis
     """Return each prompt with what the engine continued it with."""
     feed = TokenFeed(engine, generations, every_token=False)
     turns = [
-        Turn(None, array("q", generation.prompt), array("q"), array("d"), array("q"))
+        SampledTurn(None, array("q", generation.prompt), array("q"), array("d"), array("q"))
         for generation in generations
     ]
     unfinished = len(turns)

@@ -40,7 +40,7 @@ from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.batching import Emission, FinishReason, Generation, SampledToken
 from osmosis_ai.inference.engine import EngineStoppedError, Listener
 from osmosis_ai.llm.transport import open_session
-from osmosis_ai.training.engines.policy_engine import Policy
+from osmosis_ai.training.engines.policy_engine import PublishablePolicy
 from osmosis_ai.training.engines.vllm_server import VllmServer
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class VllmEngine:
             task.add_done_callback(self._tasks.discard)
         return _Request(tasks)
 
-    async def publish(self, policy: Policy, version: int) -> None:
+    async def publish(self, policy: PublishablePolicy, version: int) -> None:
         """Load ``policy`` under a new name and ask for it from now on; calls under way keep theirs.
 
         Raises:
@@ -220,7 +220,7 @@ class VllmEngine:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def _complete(self, generation: Generation, name: str) -> dict[str, Any]:
-        question = _question(generation, name)
+        question = _completion_request(generation, name)
         try:
             return await self._post("/v1/completions", question)
         except _UnknownError:
@@ -281,7 +281,7 @@ class VllmEngine:
         for temperature in (1.0, 0.5):
             probe = Generation((1,), 1, 0, frozenset(), temperature=temperature, top_logprobs=1)
             [emission] = _emissions(
-                probe, await self._post("/v1/completions", _question(probe, self._base_model)), 0
+                probe, await self._post("/v1/completions", _completion_request(probe, self._base_model)), 0
             )
             likeliest.append(emission.token.top[0][1])
         if likeliest[0] == likeliest[1] and likeliest[0] < -1e-6:
@@ -337,7 +337,7 @@ class VllmEngine:
             raise
 
 
-def _question(generation: Generation, model: str) -> dict[str, Any]:
+def _completion_request(generation: Generation, model: str) -> dict[str, Any]:
     return {
         **_UNTRUNCATED,
         "model": model,

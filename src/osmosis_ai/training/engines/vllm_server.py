@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.transport import open_session
-from osmosis_ai.supervision import ChildProcess
-from osmosis_ai.training.loopback import free_port
+from osmosis_ai.supervision import ChildProcess, free_port
 
 if TYPE_CHECKING:
     from typing_extensions import Self

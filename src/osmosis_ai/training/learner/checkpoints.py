@@ -46,7 +46,7 @@ class CheckpointableLearner(Protocol):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointDirectory:
     """A checkpoint on the disk.
 
     Attributes:
@@ -107,12 +107,12 @@ class Checkpoint:
         )
 
 
-def checkpoints_in(directory: Path) -> tuple[Checkpoint, ...]:
+def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
     """Return the checkpoints in a store's directory, the earliest first, also while another process writes them."""
     if not directory.is_dir():
         return ()
     found = [
-        Checkpoint(int(match[1]), path)
+        CheckpointDirectory(int(match[1]), path)
         for path in directory.iterdir()
         if (match := _NAME.fullmatch(path.name))
     ]
@@ -133,11 +133,11 @@ class CheckpointStore:
         directory.mkdir(parents=True, exist_ok=True)
         self._settle_unfinished_business()
 
-    def list(self) -> tuple[Checkpoint, ...]:
+    def list(self) -> tuple[CheckpointDirectory, ...]:
         """Return all checkpoints, the earliest first."""
         return checkpoints_in(self.directory)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> CheckpointDirectory | None:
         """Return the checkpoint to go on from, if there is one."""
         checkpoints = self.list()
         return checkpoints[-1] if checkpoints else None
@@ -150,7 +150,7 @@ class CheckpointStore:
         provenance: Mapping[str, Any] | None = None,
         *,
         keep: bool = False,
-    ) -> Checkpoint:
+    ) -> CheckpointDirectory:
         """Write the checkpoint of ``step``, durably, and drop earlier ones that were not to be kept.
 
         Args:
@@ -175,7 +175,7 @@ class CheckpointStore:
         finally:
             shutil.rmtree(writing, ignore_errors=True)
         self._drop_superseded(step)
-        return Checkpoint(step, final)
+        return CheckpointDirectory(step, final)
 
     def _write(
         self,

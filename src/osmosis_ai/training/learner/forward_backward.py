@@ -1,4 +1,4 @@
-"""Passes over micro-batches: what the policy gives recorded tokens, and the gradients of a step.
+"""Forward and backward passes over micro-batches: what the policy gives recorded tokens, and the gradients of a step.
 
 A pass changes nothing but gradients. The ranks share the micro-batches of a step; the sums of one rank's share
 become those of the step once all ranks' are added up.
@@ -35,7 +35,7 @@ from osmosis_ai.training.objective.losses import (
 
 
 @dataclass(frozen=True)
-class Step:
+class LearnerStep:
     """What every rank must know to do its share of a step."""
 
     rows: list[TrainingRow]
@@ -67,7 +67,7 @@ class SequenceScores:
     variances: list[float]
 
 
-class Passes:
+class ForwardBackward:
     """The passes of one rank.
 
     Args:
@@ -95,7 +95,7 @@ class Passes:
         self._ranks = ranks
         self._sharded = sharded
 
-    def accumulate(self, step: Step, *, micro_batch_tokens: int) -> Accumulated:
+    def accumulate(self, step: LearnerStep, *, micro_batch_tokens: int) -> Accumulated:
         """Add up the gradients and sums of this rank's micro-batches."""
         plan = plan_micro_batches([len(row.ids) for row in step.rows], micro_batch_tokens)
         sums = StepSums.zeros(self._device)
@@ -133,12 +133,12 @@ class Passes:
                             target[column] = value
         return found
 
-    def _keep_pace(self, batch: MicroBatch, step: Step) -> None:
+    def _keep_pace(self, batch: MicroBatch, step: LearnerStep) -> None:
         """Make a pass that teaches nothing: a layer that is split is put together by all ranks at once."""
         nothing = replace(batch, mask_BK=torch.zeros_like(batch.mask_BK))
         self._learn_from(nothing, step, StepSums.zeros(self._device))
 
-    def _learn_from(self, batch: MicroBatch, step: Step, sums: StepSums) -> Tensor:
+    def _learn_from(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
         """Add one micro-batch's gradient and sums; return the gaps to the server's log-probabilities."""
         mask_BK, logged_BK = batch.mask_BK, batch.logged_logprobs_BK
         base_BK = self._base_logprobs(batch) if step.measure_kl else None

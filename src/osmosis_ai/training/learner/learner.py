@@ -21,19 +21,24 @@ from torch import Tensor
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training.learner import policy_model
 from osmosis_ai.training.learner.distributed import World, local_device, shard_frozen
-from osmosis_ai.training.learner.forward_backward import Accumulated, Passes, SequenceScores, Step
+from osmosis_ai.training.learner.forward_backward import (
+    Accumulated,
+    ForwardBackward,
+    LearnerStep,
+    SequenceScores,
+)
 from osmosis_ai.training.learner.step_errors import (
     OutOfMemoryError,
     StepRefusedError,
-    diverged,
-    does_not_fit,
+    divergence_error,
     is_out_of_memory,
-    not_a_number,
-    too_far_apart,
+    logprob_mismatch_error,
+    not_finite_error,
+    out_of_memory_error,
 )
 from osmosis_ai.training.learner.step_metrics import StepMetrics, StepSums
 from osmosis_ai.training.objective.batches import SampledSequence, batch_totals, training_rows
-from osmosis_ai.training.objective.logprob_mismatch import Agreement
+from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits
 
 __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 
@@ -69,14 +74,14 @@ class Learner:
         self.device = local_device(device)
         self.world = World.join(self.device)
         self.model = policy_model.load_policy(model_path, settings, self.device, adapter=adapter)
-        self._agreement = Agreement.expected(model_path, self.model.dtype, settings)
-        self._out_of_step = False
+        self._mismatch_limits = MismatchLimits.expected(model_path, self.model.dtype, settings)
+        self._ranks_diverged = False
         self._sharded = settings.shard_model and self.world.size > 1
         if self._sharded:
             shard_frozen(self.model, self.device)
         else:
             self.model.to(self.device)
-        self._passes = Passes(
+        self._passes = ForwardBackward(
             self.model,
             settings,
             self.device,
@@ -123,7 +128,7 @@ class Learner:
         if not rows:
             return StepMetrics(updates=self.updates, micro_batch_tokens=self._micro_batch_tokens)
         totals = batch_totals(rows, rollouts, self.settings.max_response_length)
-        step = Step(rows, totals, policy_version, self._measures_kl())
+        step = LearnerStep(rows, totals, policy_version, self._measures_kl())
         self.world.share(("step", step))
         return self._take(step)
 
@@ -149,16 +154,16 @@ class Learner:
             try:
                 self._take(argument)
             except (StepRefusedError, OutOfMemoryError):
-                if self._out_of_step:
+                if self._ranks_diverged:
                     raise
 
     def abandon(self) -> None:
         """Ask nothing more of the other ranks, one of which is lost: some may never answer."""
-        self._out_of_step = True
+        self._ranks_diverged = True
 
     def close(self) -> None:
         """Let the other ranks go; harmless when they are gone."""
-        if self.world.leads and not self._out_of_step:
+        if self.world.leads and not self._ranks_diverged:
             with contextlib.suppress(RuntimeError):  # how torch says that a peer does not answer
                 self.world.share(("close", None))
                 self.world.leave()
@@ -177,13 +182,13 @@ class Learner:
         every = self.settings.kl_interval
         return self.settings.kl_coef > 0 or (every > 0 and self.updates % every == 0)
 
-    def _take(self, step: Step) -> StepMetrics:
+    def _take(self, step: LearnerStep) -> StepMetrics:
         try:
             done = self._accumulate_within_memory(step)
             self._refuse_unless_sound(done)
             grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
             if not math.isfinite(grad_norm):
-                raise not_a_number("gradient", self.updates + 1)
+                raise not_finite_error("gradient", self.updates + 1)
             learning_rate = self._set_learning_rate()
             self._optimizer.step()
         finally:
@@ -192,7 +197,7 @@ class Learner:
         self._end_unless_finite(learning_rate)
         return self._metrics(step, done, float(grad_norm), learning_rate)
 
-    def _accumulate_within_memory(self, step: Step) -> Accumulated:
+    def _accumulate_within_memory(self, step: LearnerStep) -> Accumulated:
         """Compute gradients and sums over all ranks; once, with micro-batches of half the size."""
         for attempt in range(2):
             try:
@@ -203,8 +208,8 @@ class Learner:
                 if not is_out_of_memory(error):
                     raise
                 if self._sharded:  # the other ranks wait in the middle of a layer: there is no second try
-                    self._out_of_step = True
-                    raise self._does_not_fit(step) from error
+                    self._ranks_diverged = True
+                    raise self._out_of_memory(step) from error
                 local = None
             # Every rank must know before any exchanges gradients.
             if not self.world.any(local is None):
@@ -216,11 +221,11 @@ class Learner:
                 torch.cuda.empty_cache()
             if attempt == 0:
                 self._micro_batch_tokens = max(1, self._micro_batch_tokens // 2)
-        raise self._does_not_fit(step)
+        raise self._out_of_memory(step)
 
-    def _does_not_fit(self, step: Step) -> OutOfMemoryError:
+    def _out_of_memory(self, step: LearnerStep) -> OutOfMemoryError:
         longest = max(len(row.ids) for row in step.rows)
-        return does_not_fit(self.device, longest, self._micro_batch_tokens)
+        return out_of_memory_error(self.device, longest, self._micro_batch_tokens)
 
     def _exchanged(self, local: Accumulated) -> Accumulated:
         self.world.sum_gradients(self._parameters)
@@ -234,16 +239,16 @@ class Learner:
 
     def _refuse_unless_sound(self, done: Accumulated) -> None:
         if not math.isfinite(done.sums.loss):
-            raise not_a_number("loss", self.updates + 1)
-        limit, gap = self._agreement.limit, float(done.largest_gap)
+            raise not_finite_error("loss", self.updates + 1)
+        limit, gap = self._mismatch_limits.limit, float(done.largest_gap)
         if gap > limit:
-            raise too_far_apart(gap, limit, self.updates + 1)
+            raise logprob_mismatch_error(gap, limit, self.updates + 1)
 
     def _end_unless_finite(self, learning_rate: float) -> None:
         """Raise when the update has made numbers that nothing can be computed with any more."""
         norms = torch.stack(torch._foreach_norm(self._parameters))
         if not bool(torch.isfinite(norms).all()):
-            raise diverged(self.updates, learning_rate)
+            raise divergence_error(self.updates, learning_rate)
 
     # --- bookkeeping --------------------------------------------------------------------------------
 
@@ -253,7 +258,7 @@ class Learner:
             group["lr"] = rate
         return rate
 
-    def _metrics(self, step: Step, done: Accumulated, grad_norm: float, rate: float) -> StepMetrics:
+    def _metrics(self, step: LearnerStep, done: Accumulated, grad_norm: float, rate: float) -> StepMetrics:
         sums, tokens = done.sums, float(done.sums.tokens)
         gap_tokens = float(sums.gap_tokens)
         mean_gap = float(sums.gap) / gap_tokens if gap_tokens else None
@@ -275,7 +280,7 @@ class Learner:
             stale_fraction=1 - gap_tokens / tokens,
             micro_batches=done.micro_batches,
             micro_batch_tokens=self._micro_batch_tokens,
-            warnings=self._agreement.warnings(float(done.largest_gap), mean_gap),
+            warnings=self._mismatch_limits.warnings(float(done.largest_gap), mean_gap),
         )
 
     # --- state --------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_json
-from osmosis_ai.supervision import ChildProcess, watch_parent
-from osmosis_ai.training.loopback import free_port
+from osmosis_ai.supervision import ChildProcess, free_port, watch_parent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,7 +42,7 @@ class LearnerProcessLostError(OsmosisError):
     """A process of the learner ended while the run was under way; another session can go on."""
 
 
-class Followers:
+class LearnerRanks:
     """Starts the processes that follow this one, and makes this one rank 0 while an ``async with`` block lasts.
 
     Args:
@@ -98,7 +97,7 @@ class Followers:
 
         World.drop()  # nothing is left of it when the learner was closed in order
 
-    async def with_them(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         """Do in a thread what waits for them; raises OsmosisError when one of them ends before."""
         # A daemon: whoever waits for one that never comes must not keep this process from ending.
         done: Future[T] = Future()
@@ -118,7 +117,7 @@ class Followers:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)
 
-    async def beside(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
+    async def run(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
         """Do ``work`` for as long as all of them live.
 
         Args:

@@ -19,7 +19,7 @@ class DivergedError(OsmosisError):
     """An update left numbers that are not finite: the policy is no policy any more."""
 
 
-def diverged(update: int, learning_rate: float) -> DivergedError:
+def divergence_error(update: int, learning_rate: float) -> DivergedError:
     """Say that ``update`` destroyed the policy."""
     return DivergedError(
         f"update {update} made the adapter's numbers too large to compute with (lr = {learning_rate:g}): "
@@ -28,7 +28,7 @@ def diverged(update: int, learning_rate: float) -> DivergedError:
     )
 
 
-def not_a_number(what: str, update: int) -> StepRefusedError:
+def not_finite_error(what: str, update: int) -> StepRefusedError:
     """Say that the loss or the gradient of ``update`` is not finite."""
     return StepRefusedError(
         f"update {update} was refused: its {what} is not a finite number; the policy is unchanged.",
@@ -36,7 +36,7 @@ def not_a_number(what: str, update: int) -> StepRefusedError:
     )
 
 
-def too_far_apart(gap: float, limit: float, update: int) -> StepRefusedError:
+def logprob_mismatch_error(gap: float, limit: float, update: int) -> StepRefusedError:
     """Say that the server's log-probabilities, in nats, are not the learner's."""
     return StepRefusedError(
         f"update {update} was refused: the log-probabilities that the server recorded differ "
@@ -47,7 +47,7 @@ def too_far_apart(gap: float, limit: float, update: int) -> StepRefusedError:
     )
 
 
-def again(error: StepRefusedError, times: int) -> StepRefusedError:
+def repeated_refusal_error(error: StepRefusedError, times: int) -> StepRefusedError:
     """Say that ``error`` was the last of so many refusals in a row that the run ends."""
     return StepRefusedError(
         f"{error.message} That makes {times} refused updates in a row, which ends the run.",
@@ -55,7 +55,7 @@ def again(error: StepRefusedError, times: int) -> StepRefusedError:
     )
 
 
-def does_not_fit(device: torch.device, longest: int, micro_batch_tokens: int) -> OutOfMemoryError:
+def out_of_memory_error(device: torch.device, longest: int, micro_batch_tokens: int) -> OutOfMemoryError:
     """Say that sequences of up to ``longest`` tokens are too long for the device."""
     return OutOfMemoryError(
         f"the memory of {device} does not suffice to learn from sequences of up to {longest} tokens in "

@@ -26,7 +26,7 @@ MEAN_GAP_WORTH_A_WARNING = 0.05
 
 
 @dataclass(frozen=True)
-class Agreement:
+class MismatchLimits:
     """What is asked of a pair of learner and server.
 
     Attributes:
@@ -38,7 +38,7 @@ class Agreement:
     float32: bool
 
     @classmethod
-    def expected(cls, model_path: str, dtype: torch.dtype, settings: TrainingSettings) -> Agreement:
+    def expected(cls, model_path: str, dtype: torch.dtype, settings: TrainingSettings) -> MismatchLimits:
         """Return what a model of this type makes possible; the settings' own limit wins."""
         # A serving engine whose probabilities are corrected for is another engine.
         float32 = dtype == torch.float32 and settings.importance_cap is None

@@ -25,7 +25,7 @@ NOT_SAMPLED = -1
 
 
 @dataclass(eq=False)
-class Turn:
+class SampledTurn:
     """One answered call.
 
     Attributes:
@@ -36,7 +36,7 @@ class Turn:
         versions: of the policy that sampled each.
     """
 
-    parent: Turn | None
+    parent: SampledTurn | None
     given: array[int]
     sampled: array[int]
     logprobs: array[float]
@@ -44,8 +44,8 @@ class Turn:
 
     def ids(self) -> list[int]:
         """Return all tokens from the beginning of the conversation to the end of this turn."""
-        path: list[Turn] = []
-        turn: Turn | None = self
+        path: list[SampledTurn] = []
+        turn: SampledTurn | None = self
         while turn is not None:
             path.append(turn)
             turn = turn.parent
@@ -76,14 +76,14 @@ class TokenSequence:
         self.logprobs.extend([0.0] * len(tokens))
         self.versions.extend([NOT_SAMPLED] * len(tokens))
 
-    def _sample(self, turn: Turn) -> None:
+    def _sample(self, turn: SampledTurn) -> None:
         self.ids.extend(turn.sampled)
         self.mask.extend([1] * len(turn.sampled))
         self.logprobs.extend(turn.logprobs)
         self.versions.extend(turn.versions)
 
 
-def merge_turns(turns: Sequence[Turn], rollout_id: str = "") -> tuple[list[TokenSequence], int]:
+def merge_turns(turns: Sequence[SampledTurn], rollout_id: str = "") -> tuple[list[TokenSequence], int]:
     """Join turns to sequences.
 
     Args:
@@ -94,7 +94,7 @@ def merge_turns(turns: Sequence[Turn], rollout_id: str = "") -> tuple[list[Token
         The sequences, and how many of them are forks: all but the first.
     """
     sequences: list[TokenSequence] = []
-    ending_with: dict[Turn, TokenSequence] = {}
+    ending_with: dict[SampledTurn, TokenSequence] = {}
     for turn in turns:
         sequence = ending_with.pop(turn.parent, None) if turn.parent else None
         if sequence is None:

@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from osmosis_ai.training.learner.step_errors import StepRefusedError, again
+from osmosis_ai.training.learner.step_errors import StepRefusedError, repeated_refusal_error
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, finite, learning_metrics
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, LoopState
+from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, TrainingLoopState
 from osmosis_ai.training.runs.rollout_batch import (
     Lesson,
     RolloutBatch,
@@ -30,7 +30,7 @@ from osmosis_ai.training.runs.rollout_batch import (
     lesson_of,
     rollout_metrics,
 )
-from osmosis_ai.training.runs.truncation import settled, timed_out
+from osmosis_ai.training.runs.truncation import timed_out, with_truncation_rule
 from osmosis_ai.training.runs.validation import ValidationPlan, few_scored, validate, validation_metrics
 
 if TYPE_CHECKING:
@@ -104,7 +104,11 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, parts: LoopParts, state: LoopState, *, between_steps: Callable[[int], None] = lambda _: None
+        self,
+        parts: LoopParts,
+        state: TrainingLoopState,
+        *,
+        between_steps: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._parts = parts
         self._settings = parts.settings
@@ -198,7 +202,7 @@ class TrainingLoop:
         except StepRefusedError as error:
             self.state.refused += 1
             if self.state.refused >= REFUSED_STEPS_END:
-                raise again(error, self.state.refused) from error
+                raise repeated_refusal_error(error, self.state.refused) from error
             return StepMetrics(updates=learner.updates), time.monotonic() - started, error.message
         self.state.refused = 0
         return learned, time.monotonic() - started, None
@@ -230,7 +234,7 @@ class TrainingLoop:
         progress = self._progress(step, "training", len(attempts))
         samples = await self._parts.sampler.sample(attempts, finished=progress)
         late = sum(map(timed_out, samples))
-        samples = [settled(sample, settings) for sample in samples]
+        samples = [with_truncation_rule(sample, settings) for sample in samples]
         size = settings.n_samples_per_prompt
         samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
         return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)

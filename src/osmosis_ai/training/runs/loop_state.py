@@ -46,7 +46,7 @@ class Ending:
 
 
 @dataclass
-class LoopState:
+class TrainingLoopState:
     """What the loop itself has to remember; it is part of every checkpoint.
 
     Attributes:

@@ -4,8 +4,8 @@ The learner, the policy's engine and the agents' endpoint live in this process; 
 process of its own, in its own environment. A run directory belongs to one run: calling the trainer
 again with the same inputs goes on from the last checkpoint, with others it is refused.
 
-With several learner processes, this one leads and starts the others (:mod:`followers`). Under `torchrun`, rank 0
-runs a :class:`LocalTrainer`; the other ranks call :func:`follow_leader`.
+With several learner processes, this one leads and starts the others (:mod:`osmosis_ai.training.learner.ranks`). Under `torchrun`, rank 0
+runs a :class:`Trainer`; the other ranks call :func:`follow_leader`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.files import cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
-from osmosis_ai.training.extra import require_train_extra
-from osmosis_ai.training.learner.ranks import Followers
+from osmosis_ai.training import require_train_extra
+from osmosis_ai.training.learner.ranks import LearnerRanks
 from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.data_order import DataOrder
-from osmosis_ai.training.runs.hooks import TrainingHooks, TrainingPlan
-from osmosis_ai.training.runs.logged_hooks import LoggedHooks
-from osmosis_ai.training.runs.loop_state import Ending, LoopState
+from osmosis_ai.training.runs.hooks import LoggedHooks, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.validation import SplitRows, split_rows
@@ -73,7 +72,7 @@ def new_learner(spec: TrainingSpec) -> Learner:
     return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
 
 
-class LocalTrainer:
+class Trainer:
     """Trains, or goes on training.
 
     Args:
@@ -107,7 +106,7 @@ class LocalTrainer:
         self._redact = Redactor(spec.secret_values.values())
         self._loop: TrainingLoop | None = None
         self._learner: Learner | None = None
-        self._followers: Followers | None = None
+        self._ranks: LearnerRanks | None = None
         self._stop_requested = False
 
     def stop(self) -> None:
@@ -155,8 +154,8 @@ class LocalTrainer:
             loop = self._loop = await self._open(stack, hooks, rows, order)
             if self._stop_requested:
                 loop.stop()
-            with _without_looking_at_what_stays():
-                ending = await self._beside_followers(loop.run())
+            with _loaded_objects_frozen():
+                ending = await self._run_with_ranks(loop.run())
         return TrainingSummary(
             run_dir=directory.path,
             ending=ending,
@@ -177,14 +176,14 @@ class LocalTrainer:
         hooks.stage("preparing the rollout's environment")
         python = await self._prepare_python(hooks)
         if spec.settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
-            followers = Followers(spec, directory.learner, self._environ)
-            self._followers = await stack.enter_async_context(followers)
+            ranks = LearnerRanks(spec, directory.learner, self._environ)
+            self._ranks = await stack.enter_async_context(ranks)
         hooks.stage(f"loading the model {spec.model_path}")
-        learner = self._learner = await self._with_followers(lambda: self._make_learner(spec))
+        learner = self._learner = await self._run_blocking_with_ranks(lambda: self._make_learner(spec))
         stack.callback(learner.close)
         checkpoints = CheckpointStore(directory.checkpoints, keep_every=spec.settings.checkpoint_save_freq)
         history = MetricsHistory(directory.metrics)
-        state = await self._with_followers(lambda: _resume(checkpoints, learner, history))
+        state = await self._run_blocking_with_ranks(lambda: _resume(checkpoints, learner, history))
         hooks.stage(f"opening the policy's engine ({spec.settings.policy_engine})")
         engine = await open_policy_engine(
             stack,
@@ -197,9 +196,9 @@ class LocalTrainer:
         if (
             learner.updates or spec.adapter is not None
         ):  # else the policy is the base, which is served already
-            await self._beside_followers(engine.publish(learner, learner.updates))
+            await self._run_with_ranks(engine.publish(learner, learner.updates))
         chat = chat_format_of(spec, note=hooks.note)
-        await self._beside_followers(self._probe(engine, learner, chat, rows, hooks))
+        await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
         hooks.stage("starting the rollout's server")
         sampler = await stack.enter_async_context(self._sampler(engine, chat, python, hooks))
         hooks.plan(self._plan(rows, order, state, str(learner.device)))
@@ -218,15 +217,15 @@ class LocalTrainer:
         )
         return TrainingLoop(parts, state, between_steps=directory.sweep_trials)
 
-    async def _with_followers(self, work: Callable[[], T]) -> T:
-        if self._followers is None:
+    async def _run_blocking_with_ranks(self, work: Callable[[], T]) -> T:
+        if self._ranks is None:
             return await asyncio.to_thread(work)
-        return await self._followers.with_them(work)
+        return await self._ranks.run_blocking(work)
 
-    async def _beside_followers(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._followers is None or self._learner is None:
+    async def _run_with_ranks(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._ranks is None or self._learner is None:
             return await work
-        return await self._followers.beside(work, self._learner.abandon)
+        return await self._ranks.run(work, self._learner.abandon)
 
     async def _prepare_python(self, hooks: TrainingHooks) -> Path:
         from osmosis_ai.driving.environment import prepare_environment
@@ -310,7 +309,7 @@ class LocalTrainer:
             "settings": spec.settings.model_dump(mode="json"),
         }
 
-    def _plan(self, rows: SplitRows, order: DataOrder, state: LoopState, device: str) -> TrainingPlan:
+    def _plan(self, rows: SplitRows, order: DataOrder, state: TrainingLoopState, device: str) -> TrainingPlan:
         settings = self._spec.settings
         return TrainingPlan(
             run_dir=self._directory.path,
@@ -350,7 +349,7 @@ def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -
 
 
 @contextmanager
-def _without_looking_at_what_stays() -> Iterator[None]:
+def _loaded_objects_frozen() -> Iterator[None]:
     """Keep the garbage collector off what is loaded: torch alone is half a million objects, 0.2 s a look."""
     gc.collect()
     gc.freeze()
@@ -360,13 +359,13 @@ def _without_looking_at_what_stays() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> LoopState:
+def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> TrainingLoopState:
     """Put learner and history back to the last checkpoint; what came after it is computed again."""
     checkpoint = checkpoints.latest()
     if checkpoint is None:
         history.rewind(-1)
-        return LoopState()
-    state = LoopState(**checkpoint.load_into(learner))
+        return TrainingLoopState()
+    state = TrainingLoopState(**checkpoint.load_into(learner))
     history.rewind(state.step)
     return state
 

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 TRUNCATED = "truncated"
 _TIMEOUT = RolloutErrorCategory.TIMEOUT.value
 # Whose time it was: a grader, or a server, that is too slow says nothing of the policy.
-_ITS_OWN_TIME = frozenset({"agent", "provider"})
+_AGENT_BOUNDARIES = frozenset({"agent", "provider"})
 
 
 def timed_out(sample: Sample) -> bool:
     """Tell whether the agent ran out of time."""
     verdict = sample.verdict
-    return verdict.error_type == _TIMEOUT and verdict.boundary in _ITS_OWN_TIME
+    return verdict.error_type == _TIMEOUT and verdict.boundary in _AGENT_BOUNDARIES
 
 
-def settled(sample: Sample, settings: TrainingSettings) -> Sample:
+def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
     """Return ``sample`` with the reward that is learned from; one that its grader removed stays removed."""
     if sample.verdict.status == "skipped":
         return sample
     if timed_out(sample):
-        return _as_told(sample, settings.on_timeout, _TIMEOUT)
+        return _by_rule(sample, settings.on_timeout, _TIMEOUT)
     if sample.recorded.truncated:
-        return _as_told(sample, settings.on_truncation, TRUNCATED)
+        return _by_rule(sample, settings.on_truncation, TRUNCATED)
     return sample
 
 
-def _as_told(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
+def _by_rule(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
     if rule == "zero":
         return replace(sample, verdict=Verdict("success", reward=0.0))
     if rule == "exclude":

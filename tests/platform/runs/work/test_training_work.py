@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 
 pytest.importorskip("torch")
 
+from osmosis_ai import training
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import Run
@@ -28,7 +29,6 @@ from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training import extra
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.objective.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
 from osmosis_ai.training.runs import trainer
@@ -150,7 +150,7 @@ def bench(api: TestClient, services: PlatformServices) -> Bench:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[PretendedTrainer], Ending]], None]:
     """Give the trainer its ending."""
-    monkeypatch.setattr(trainer, "LocalTrainer", PretendedTrainer)
+    monkeypatch.setattr(trainer, "Trainer", PretendedTrainer)
 
     def choose(ending: Callable[[PretendedTrainer], Ending]) -> None:
         monkeypatch.setattr(PretendedTrainer, "ends", ending, raising=False)
@@ -373,7 +373,7 @@ def test_the_learning_rate_of_an_adapter_is_that_of_its_base_model(
 def test_a_platform_without_torch_refuses_to_train_and_says_what_to_install(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr(training, "find_spec", lambda _: None)
     refused = assert_flat_error(api.post(RUNS, json=training_body()), 409, "TRAINING_NOT_INSTALLED")
     assert "cannot train" in refused["error"]
     assert "[train]" in refused["error"]

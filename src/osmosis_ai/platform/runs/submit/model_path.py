@@ -17,7 +17,7 @@ from osmosis_ai.config.issues import Issue
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import LoraModel
-from osmosis_ai.training.extra import has_train_extra
+from osmosis_ai.training import has_train_extra
 
 MODEL_PATH = "experiment.model_path"
 

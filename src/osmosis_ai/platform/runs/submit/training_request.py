@@ -22,7 +22,7 @@ from osmosis_ai.platform.runs.submit.run_request import (
     read_document,
     reject_any,
 )
-from osmosis_ai.training.extra import require_train_extra
+from osmosis_ai.training import require_train_extra
 
 MAX_ROLLOUTS_PER_STEP = 100_000
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.logs import Line
 from osmosis_ai.platform.runs.leases import LeaseLostError
-from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, Checkpoint, checkpoints_in
+from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
 from osmosis_ai.training.objective.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 
@@ -61,10 +61,10 @@ class TrainingFindings:
         due = [one for one in checkpoints if one.step % self._save_freq == 0 or one is checkpoints[-1]]
         return self._keep(due)
 
-    def _all(self) -> tuple[Checkpoint, ...]:
+    def _all(self) -> tuple[CheckpointDirectory, ...]:
         return checkpoints_in(self._directory.checkpoints)
 
-    def _keep(self, checkpoints: list[Checkpoint]) -> bool:
+    def _keep(self, checkpoints: list[CheckpointDirectory]) -> bool:
         stored, complete = self._store.checkpoint_steps(), True
         for checkpoint in checkpoints:
             if checkpoint.step in stored:
@@ -144,7 +144,7 @@ def _described(plan: TrainingPlan) -> str:
     )
 
 
-def _reward(checkpoint: Checkpoint) -> float | None:
+def _reward(checkpoint: CheckpointDirectory) -> float | None:
     """Return the reward of the validation after the checkpoint's step, or else of the step's own rollouts."""
     metrics = checkpoint.provenance().get("metrics") or {}
     reward: float | None = metrics.get(VALIDATION_REWARD, metrics.get(TRAINING_REWARD))

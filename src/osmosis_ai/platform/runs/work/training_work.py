@@ -121,12 +121,12 @@ class TrainingWork(Work[PreparedTraining]):
             run.results = {**(run.results or {}), "ending": self._ending}
 
     async def _train(self, prepared: PreparedTraining, hooks: PlatformHooks) -> TrainingSummary:
-        from osmosis_ai.training.runs.trainer import LocalTrainer
+        from osmosis_ai.training.runs.trainer import Trainer
 
         hub_token = prepared.spec.secret_values.get(HUB_TOKEN)
         if hub_token:
             os.environ[HUB_TOKEN] = hub_token
-        trainer = LocalTrainer(
+        trainer = Trainer(
             prepared.spec,
             self._directory.training.path,
             hooks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -58,10 +58,13 @@ async def echo(request: web.Request) -> web.Response:
 
 
 class Starts:
-    """Makes one stand-in after another, as often as one is needed."""
+    """Starts one stand-in after another, as often as one is needed, or those of certain models."""
 
-    def __init__(self, *stand_ins: StandIn) -> None:
+    def __init__(self, *stand_ins: StandIn, of: Mapping[ServedModel, StandIn] | None = None) -> None:
         self._left = list(stand_ins)
+        self._of = of or {}
 
-    def __call__(self, model: ServedModel) -> ModelServer:
-        return self._left.pop(0)
+    async def __call__(self, model: ServedModel) -> ModelServer:
+        server = self._of.get(model) or self._left.pop(0)
+        await server.start()
+        return server

@@ -108,7 +108,7 @@ async def test_who_asked_first_may_go_away_while_the_server_starts() -> None:
 def test_places_are_limited_in_all_and_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MAX_REQUESTS", 3)
     monkeypatch.setattr(served_module, "MAX_REQUESTS_PER_KEY", 2)
-    served = ServedModels()
+    served = ServedModels(Starts())
 
     with served.place("a", TINY), served.place("a", TINY):
         with pytest.raises(TooManyRequestsError, match="this key has 2 requests"), served.place("a", TINY):
@@ -141,7 +141,7 @@ async def test_the_adapter_asked_longest_ago_makes_room_for_another(monkeypatch:
     monkeypatch.setattr(served_module, "MAX_ADAPTERS", 2)
     first, second, third = adapters(3)
     servers = {model: StandIn(echo) for model in (first, second, third, TINY)}
-    served = ServedModels(lambda model: servers[model])
+    served = ServedModels(Starts(of=servers))
     for model in (TINY, first, second, first, third):
         await _ask_adapter(served, model)
     await asyncio.wait_for(servers[second].has_stopped.wait(), 10)
@@ -158,7 +158,7 @@ async def test_an_adapter_that_is_answering_is_not_ended_for_another(monkeypatch
     monkeypatch.setattr(served_module, "MAX_ADAPTERS", 1)
     first, second = adapters(2)
     servers = {model: StandIn(echo) for model in (first, second)}
-    served = ServedModels(lambda model: servers[model])
+    served = ServedModels(Starts(of=servers))
     with served.place("key", first):
         (await served.post(first, "/chat/completions", b"{}")).close()
         with pytest.raises(ModelUnavailableError, match="as many as this platform serves at a time"):
@@ -175,7 +175,7 @@ async def test_an_adapter_that_nobody_asks_for_ends_and_is_started_again_when_so
     (model,) = adapters(1)
     servers = [StandIn(echo), StandIn(echo)]
     left = iter(servers)
-    served = ServedModels(lambda _: next(left))
+    served = ServedModels(Starts(*left))
     await _ask_adapter(served, model)
     await asyncio.wait_for(servers[0].has_stopped.wait(), 10)
     await _ask_adapter(served, model)
@@ -186,7 +186,7 @@ async def test_an_adapter_that_nobody_asks_for_ends_and_is_started_again_when_so
 async def test_an_adapter_that_is_withdrawn_ends_at_once_or_when_it_has_answered() -> None:
     idle, answering = adapters(2)
     servers = {model: StandIn(echo) for model in (idle, answering)}
-    served = ServedModels(lambda model: servers[model])
+    served = ServedModels(Starts(of=servers))
     await _ask_adapter(served, idle)
     with served.place("key", answering):
         (await served.post(answering, "/chat/completions", b"{}")).close()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import why_reserved
 
 if TYPE_CHECKING:
@@ -87,10 +86,4 @@ def _exported(env: Mapping[str, str]) -> Iterator[None]:
 
 
 async def _watch(server: InferenceServer, lost: Callable[[Exception], None]) -> None:
-    status = await server.wait_exit()
-    lost(
-        OsmosisError(
-            f"the server of `{server.model}` ended unexpectedly (exit status {status}).\n{server.log_tail()}",
-            code="INTERNAL",
-        )
-    )
+    lost(await server.death())

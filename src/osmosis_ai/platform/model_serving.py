@@ -16,13 +16,12 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
-from osmosis_ai.inference.process import InferenceServer
 
 if TYPE_CHECKING:
     import aiohttp
@@ -61,8 +60,6 @@ class ModelServer(Protocol):
 
     api_key: str
 
-    async def start(self) -> None: ...
-
     async def stop(self) -> None: ...
 
 
@@ -82,16 +79,16 @@ class ServedModels:
     """The served models of one platform; to be used from one event loop.
 
     Args:
-        start: makes the server of a model.
+        start: starts the server of a model.
     """
 
-    def __init__(self, start: Callable[[ServedModel], ModelServer] | None = None) -> None:
+    def __init__(self, start: Callable[[ServedModel], Awaitable[ModelServer]]) -> None:
         self.models: tuple[str, ...] = served_models()
         self.created = int(time.time())
         self._names = {
             name: ServedModel(model) for model in self.models for name in built_in_model(model).names
         }
-        self._start = start or (lambda model: InferenceServer(model.name))
+        self._start = start
         self._servers: dict[ServedModel, asyncio.Task[ModelServer]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._requests: Counter[str] = Counter()
@@ -215,15 +212,13 @@ class ServedModels:
         return serving
 
     async def _started(self, model: ServedModel) -> ModelServer:
-        server = self._start(model)
         try:
-            await server.start()
+            return await self._start(model)
         except OsmosisError as error:
             logger.error("%s", error.message)
             start = asyncio.current_task()
             asyncio.get_running_loop().call_later(RESTART_AFTER_S, self._forget, model, start)
             raise
-        return server
 
     def _forget(self, model: ServedModel, start: asyncio.Task[object] | None) -> None:
         """Let a model that failed to start be started again, unless that has happened."""

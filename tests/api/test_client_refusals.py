@@ -13,7 +13,8 @@ from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig, RunSecrets
+from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets
+from osmosis_ai.config.sections import Experiment
 from tests.api.conftest import BASE, GIT, TOKEN
 
 
@@ -238,7 +239,7 @@ def test_what_a_submit_provides_is_hidden_from_its_own_errors(
     client: PlatformClient, platform: respx.MockRouter
 ) -> None:
     run = EvalRunSubmit(
-        experiment_config=ExperimentConfig(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
+        experiment_config=Experiment(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
         secrets=RunSecrets(required=["A"], provided={"A": "canary-value"}),
     )
     platform.post("/api/cli/eval-runs").respond(400, json={"error": "A=canary-value is bad"})

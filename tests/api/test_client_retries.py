@@ -10,7 +10,8 @@ import respx
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig
+from osmosis_ai.api.wire.runs import EvalRunSubmit
+from osmosis_ai.config.sections import Experiment
 from tests.api.conftest import BASE, TOKEN
 
 # Trying again
@@ -54,7 +55,7 @@ def test_a_read_that_took_too_long_is_not_read_again(
 def test_nothing_is_submitted_twice(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
     route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
     run = EvalRunSubmit(
-        experiment_config=ExperimentConfig(rollout="r", entrypoint="e", model_path="m", dataset="d")
+        experiment_config=Experiment(rollout="r", entrypoint="e", model_path="m", dataset="d")
     )
     with pytest.raises(PlatformError):
         client.eval_runs.submit(run)

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from osmosis_ai.config.issues import InvalidConfigError
+from osmosis_ai.config.trainer_check import read_settings
 from osmosis_ai.config.training import TrainingSettings
 
 
-def from_config(training=None, sampling=None, checkpoints=None, advanced=None, **options):
-    return TrainingSettings.from_config(
-        training or {}, sampling or {}, checkpoints or {}, advanced or {}, **options
-    )
+def from_config(model_path=None, *, shown_path="the training config", **sections):
+    document = {**sections, **({"experiment": {"model_path": model_path}} if model_path else {})}
+    return read_settings(document, shown_path=shown_path)
 
 
 def issues_of(**sections):
@@ -89,7 +89,7 @@ def test_everything_that_is_wrong_is_reported_at_once():
         ),
         "advanced.loss_type": ('must be one of grpo, dapo, dr_grpo, gspo, got "grop"', "grpo"),
         "advanced.lora_rnak": ("Unrecognized key", "lora_rank"),
-        "advanced.eval_interval": ("`eval_interval` belongs in [checkpoints]", None),
+        "advanced.eval_interval": ("Unrecognized key; `eval_interval` belongs in [checkpoints]", None),
         "advanced.adam_beta2": ("must be less than 1, got 1.0", None),
     }
 

@@ -5,7 +5,8 @@ import pytest
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.eval_runs import DownloadItem
-from osmosis_ai.api.wire.runs import EvalRunSubmit, ExperimentConfig, RunSecrets
+from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets
+from osmosis_ai.config.sections import Experiment
 from tests.contract.conftest import Wire, nulled
 
 RESULTS = """{"score": 0.5, "pass_rate": 0.25, "pass_threshold": 1.0, "graded": 8, "passed": 2, "failed": 1,
@@ -36,7 +37,7 @@ METRICS = """{"status": "finished", "eval_run_id": "er_1",
 
 
 def _run(**changes: object) -> EvalRunSubmit:
-    experiment = ExperimentConfig(
+    experiment = Experiment(
         rollout="maze", entrypoint="main.py", model_path="vendor-a/policy-small", dataset="maze-walks"
     )
     return EvalRunSubmit(experiment_config=experiment, **changes)  # type: ignore[arg-type]

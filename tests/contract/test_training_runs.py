@@ -4,7 +4,8 @@ import pytest
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.runs import ExperimentConfig, RunSecrets, TrainingRunSubmit
+from osmosis_ai.api.wire.runs import RunSecrets, TrainingRunSubmit
+from osmosis_ai.config.sections import Experiment
 from tests.contract.conftest import Wire, nulled
 
 OWN = """"id": "tr_8", "name": "copper-finch", "status": "running", "created_at": "2026-10-02T07:00:00Z",
@@ -35,7 +36,7 @@ CHECKPOINTS = """{"training_run_name": "copper-finch", "training_run_id": "tr_8"
 
 
 def _run(**changes: object) -> TrainingRunSubmit:
-    experiment = ExperimentConfig(
+    experiment = Experiment(
         rollout="maze", entrypoint="main.py", model_path="fern/base-32b", dataset="maze-walks"
     )
     return TrainingRunSubmit(experiment_config=experiment, **changes)  # type: ignore[arg-type]

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from osmosis_ai.config import sections
-from osmosis_ai.config.issues import Issue, as_written, type_or_range_message
+from osmosis_ai.config.issues import Issue, as_written, value_issue
 from osmosis_ai.config.lines import key_lines
+from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSettings, Experiment
 from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.training import AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection
 
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -26,20 +27,35 @@ _FREE_SECTIONS = ("advanced", "env", "secrets")
 
 @dataclass(frozen=True)
 class ConfigKind:
-    """A kind of config: where its files are and which sections they have."""
+    """A kind of config: where its files are and which sections they have.
+
+    Attributes:
+        sections: what every platform reads, checked by everybody.
+        advanced: the keys of ``[advanced]`` that this release knows.
+    """
 
     name: str
     article: str
     directory: str
-    sections: Mapping[str, type[sections.Section]]
+    sections: Mapping[str, type[ConfigSection]]
     secrets_required: bool
+    advanced: type[ConfigSection] = ConfigSection
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The section that each part of a submit's body carries, in the order of the body."""
+        return {f"{section}_config": section for section in (*self.sections, "advanced", "env")}
+
+    def model(self, section: str) -> type[ConfigSection]:
+        """Return what declares the keys of a section."""
+        return self.advanced if section == "advanced" else self.sections[section]
 
 
 EVAL = ConfigKind(
     name="eval",
     article="An eval",
     directory="configs/eval",
-    sections={"experiment": sections.Experiment, "evaluation": sections.EvaluationSettings},
+    sections={"experiment": Experiment, "evaluation": EvaluationSettings},
     secrets_required=True,
 )
 TRAINING = ConfigKind(
@@ -47,12 +63,13 @@ TRAINING = ConfigKind(
     article="A training",
     directory="configs/training",
     sections={
-        "experiment": sections.Experiment,
-        "training": sections.TrainingSettings,
-        "sampling": sections.SamplingSettings,
-        "checkpoints": sections.CheckpointSettings,
+        "experiment": Experiment,
+        "training": TrainingSection,
+        "sampling": SamplingSection,
+        "checkpoints": CheckpointsSection,
     },
     secrets_required=False,
+    advanced=AdvancedSection,
 )
 
 
@@ -67,7 +84,7 @@ def document_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue
     """Return everything wrong in ``document`` itself, wherever it came from: a file, or the body of a submit."""
     return [
         *_unknown_sections(document, kind),
-        *(issue for name in kind.sections for issue in _section_issues(document, name, kind)),
+        *_tables(document, kind),
         *_pin_issues(document),
         *_env_issues(document),
         *_secrets_issues(document, kind),
@@ -96,34 +113,51 @@ def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator
 
 def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
     """Say of a key nobody knows whether it is misspelled or in the wrong section."""
-    homes = [home for home, model in kind.sections.items() if home != section and name in model.model_fields]
+    models = {**kind.sections, "advanced": kind.advanced}
+    homes = [home for home, model in models.items() if home != section and name in model.model_fields]
     if homes:
         places = " or ".join(f"[{home}]" for home in homes)
         return Issue(key, f"Unrecognized key; `{name}` belongs in {places}")
-    known = kind.sections[section].model_fields if section in kind.sections else ()
+    known = models[section].model_fields if section in models else ()
     return Issue(key, "Unrecognized key", suggestion=closest(name, known))
 
 
-def _section_issues(document: Mapping[str, Any], name: str, kind: ConfigKind) -> Iterator[Issue]:
-    section = document.get(name)
-    if section is None:
-        if name == "experiment":
+def _tables(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+    for name in kind.sections:
+        section = document.get(name)
+        if isinstance(section, dict):
+            yield from section_issues(name, section, kind, context=ANY_PLATFORM)
+        elif section is not None:
+            yield Issue(name, f"must be a table, got {as_written(section)}")
+        elif name == "experiment":
             yield Issue(name, "Missing [experiment] section")
-        return
-    if not isinstance(section, dict):
-        yield Issue(name, f"must be a table, got {as_written(section)}")
-        return
+
+
+def section_issues(
+    name: str, section: Mapping[str, Any], kind: ConfigKind, *, context: Mapping[str, Any] | None = None
+) -> Iterator[Issue]:
+    """Yield everything wrong in one section, key by key.
+
+    Args:
+        name: of the section.
+        section: what is written in it.
+        kind: of the config.
+        context: :data:`ANY_PLATFORM`, where only what no platform could accept is wrong.
+    """
+    model = kind.model(name)
     try:
-        kind.sections[name](**section)
+        model.model_validate(section, context=context)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            key = str(detail["loc"][0])
+        # Each member of a union reports on its own.
+        for key, detail in {
+            str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))
+        }.items():
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
             elif detail["type"] == "extra_forbidden":
                 yield _unknown_key(f"{name}.{key}", key, name, kind)
             else:
-                yield Issue(f"{name}.{key}", type_or_range_message(detail))
+                yield value_issue(f"{name}.{key}", section[key], detail, model)
 
 
 def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

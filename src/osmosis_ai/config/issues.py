@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
 _LONGEST_VALUE = 60
@@ -72,8 +74,43 @@ class InvalidConfigError(OsmosisError):
         )
 
 
-def type_or_range_message(error: ErrorDetails) -> str:
-    """Return what a failed check of one value means, in the words of a config."""
+def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
+    """Return what a failed check of one value means, in the words of a config.
+
+    Args:
+        key: where the value is, as ``section.key``.
+        value: the whole of it; the error may be about a part.
+        error: what pydantic has against it.
+        section: what declares the key.
+    """
+    declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
+    choices = [choice for member in members(declared) for choice in member.get("enum", ())]
+    if error["type"] == "literal_error":
+        meant = closest(value, choices) if isinstance(value, str) else None
+        return Issue(key, f"must be one of {', '.join(choices)}, got {as_written(value)}", suggestion=meant)
+    if len(members(declared)) > 1:
+        return Issue(key, f"must be {type_in_words(declared)}, got {as_written(value)}")
+    return Issue(key, _type_or_range_message(error))
+
+
+def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the JSON schemas of the types that a declared key may have, besides being left out."""
+    return [member for member in declared.get("anyOf", [declared]) if member.get("type") != "null"]
+
+
+def type_in_words(declared: Mapping[str, Any]) -> str:
+    """Return the type of a declared key, by its JSON schema."""
+    words = {
+        "string": "a string",
+        "integer": "an integer",
+        "number": "a number",
+        "boolean": "true or false",
+        "array": "an array of strings",
+    }
+    return " or ".join(words[member["type"]] for member in members(declared))
+
+
+def _type_or_range_message(error: ErrorDetails) -> str:
     bounds: Mapping[str, Any] = error.get("ctx") or {}
     expected = {
         "string_type": "a string",
@@ -85,6 +122,7 @@ def type_or_range_message(error: ErrorDetails) -> str:
         "finite_number": "a finite number",
         "greater_than": f"greater than {bounds.get('gt', 0):g}" if "gt" in bounds else "",
         "greater_than_equal": f"at least {bounds.get('ge', 0):g}" if "ge" in bounds else "",
+        "less_than": f"less than {bounds.get('lt', 0):g}" if "lt" in bounds else "",
         "less_than_equal": f"at most {bounds['le']}" if "le" in bounds else "",
     }.get(error["type"])
     if error["type"] == "value_error":

@@ -1,16 +1,23 @@
-"""The sections of a config and every key in them, declared once: type, range, meaning.
+"""What every section of a config is made of, and the sections that evaluations have; those of training are in ``training``.
 
-Types are strict: a boolean is no number, a number in quotes is a string, and nan is no number at all.
-Ranges exclude only what no platform could accept.
+A key is declared once, in the model of its section: type, range, default, meaning. Files, the wire, this platform and
+what runs the config read that declaration, and so do the tables of the docs and the configs of a new rollout.
+
+Types are strict: a boolean is no number, a number in quotes is a string, and nan is no number at all. Ranges exclude
+only what no platform could accept. What this release alone refuses is declared beside them, as :class:`NarrowerHere`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, core_schema
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -88,75 +95,83 @@ def _commit_sha(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+ANY_PLATFORM: Mapping[str, bool] = MappingProxyType({"any_platform": True})
+"""The validation context of a reading in which :class:`NarrowerHere` bounds do not count."""
 
 
-class Section(BaseModel):
+@dataclass(frozen=True)
+class NarrowerHere:
+    """A bound of this release's own runs, inside the range that the type declares for every platform.
+
+    Attributes:
+        accepts: tells of a value of the right type whether it is within the bound.
+        rule: the bound and its reason, in the words of an issue.
+    """
+
+    accepts: Callable[[Any], bool]
+    rule: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any, info: ValidationInfo[Any]) -> Any:
+        if info.context is not ANY_PLATFORM and not self.accepts(value):
+            raise ValueError(self.rule)
+        return value
+
+
+class ConfigSection(BaseModel):
     """A table of a config; what is not written keeps the default that is declared here."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
-class Experiment(Section):
+class Experiment(ConfigSection):
     """`[experiment]`: which agent, which model, which rows."""
 
-    rollout: Annotated[str, AfterValidator(_rollout)] = Field(description="directory under rollouts/")
+    rollout: Annotated[str, AfterValidator(_rollout)] = Field(description="directory under `rollouts/`")
     entrypoint: Annotated[str, AfterValidator(_entrypoint)] = Field(
-        description="script in it that serves the agent"
+        description="the script in it that serves the agent, usually `main.py`"
     )
     model_path: Annotated[str, AfterValidator(_model_path)] = Field(
-        description="LiteLLM-style name of the policy"
+        description="LiteLLM-style name of the model"
     )
     dataset: Annotated[str, AfterValidator(_dataset)] = Field(description="name of the dataset")
     branch: Annotated[str, AfterValidator(_branch)] | None = Field(
-        default=None, description="platform runs take the code from this branch"
+        default=None, examples=["main"], description="platform runs take the code from this branch"
     )
     commit_sha: Annotated[str, AfterValidator(_commit_sha)] | None = Field(
-        default=None, description="platform runs take the code from this commit; not together with branch"
+        default=None,
+        examples=["0123abc"],
+        description="or from this commit, 7 to 40 hexadecimal digits; not together with `branch`",
     )
 
 
-class EvaluationSettings(Section):
+class EvaluationSettings(ConfigSection):
     """`[evaluation]`: how much is evaluated, and what passes."""
 
-    limit: Count | None = Field(default=None, description="the first rows of the dataset")
-    n: Count = Field(default=1, description="attempts per row")
-    batch_size: Count | None = Field(default=None, description="rollouts in flight at once")
-    pass_threshold: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        default=1.0, description="a reward at or above this passes"
+    limit: Count | None = Field(
+        default=None,
+        examples=[200],
+        description="the first rows of the dataset; without it `eval run` takes all, a platform a random 10 %, at least one",
     )
-    agent_workflow_timeout_s: Seconds | None = Field(default=None, description="for one attempt of the agent")
-    grader_timeout_s: Seconds | None = Field(default=None, description="for grading one attempt")
-
-
-class TrainingSettings(Section):
-    """`[training]`: the optimiser and the size of a step."""
-
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="learning rate"
+    n: Count = Field(default=1, description="attempts per row; more than 1 estimates pass@k")
+    batch_size: Count | None = Field(
+        default=None,
+        examples=[32],
+        description="rollouts in flight at once; without it as many as the rollout's server takes",
     )
-    total_epochs: Count | None = Field(default=None, description="passes over the dataset")
-    n_samples_per_prompt: Count | None = Field(default=None, description="attempts compared with each other")
-    rollout_batch_size: Count | None = Field(default=None, description="prompts per step")
-    max_prompt_length: Count | None = Field(default=None, description="tokens")
-    max_response_length: Count | None = Field(default=None, description="tokens")
-    agent_workflow_timeout_s: Seconds | None = Field(default=None, description="for one attempt of the agent")
-    grader_timeout_s: Seconds | None = Field(default=None, description="for grading one attempt")
-
-
-class SamplingSettings(Section):
-    """`[sampling]`: how the policy is sampled while it trains."""
-
-    rollout_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="sampling temperature"
+    pass_threshold: Finite = Field(default=1.0, description="a reward at or above this passes")
+    agent_workflow_timeout_s: Positive | None = Field(
+        default=None,
+        examples=[450],
+        description="seconds for one attempt of the agent; without it an attempt ends after one hour",
     )
-    rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="nucleus sampling"
+    grader_timeout_s: Positive | None = Field(
+        default=None, examples=[150], description="seconds for grading one attempt; likewise"
     )
-
-
-class CheckpointSettings(Section):
-    """`[checkpoints]`: when the policy is measured and kept."""
-
-    eval_interval: Count | None = Field(default=None, description="steps between validations")
-    checkpoint_save_freq: Count | None = Field(default=None, description="steps between checkpoints")

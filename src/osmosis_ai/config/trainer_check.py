@@ -1,33 +1,74 @@
-"""What the trainer of this release has against a training config, beyond the rules that hold for every platform.
+"""What the trainer of this release reads in a training config, and has against it beyond the rules of every platform.
 
-Light: a submit and a platform check every config with it, and load no model.
+Light: a submit and a platform check every config with it, and load no model. A key of ``[advanced]`` that looks like a
+misspelling of one of ours is a mistake; any other unknown one is for another trainer and has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
+from osmosis_ai.config.checks import TRAINING, section_issues
 from osmosis_ai.config.issues import InvalidConfigError, Issue
 from osmosis_ai.config.spelling import closest
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.training import (
+    TINY_MODEL,
+    TINY_MODEL_LR,
+    TRAINER_SECTIONS,
+    AdvancedSection,
+    TrainingSettings,
+)
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, base_model_of, served_models
 
-_SECTIONS = ("training", "sampling", "checkpoints", "advanced")
+_SECTION_OF = {key: name for name, model in TRAINER_SECTIONS.items() for key in model.model_fields}
+_ENGINE_KEYS = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
 
 
-def read_settings(document: Mapping[str, Any]) -> TrainingSettings:
-    """Return the settings that a config's sections say; what is no table counts as empty.
+def read_settings(
+    document: Mapping[str, Any], *, shown_path: str = "the training config"
+) -> TrainingSettings:
+    """Return the settings that a config's sections say; what is not written has its default.
+
+    Args:
+        document: the config; a section that is no table counts as empty. The built-in model has a learning rate of
+            its own.
+        shown_path: the file as people know it.
 
     Raises:
         InvalidConfigError: with everything that is wrong in them.
     """
-    sections = [document.get(name) for name in _SECTIONS]
+    written = {
+        name: section if isinstance(section := document.get(name), Mapping) else {}
+        for name in TRAINER_SECTIONS
+    }
+    ignored = tuple(key for key in written["advanced"] if _is_for_others(key))
+    written["advanced"] = {key: value for key, value in written["advanced"].items() if key not in ignored}
+    issues = [
+        _explained(issue) for name in written for issue in section_issues(name, written[name], TRAINING)
+    ]
+    wrong = {issue.key for issue in issues}
+    values = {
+        key: value
+        for name, section in written.items()
+        for key, value in section.items()
+        if f"{name}.{key}" not in wrong
+    }
     model_path = model_path_of(document)
-    return TrainingSettings.from_config(
-        *(section if isinstance(section, Mapping) else {} for section in sections),
-        model_path=base_model_of(model_path) if model_path is not None else None,
-    )
+    if model_path is not None and base_model_of(model_path) == TINY_MODEL:
+        values.setdefault("lr", TINY_MODEL_LR)
+    # Which engine is meant is not known where one of its keys is wrong.
+    if not {key.rpartition(".")[2] for key in wrong} & _ENGINE_KEYS:
+        try:
+            settings = TrainingSettings(**values, ignored=ignored)
+        except ValidationError as error:
+            issues += _wrong_together(error)
+    if issues:
+        raise InvalidConfigError(TRAINING.name, shown_path, issues)
+    return settings
 
 
 def trainer_issues(document: Mapping[str, Any]) -> list[Issue]:
@@ -58,3 +99,23 @@ def unknown_built_in(model_path: str) -> Issue | None:
         f"there is no built-in model `{model_path}`",
         suggestion=closest(model_path, served_models()),
     )
+
+
+def _is_for_others(key: str) -> bool:
+    return key not in _SECTION_OF and closest(key, AdvancedSection.model_fields) is None
+
+
+def _explained(issue: Issue) -> Issue:
+    if issue.key != "advanced.policy_engine" or 'got "sglang"' not in issue.message:
+        return issue
+    return replace(
+        issue,
+        message=f"{issue.message}; SGLang's documents do not say which log-probabilities it returns",
+    )
+
+
+def _wrong_together(error: ValidationError) -> Iterator[Issue]:
+    """Yield what is wrong with settings that are right one by one."""
+    for detail in error.errors(include_url=False):
+        for key, message in detail["ctx"]["problems"].items():
+            yield Issue(f"{_SECTION_OF[key]}.{key}", message)

@@ -1,22 +1,26 @@
-"""Everything a training run can be told, declared once: type, range, default, meaning.
+"""The sections of a training config and every key in them, declared once, and the settings that they make up together.
 
-Settings that exist are valid. What the sections `[training]`, `[sampling]` and `[checkpoints]` say
-has the names of the training config; `[advanced]` holds the rest. A key of `[advanced]` that looks
-like a misspelling of one of ours is a mistake; any other unknown key belongs to another trainer, is
-kept in :attr:`TrainingSettings.ignored` and has no effect.
+``[training]``, ``[sampling]`` and ``[checkpoints]`` are every platform's; the keys of ``[advanced]`` are those of the
+trainer of this release. Lengths are in tokens, intervals in steps, timeouts in seconds. Settings that exist are valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, type_or_range_message
-from osmosis_ai.config.spelling import closest
-from osmosis_ai.inference.tool_calls import FORMAT_NAMES, FormatName
+from osmosis_ai.config.sections import (
+    ConfigSection,
+    Count,
+    CountOrZero,
+    NarrowerHere,
+    NotNegative,
+    Positive,
+)
+from osmosis_ai.inference.tool_calls import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
@@ -36,38 +40,56 @@ GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
 VLLM_IMPORTANCE_CAP = 2.0
 
-_LARGEST_COUNT = 2**31 - 1
-Count = Annotated[int, Field(ge=1, le=_LARGEST_COUNT)]
-CountOrZero = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAY_CHANGE = "may change when a run goes on"
+"""Marks a key that says how long, how often or where, not what is learned; a run goes on only with equal others."""
 
 
-class TrainingSettings(BaseModel):
-    """One training run's settings. Lengths are in tokens, intervals in steps, timeouts in seconds."""
+class TrainingSection(ConfigSection):
+    """`[training]`: the optimiser and the size of a step."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
-
-    # [training]
     lr: Positive = Field(default=DEFAULT_LR, description="learning rate of AdamW")
-    total_epochs: Count = Field(default=1, description="passes over the dataset")
-    n_samples_per_prompt: Annotated[int, Field(ge=2, le=_LARGEST_COUNT)] = Field(
-        default=8, description="attempts that are compared with each other"
-    )
+    total_epochs: Annotated[Count, MAY_CHANGE] = Field(default=1, description="passes over the dataset")
+    n_samples_per_prompt: Annotated[
+        Count,
+        NarrowerHere(
+            lambda n: n >= 2, "must be at least 2: a reward counts only against others on the same prompt"
+        ),
+    ] = Field(default=8, description="attempts that are compared with each other")
     rollout_batch_size: Count = Field(default=32, description="prompts per step")
     max_prompt_length: Count = Field(default=8192, description="a longer prompt is refused")
     max_response_length: Count = Field(default=8192, description="sampled tokens per call and per rollout")
     agent_workflow_timeout_s: Positive = Field(default=450.0, description="for one attempt of the agent")
     grader_timeout_s: Positive = Field(default=150.0, description="for grading one attempt")
-    # [sampling]
-    rollout_temperature: Positive = Field(default=1.0, description="sampling temperature")
+
+
+class SamplingSection(ConfigSection):
+    """`[sampling]`: how the policy is sampled while it trains."""
+
+    rollout_temperature: Annotated[
+        NotNegative,
+        NarrowerHere(
+            lambda temperature: temperature > 0,
+            "must be greater than 0: a greedy policy gives every attempt the same answer",
+        ),
+    ] = Field(default=1.0, description="sampling temperature")
     rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         default=1.0, description="nucleus sampling; below 1 the importance ratios are biased"
     )
-    # [checkpoints]
-    eval_interval: Count = Field(default=10, description="steps between validations")
-    checkpoint_save_freq: Count = Field(default=20, description="steps between checkpoints that are kept")
-    # [advanced]: the objective
+
+
+class CheckpointsSection(ConfigSection):
+    """`[checkpoints]`: when the policy is measured and kept."""
+
+    eval_interval: Annotated[Count, MAY_CHANGE] = Field(default=10, description="steps between validations")
+    checkpoint_save_freq: Annotated[Count, MAY_CHANGE] = Field(
+        default=20, description="steps between checkpoints that are kept"
+    )
+
+
+class AdvancedSection(ConfigSection):
+    """`[advanced]`, as far as it is for the trainer of this release; other keys are for others, and sent as written."""
+
+    # the objective
     loss_type: LossType = Field(default="dapo", description="the policy loss")
     clip_low: Positive = Field(default=0.2, description="how far below 1 a ratio may fall (gspo: 3e-4)")
     clip_high: Positive = Field(default=0.28, description="how far above 1 a ratio may rise (gspo: 4e-4)")
@@ -84,7 +106,7 @@ class TrainingSettings(BaseModel):
         description="refuse a step when learner and server differ by more; default 1e-4 for the built-in model, "
         "1e-2 for others in float32, else never",
     )
-    # [advanced]: rollouts that were cut off
+    # rollouts that were cut off
     on_truncation: WhenCutOff = Field(
         default="grade",
         description="a rollout that reached max_response_length: exclude it, count it as zero, or grade it as it is",
@@ -93,40 +115,44 @@ class TrainingSettings(BaseModel):
         default="exclude",
         description="one whose agent ran out of time: likewise; there is seldom anything to grade",
     )
-    # [advanced]: the policy's engine
+    # the policy's engine
     policy_engine: EngineName = Field(
         default="torch", description="who samples: this process (torch), or a vLLM server (vllm)"
     )
-    vllm_url: str | None = Field(
+    vllm_url: Annotated[str | None, MAY_CHANGE] = Field(
         default=None, description="a running vLLM server, without /v1; it must see the run's directory"
     )
-    vllm_command: str | list[str] | None = Field(
+    vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = Field(
         default=None, description="or the program to start one with, in its own environment: .../bin/vllm"
     )
-    vllm_args: list[str] = Field(default=[], description="further arguments of `vllm serve`")
-    vllm_start_timeout_s: Positive = Field(default=1800.0, description="for vLLM to load the model")
-    # [advanced]: the model
-    allow_download: bool = Field(
+    vllm_args: Annotated[list[str], MAY_CHANGE] = Field(
+        default=[], description="further arguments of `vllm serve`"
+    )
+    vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = Field(
+        default=1800.0, description="for vLLM to load the model"
+    )
+    # the model
+    allow_download: Annotated[bool, MAY_CHANGE] = Field(
         default=False, description="fetch a model that is not on this machine from the Hugging Face hub"
     )
     tool_call_format: FormatName | None = Field(
         default=None,
         description="how the model writes tool calls; what its chat template shows when left out",
     )
-    learner_processes: Count = Field(
+    learner_processes: Annotated[Count, MAY_CHANGE] = Field(
         default=1,
         description="processes that learn together, one for each GPU; or start them with `torchrun`",
     )
-    shard_model: bool = Field(
+    shard_model: Annotated[bool, MAY_CHANGE] = Field(
         default=False,
         description="split the frozen model over these GPUs (FSDP2), for one that a single GPU can not hold; "
         "vLLM then serves it",
     )
-    # [advanced]: the adapter
+    # the adapter
     lora_rank: Count = Field(default=16, description="rank of the adapter's matrices")
     lora_alpha: Positive = Field(default=32.0, description="the adapter's product is scaled by alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="the layers that get an adapter")
-    # [advanced]: the optimiser
+    # the optimiser
     weight_decay: NotNegative = Field(default=0.0, description="of AdamW, on the adapter")
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.99, description="of AdamW")
     warmup_steps: CountOrZero = Field(default=0, description="updates over which the rate rises to lr")
@@ -134,13 +160,32 @@ class TrainingSettings(BaseModel):
     micro_batch_tokens: Count = Field(
         default=8192, description="tokens, padding included, of one forward and backward pass"
     )
-    # [advanced]: the run
+    # the run
     seed: CountOrZero = Field(default=0, description="decides data order, sampling and the adapter's start")
-    max_steps: Count | None = Field(default=None, description="end after so many steps")
+    max_steps: Annotated[Count | None, MAY_CHANGE] = Field(
+        default=None, description="end after so many steps"
+    )
     max_staleness: CountOrZero = Field(
         default=0, description="updates that may happen between a batch's sampling and its learning"
     )
-    # Keys of [advanced] that are not for this trainer.
+
+
+TRAINER_SECTIONS: Mapping[str, type[ConfigSection]] = {
+    "training": TrainingSection,
+    "sampling": SamplingSection,
+    "checkpoints": CheckpointsSection,
+    "advanced": AdvancedSection,
+}
+
+
+# pydantic takes fields from the last base to the first.
+class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection):
+    """One training run's settings: the keys of all its sections.
+
+    Attributes:
+        ignored: keys of `[advanced]` that are for another trainer.
+    """
+
     ignored: tuple[str, ...] = ()
 
     @model_validator(mode="before")
@@ -164,47 +209,6 @@ class TrainingSettings(BaseModel):
     def normalise_advantages(self) -> bool:
         """Whether advantages are divided by their group's standard deviation; Dr. GRPO does not."""
         return self.loss_type != "dr_grpo"
-
-    @classmethod
-    def from_config(
-        cls,
-        training: Mapping[str, Any],
-        sampling: Mapping[str, Any],
-        checkpoints: Mapping[str, Any],
-        advanced: Mapping[str, Any],
-        *,
-        model_path: str | None = None,
-        shown_path: str = "the training config",
-    ) -> TrainingSettings:
-        """Build the settings from a training config's sections; what is not written has its default.
-
-        Args:
-            training: `[training]`.
-            sampling: `[sampling]`.
-            checkpoints: `[checkpoints]`.
-            advanced: `[advanced]`; keys that are not ours are ignored.
-            model_path: the model to train; the built-in one has a learning rate of its own.
-            shown_path: the config as people know it.
-
-        Raises:
-            InvalidConfigError: with everything that is wrong.
-        """
-        known_advanced, ignored, issues = _split_advanced(advanced)
-        written = {"training": training, "sampling": sampling, "checkpoints": checkpoints}
-        issues += [issue for name, section in written.items() for issue in _misplaced_keys(name, section)]
-        known = {key: value for name, section in written.items() for key, value in section.items()
-                 if key in SECTION_KEYS[name]}  # fmt: skip
-        values = {**known, **known_advanced, "ignored": ignored}
-        if model_path == TINY_MODEL:
-            values.setdefault("lr", TINY_MODEL_LR)
-        try:
-            settings = cls(**values)
-        except ValidationError as error:
-            issues += [*_value_issues(error), *_engine_issues_beside(error, values)]
-            raise InvalidConfigError("training", shown_path, issues) from None
-        if issues:
-            raise InvalidConfigError("training", shown_path, issues)
-        return settings
 
     def warnings(self, model_path: str, *, processes: int | None = None) -> list[str]:
         """Return what is allowed but probably not meant, a sentence each.
@@ -280,35 +284,6 @@ class TrainingSettings(BaseModel):
         return []
 
 
-SECTION_KEYS: Mapping[str, tuple[str, ...]] = {
-    "training": (
-        "lr",
-        "total_epochs",
-        "n_samples_per_prompt",
-        "rollout_batch_size",
-        "max_prompt_length",
-        "max_response_length",
-        "agent_workflow_timeout_s",
-        "grader_timeout_s",
-    ),
-    "sampling": ("rollout_temperature", "rollout_top_p"),
-    "checkpoints": ("eval_interval", "checkpoint_save_freq"),
-}
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "loss_type": get_args(LossType),
-    "policy_engine": get_args(EngineName),
-    "on_truncation": get_args(WhenCutOff),
-    "on_timeout": get_args(WhenCutOff),
-    "tool_call_format": FORMAT_NAMES,
-}
-_ENGINE_KEYS = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
-_STRING_OR_ARRAY = {"vllm_command", "lora_targets"}
-_SECTION_OF = {key: section for section, keys in SECTION_KEYS.items() for key in keys}
-ADVANCED_KEYS = tuple(
-    name for name in TrainingSettings.model_fields if name not in _SECTION_OF and name != "ignored"
-)
-
-
 def _default(key: str) -> Any:
     return TrainingSettings.model_fields[key].default
 
@@ -329,78 +304,3 @@ def _engine_problems(settings: TrainingSettings) -> dict[str, str]:
     if settings.rollout_top_p < 1:
         problems["rollout_top_p"] = "must be 1.0 with vLLM, whose log-probabilities are those after top-p"
     return problems
-
-
-def _split_advanced(advanced: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[Issue]]:
-    """Return what is ours, the names of what is not, and what is neither: misspelled or misplaced."""
-    ours: dict[str, Any] = {}
-    ignored: list[str] = []
-    issues: list[Issue] = []
-    for key, value in advanced.items():
-        if key in ADVANCED_KEYS:
-            ours[key] = value
-        elif key in _SECTION_OF:
-            issues.append(Issue(f"advanced.{key}", f"`{key}` belongs in [{_SECTION_OF[key]}]"))
-        elif meant := closest(key, ADVANCED_KEYS):
-            issues.append(Issue(f"advanced.{key}", "Unrecognized key", suggestion=meant))
-        else:
-            ignored.append(key)
-    return ours, tuple(ignored), issues
-
-
-def _misplaced_keys(name: str, section: Mapping[str, Any]) -> Iterator[Issue]:
-    for key in section:
-        if key in SECTION_KEYS[name]:
-            continue
-        home = _SECTION_OF.get(key, "advanced" if key in ADVANCED_KEYS else None)
-        if home:
-            yield Issue(f"{name}.{key}", f"Unrecognized key; `{key}` belongs in [{home}]")
-        else:
-            yield Issue(f"{name}.{key}", "Unrecognized key", suggestion=closest(key, SECTION_KEYS[name]))
-
-
-def _engine_issues_beside(error: ValidationError, values: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield what is wrong with the engine's settings together, which is looked at only where each value is right."""
-    wrong = {str(detail["loc"][0]) for detail in error.errors(include_url=False) if detail["loc"]}
-    if not wrong or wrong & _ENGINE_KEYS:
-        return
-    try:
-        TrainingSettings(**{key: value for key, value in values.items() if key not in wrong})
-    except ValidationError as together:
-        yield from _value_issues(together)
-
-
-def _value_issues(error: ValidationError) -> Iterator[Issue]:
-    seen: set[str] = set()
-    for detail in error.errors(include_url=False):
-        if detail["type"] == "together":
-            for name, message in detail["ctx"]["problems"].items():
-                yield Issue(_key_of(name), message)
-            continue
-        name = str(detail["loc"][0])
-        if name in seen:  # each member of a union reports on its own
-            continue
-        seen.add(name)
-        key = _key_of(name)
-        if detail["type"] == "literal_error":
-            choices = _CHOICES[name]
-            given = detail["input"]
-            meant = closest(given, choices) if isinstance(given, str) else None
-            message = f"must be one of {', '.join(choices)}, got {as_written(given)}"
-            if given == "sglang":
-                message += "; SGLang's documents do not say which log-probabilities it returns"
-            yield Issue(key, message, suggestion=meant)
-        elif detail["type"] == "less_than":
-            yield Issue(key, f"must be less than {detail['ctx']['lt']:g}, got {as_written(detail['input'])}")
-        elif name in _STRING_OR_ARRAY:
-            yield Issue(key, f"must be a string or an array of strings, got {as_written(detail['input'])}")
-        elif name == "n_samples_per_prompt" and detail["type"] == "greater_than_equal":
-            yield Issue(key, "must be at least 2: a reward counts only against others on the same prompt")
-        elif name == "rollout_temperature" and detail["type"] == "greater_than":
-            yield Issue(key, "must be greater than 0: a greedy policy gives every attempt the same answer")
-        else:
-            yield Issue(key, type_or_range_message(detail))
-
-
-def _key_of(name: str) -> str:
-    return f"{_SECTION_OF.get(name, 'advanced')}.{name}"

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
 from osmosis_ai.config.lines import parse_toml
-from osmosis_ai.config.sections import (
-    CheckpointSettings,
-    EvaluationSettings,
-    Experiment,
-    SamplingSettings,
-    TrainingSettings,
-)
+from osmosis_ai.config.sections import EvaluationSettings, Experiment
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import Workspace
@@ -44,6 +38,8 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
+    kind: ClassVar[ConfigKind]
+
     path: Path
     experiment: Experiment
     env: Mapping[str, str]
@@ -54,16 +50,13 @@ class _Config:
     def payload(self) -> dict[str, Any]:
         """Return the body that submits this config: what is written in the file, empty sections left out."""
         body = {
-            f"{section}_config": dict(self.written[section])
-            for section in (*self._sections(), "advanced", "env")
+            part: dict(self.written[section])
+            for part, section in self.kind.parts.items()
             if self.written.get(section)
         }
         if self.secrets:
             body["secrets"] = {"required": list(self.secrets)}
         return body
-
-    def _sections(self) -> tuple[str, ...]:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +66,9 @@ class EvalConfig(_Config):
     ``secrets`` are names, never values; ``written`` holds the sections as parsed.
     """
 
-    evaluation: EvaluationSettings
+    kind: ClassVar[ConfigKind] = EVAL
 
-    def _sections(self) -> tuple[str, ...]:
-        return tuple(EVAL.sections)
+    evaluation: EvaluationSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +78,9 @@ class TrainingConfig(_Config):
     ``doubts`` is what the further check has against a config that breaks no rule.
     """
 
-    training: TrainingSettings
-    sampling: SamplingSettings
-    checkpoints: CheckpointSettings
-    doubts: tuple[Issue, ...] = ()
+    kind: ClassVar[ConfigKind] = TRAINING
 
-    def _sections(self) -> tuple[str, ...]:
-        return tuple(TRAINING.sections)
+    doubts: tuple[Issue, ...] = ()
 
 
 def load_eval_config(path: Path, workspace: Workspace) -> EvalConfig:
@@ -129,13 +117,7 @@ def load_training_config(
         OsmosisError: as :func:`load_eval_config`.
     """
     found, document, doubts = _read(path, workspace, TRAINING, further_check)
-    return TrainingConfig(
-        **_common_fields(found, document),
-        training=TrainingSettings(**document.get("training", {})),
-        sampling=SamplingSettings(**document.get("sampling", {})),
-        checkpoints=CheckpointSettings(**document.get("checkpoints", {})),
-        doubts=tuple(doubts),
-    )
+    return TrainingConfig(**_common_fields(found, document), doubts=tuple(doubts))
 
 
 def entrypoint_path(workspace: Workspace, experiment: Experiment) -> Path:

@@ -17,6 +17,7 @@ from osmosis_ai.workspace import gitignore
 from osmosis_ai.workspace.git import tracked_env_files
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
 
+_KEYS = "{{keys}}"
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
 
 
@@ -95,8 +96,12 @@ def fix(path: Path | None = None) -> DoctorReport:
 
 def guide_text(name: str) -> str:
     """Return the guide for coding agents that belongs at ``name`` in a workspace."""
-    guides = files("osmosis_ai.workspace") / "templates" / "guides"
-    return guides.joinpath(name).read_text(encoding="utf-8")
+    text = (files("osmosis_ai.workspace") / "templates" / "guides" / name).read_text(encoding="utf-8")
+    if _KEYS not in text:
+        return text
+    from osmosis_ai.config.reference import keys_by_section
+
+    return text.replace(_KEYS, keys_by_section())
 
 
 def _obstacle(root: Path, name: str) -> str | None:

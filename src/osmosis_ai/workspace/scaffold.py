@@ -15,7 +15,8 @@ from osmosis_ai.workspace.layout import Workspace
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED_NAMES = ("default",)
-_PLACEHOLDER = "{{rollout}}"
+_ROLLOUT = "{{rollout}}"
+_KEYS = re.compile(r"\{\{keys:([a-z]+)\}\}")
 
 
 @dataclass(frozen=True)
@@ -115,5 +116,7 @@ def _replaceable(path: Path) -> bool:
 
 
 def _render(template: str, name: str) -> str:
+    from osmosis_ai.config.reference import commented_keys
+
     text = (files("osmosis_ai.workspace") / "templates" / "rollout" / template).read_text(encoding="utf-8")
-    return text.replace(_PLACEHOLDER, name)
+    return _KEYS.sub(lambda section: commented_keys(section[1]), text.replace(_ROLLOUT, name))

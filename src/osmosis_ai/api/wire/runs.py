@@ -7,15 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from osmosis_ai.api.wire.base import Named, Timestamp, WireModel
-
-
-class ExperimentConfig(WireModel):
-    rollout: str
-    entrypoint: str
-    model_path: str
-    dataset: str
-    branch: str | None = None
-    commit_sha: str | None = None
+from osmosis_ai.config.sections import Experiment
 
 
 class RunSecrets(WireModel):
@@ -26,7 +18,7 @@ class RunSecrets(WireModel):
 
 
 class EvalRunSubmit(WireModel):
-    experiment_config: ExperimentConfig
+    experiment_config: Experiment
     evaluation_config: dict[str, Any] = {}
     advanced_config: dict[str, Any] = {}
     env_config: dict[str, str] = {}
@@ -34,7 +26,7 @@ class EvalRunSubmit(WireModel):
 
 
 class TrainingRunSubmit(WireModel):
-    experiment_config: ExperimentConfig
+    experiment_config: Experiment
     training_config: dict[str, Any] = {}
     sampling_config: dict[str, Any] = {}
     checkpoints_config: dict[str, Any] = {}

@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
 
 _PATIENCE_S = 0.5
-# How long, how often and where, not what is learned: these may change when a run goes on.
-_FREE_SETTINGS = frozenset(
-    {
-        "total_epochs",
-        "max_steps",
-        "eval_interval",
-        "checkpoint_save_freq",
-        "vllm_url",
-        "vllm_command",
-        "vllm_args",
-        "vllm_start_timeout_s",
-        "allow_download",
-        "learner_processes",
-        "shard_model",
-        "ignored",
-    }
-)
 _STEP_OF_TRIAL = re.compile(r"(?:train|valid)-(\d+)-")
 KEPT_TRIAL_STEPS = 2
 
@@ -148,6 +131,10 @@ def _in_the_words_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 def locked_settings(settings: TrainingSettings) -> dict[str, Any]:
     """Return the settings that a run's curve depends on."""
+    from osmosis_ai.config.training import MAY_CHANGE
+
     return {
-        key: value for key, value in settings.model_dump(mode="json").items() if key not in _FREE_SETTINGS
+        key: value
+        for key, value in settings.model_dump(mode="json").items()
+        if key != "ignored" and MAY_CHANGE not in type(settings).model_fields[key].metadata
     }

@@ -78,7 +78,7 @@ def read_document(body: Mapping[str, Any], kind: ConfigKind) -> dict[str, Any]:
     """Return the config that a body stands for; on the wire, null is absent."""
     document = {
         section: without_nulls(body[part])
-        for part, section in _parts(kind).items()
+        for part, section in kind.parts.items()
         if body.get(part) is not None
     }
     secrets = body.get("secrets")
@@ -108,7 +108,7 @@ def common_fields(
         body: where the values of secrets are; None for a run's row, which has none.
     """
     secrets = tuple(document["secrets"]["required"])
-    written = {part: document[section] for part, section in _parts(kind).items() if document.get(section)}
+    written = {part: document[section] for part, section in kind.parts.items() if document.get(section)}
     if secrets:
         written["secrets"] = {"required": list(secrets)}
     return {
@@ -130,18 +130,13 @@ def reject_any(issues: list[Issue]) -> None:
         raise rejected(issues)
 
 
-def _parts(kind: ConfigKind) -> dict[str, str]:
-    """Return the section that each part of a body carries."""
-    return {f"{section}_config": section for section in (*kind.sections, "advanced", "env")}
-
-
 def _unknown_parts(body: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
     other = TRAINING if kind is EVAL else EVAL
-    known = (*_parts(kind), "secrets")
+    known = (*kind.parts, "secrets")
     for part in body:
         if part in known:
             continue
-        if part in _parts(other):
+        if part in other.parts:
             yield Issue(part, f"Unrecognized key; it belongs to {KIND_NAMES[other.name]} runs")
         else:
             yield Issue(str(part), "Unrecognized key", suggestion=closest(str(part), known))

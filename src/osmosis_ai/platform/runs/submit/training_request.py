@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
 from osmosis_ai.config.trainer_check import model_path_of, read_settings, unknown_built_in
-from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
+from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
@@ -77,8 +77,10 @@ def read_training_request(written: Mapping[str, Any]) -> TrainingRequest:
 def effective_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:
     """Return every setting by the section of a config it belongs to, defaults included."""
     values = request.settings.model_dump(mode="json", exclude_none=True)
-    keys = {**SECTION_KEYS, "advanced": ADVANCED_KEYS}
-    return {section: {key: values[key] for key in known if key in values} for section, known in keys.items()}
+    return {
+        section: {key: values[key] for key in model.model_fields if key in values}
+        for section, model in TRAINER_SECTIONS.items()
+    }
 
 
 def _request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> TrainingRequest:

@@ -1,4 +1,4 @@
-"""docs/training.md says what the settings and the estimator say."""
+"""The docs say of config keys what their declaration says, and of memory what the estimator says."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_tables_of_the_training_page_are_what_the_code_says() -> None:
+def test_what_the_docs_say_of_config_keys_is_what_the_code_says() -> None:
     pytest.importorskip("torch")
     result = subprocess.run(
-        [sys.executable, "scripts/make_training_tables.py", "--check"],
+        [sys.executable, "scripts/make_config_tables.py", "--check"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -24,11 +24,18 @@ def test_the_tables_of_the_training_page_are_what_the_code_says() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_every_table_is_there() -> None:
-    page = (REPOSITORY / "docs" / "training.md").read_text()
-    named = re.findall(r"<!-- table: ([a-z-]+) -->", page)
-    assert sorted(named) == ["advanced", "checkpoints", "memory", "sampling", "training"]
-    assert page.count("<!-- end of table -->") == len(named)
+@pytest.mark.parametrize(
+    "page, tables",
+    [
+        ("eval-configs.md", ["evaluation", "experiment"]),
+        ("training.md", ["advanced", "checkpoints", "memory", "sampling", "training"]),
+    ],
+)
+def test_every_table_is_there(page: str, tables: list[str]) -> None:
+    text = (REPOSITORY / "docs" / page).read_text()
+    named = re.findall(r"<!-- table: ([a-z-]+) -->", text)
+    assert sorted(named) == tables
+    assert text.count("<!-- end of table -->") == len(named)
 
 
 def test_the_page_has_every_format_of_tool_calls_and_its_mark() -> None:

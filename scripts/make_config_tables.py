@@ -1,9 +1,9 @@
-"""Writes the tables of docs/training.md from what they are about, so that they cannot say anything else.
+"""Writes what the docs and the guide say of config keys from their declaration, so that it cannot be anything else.
 
-python scripts/make_training_tables.py           write them
-python scripts/make_training_tables.py --check   fail when the committed page has others
+python scripts/make_config_tables.py           write it
+python scripts/make_config_tables.py --check   fail when what is committed says otherwise
 
-Settings come from the declaration of a training run's settings, what fits where from the estimator of
+The pages are docs/eval-configs.md, docs/training.md and configs/AGENTS.md. What fits where comes from the estimator of
 `osmosis train estimate`. A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
 
@@ -14,15 +14,19 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config.training import ADVANCED_KEYS, SECTION_KEYS, TrainingSettings
+from osmosis_ai.config.reference import key_table
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.services.training_runs.estimate import GPUS
 from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
+from osmosis_ai.workspace.doctor import guide_text
 
-PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/eval-configs.md", "docs/training.md")
+GUIDE = "configs/AGENTS.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -59,17 +63,6 @@ LENGTHS = (1024, 4096, 8192)
 """Prompt and response each, in tokens; the last is the default."""
 
 
-def settings_table(section: str) -> Iterator[str]:
-    """Yield the keys of a section with type, default and meaning."""
-    yield "| key | default | |"
-    yield "|---|---|---|"
-    keys = ADVANCED_KEYS if section == "advanced" else SECTION_KEYS[section]
-    for key in keys:
-        field = TrainingSettings.model_fields[key]
-        default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
-        yield f"| `{key}` | {default} | {field.description} |"
-
-
 def memory_table() -> Iterator[str]:
     """Yield, for each model and length, what a run needs and the smallest GPU that has it."""
     heads = " | ".join(f"{length:,} + {length:,} tokens" for length in LENGTHS)
@@ -94,39 +87,30 @@ def _needed(shape: ModelShape, length: int) -> str:
     return f"{total / GIB:.0f} GiB: {fitting[0] if fitting else 'several GPUs'}"
 
 
-TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
-    **{
-        section: lambda section=section: settings_table(section)
-        for section in ("training", "sampling", "checkpoints", "advanced")
-    },
-    "memory": memory_table,
-}
+def table(name: str) -> str:
+    """Return the table that has this name on its page."""
+    return "\n".join(memory_table() if name == "memory" else key_table(name))
 
 
 def written(page: str) -> str:
     """Return the page with every table as it should be."""
-
-    def table(match: re.Match[str]) -> str:
-        lines = "\n".join(TABLES[match["name"]]())
-        return f"{match['name']}{match[2]}\n{lines}\n\n"
-
-    return TABLE.sub(table, page)
+    return TABLE.sub(lambda match: f"{match['name']}{match[2]}\n{table(match['name'])}\n\n", page)
 
 
 def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/training.md.")
-    parser.add_argument("--check", action="store_true", help="fail when the page has other tables")
+    """Write the pages, or compare them."""
+    parser = argparse.ArgumentParser(description="Write what the docs say of config keys.")
+    parser.add_argument("--check", action="store_true", help="fail when a page says otherwise")
     options = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    right = written(page)
+    right = {name: written((ROOT / name).read_text(encoding="utf-8")) for name in PAGES}
+    right[GUIDE] = guide_text(GUIDE)
+    stale = [name for name, text in right.items() if (ROOT / name).read_text(encoding="utf-8") != text]
     if not options.check:
-        PAGE.write_text(right, encoding="utf-8")
-        return 0
-    if page != right:
-        print(f"{PAGE.name} is out of date: run `python scripts/make_training_tables.py`", file=sys.stderr)
-        return 1
-    return 0
+        for name in stale:
+            (ROOT / name).write_text(right[name], encoding="utf-8")
+    elif stale:
+        print(f"{', '.join(stale)} out of date: run `python scripts/make_config_tables.py`", file=sys.stderr)
+    return 1 if options.check and stale else 0
 
 
 if __name__ == "__main__":

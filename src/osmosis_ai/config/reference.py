@@ -1,0 +1,75 @@
+"""The keys of a section as people read them: in the tables of the docs, in the configs of a new rollout, in its guide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from osmosis_ai.config.checks import EVAL, TRAINING
+from osmosis_ai.config.issues import members, type_in_words
+from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
+
+SECTIONS: Mapping[str, type[ConfigSection]] = {
+    **EVAL.sections,
+    **TRAINING.sections,
+    "advanced": TRAINING.advanced,
+}
+"""Every section whose keys are declared, by name."""
+
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_COMMENTS_AT = 41
+
+
+def key_table(section: str) -> Iterator[str]:
+    """Yield a Markdown table of the keys of a section: type and range, default, meaning."""
+    yield "| key | type | default | |"
+    yield "|---|---|---|---|"
+    schema = SECTIONS[section].model_json_schema()["properties"]
+    for key, field in SECTIONS[section].model_fields.items():
+        default = (
+            "required"
+            if field.is_required()
+            else "none"
+            if field.default is None
+            else f"`{json.dumps(field.default)}`"
+        )
+        rules = [known.rule for known in field.metadata if isinstance(known, NarrowerHere)]
+        meaning = "; ".join([str(field.description), *rules])
+        yield f"| `{key}` | {_type_and_range(schema[key])} | {default} | {meaning} |"
+
+
+def commented_keys(section: str) -> str:
+    """Return a line of TOML for each key that may be left out, commented out, with what it means."""
+    lines = []
+    for key, field in SECTIONS[section].model_fields.items():
+        if field.is_required():
+            continue
+        value = field.examples[0] if field.examples else field.default
+        lines.append(f"{f'# {key} = {json.dumps(value)} '.ljust(_COMMENTS_AT)}# {field.description}")
+    return "\n".join(lines)
+
+
+def keys_by_section() -> str:
+    """Return a Markdown table of the sections, with the names of their keys."""
+    rows = [
+        f"| `[{name}]` | {', '.join(f'`{key}`' for key in model.model_fields)} |"
+        for name, model in SECTIONS.items()
+        if name != "advanced"
+    ]
+    return "\n".join(["| section | keys |", "|---|---|", *rows])
+
+
+def _type_and_range(declared: Mapping[str, Any]) -> str:
+    choices = [f"`{choice}`" for member in members(declared) for choice in member.get("enum", ())]
+    if choices:
+        return ", ".join(choices)
+    bounds = [
+        f"{sign} {member[bound]:g}"
+        for member in members(declared)
+        for bound, sign in _BOUNDS.items()
+        if member.get(bound, LARGEST_COUNT) != LARGEST_COUNT
+    ]
+    return " ".join(
+        [type_in_words(declared).removeprefix("an ").removeprefix("a "), ", ".join(bounds)]
+    ).strip()

@@ -40,12 +40,12 @@ from engine import PYPROJECT, stand_in_model
 from sqlalchemy import insert
 
 from osmosis_ai.api import routes
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run, Sample, User
-from osmosis_ai.platform.workspaces import Workspaces
+from osmosis_ai.platform.db.tables import DbRun, DbSample, DbUser
+from osmosis_ai.platform.workspaces import WorkspaceStore
 
 IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"
 PAGE = 50
@@ -516,7 +516,7 @@ def fill(config: PlatformConfig, repository: Path, users: int, runs: int, sample
     clock = SystemClock()
     db = Database(config.database_url)
     db.migrate()
-    accounts, workspaces = Accounts(db, clock), Workspaces(db, clock)
+    accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
     home, empty = workspaces.create("bench"), workspaces.create("empty")
     workspaces.connect_repository(home.id, IDENTITY, str(repository))
     workspaces.connect_repository(empty.id, EMPTY_IDENTITY, str(repository))
@@ -530,16 +530,16 @@ def fill(config: PlatformConfig, repository: Path, users: int, runs: int, sample
     return tokens
 
 
-def write_runs(db: Database, workspace_id: str, creator: User, runs: int, samples: int) -> None:
+def write_runs(db: Database, workspace_id: str, creator: DbUser, runs: int, samples: int) -> None:
     """Write finished runs, the samples shared out evenly."""
     each = math.ceil(samples / runs)
     for first in range(0, runs, 5_000):
         numbers = range(first, min(first + 5_000, runs))
         with db.transaction() as session:
-            session.execute(insert(Run), [run_row(workspace_id, creator.id, number) for number in numbers])
+            session.execute(insert(DbRun), [run_row(workspace_id, creator.id, number) for number in numbers])
             if each:
                 rows = [sample_row(number, row) for number in numbers for row in range(each)]
-                session.connection().execute(insert(Sample), rows)
+                session.connection().execute(insert(DbSample), rows)
 
 
 def run_row(workspace_id: str, creator_id: str, number: int) -> dict[str, Any]:

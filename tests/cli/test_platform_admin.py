@@ -13,7 +13,7 @@ import pytest
 from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 
@@ -420,7 +420,7 @@ def test_runs_that_have_not_begun_are_told_before_their_repository_goes(
     home = running.workspaces.find("default")
     with running.db.transaction() as session:
         session.add(
-            Run(
+            DbRun(
                 **described,
                 id="run_1",
                 workspace_id=home.id,
@@ -432,5 +432,5 @@ def test_runs_that_have_not_begun_are_told_before_their_repository_goes(
     done = cli("platform", "disconnect", connected["identity"], "--yes", "--plain")
     assert (done.status, "1 pending run will fail without its code: amber-otter-42" in done.err) == (0, True)
     with running.db.session() as session:
-        run = session.get(Run, "run_1")
+        run = session.get(DbRun, "run_1")
         assert run is not None and run.repository_id is None

@@ -22,7 +22,7 @@ from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.backup import create_backup, restore_backup
 from osmosis_ai.platform.backup.collection import stage_in
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import Dataset, new_id
+from osmosis_ai.platform.db.tables import DbDataset, new_id
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 
@@ -62,7 +62,7 @@ def store(services: PlatformServices, workspace_id: str, name: str, content: byt
     now = services.clock.now()
     with services.db.transaction() as session:
         session.add(
-            Dataset(
+            DbDataset(
                 id=new_id("ds"),
                 workspace_id=workspace_id,
                 name=name,
@@ -127,7 +127,7 @@ def test_a_backup_of_a_busy_platform_is_of_one_moment(platform: PlatformServices
             while not ended.is_set():
                 former = store(platform, workspace, f"rows-{number}", os.urandom(64))
                 with platform.db.transaction() as session:
-                    session.query(Dataset).filter_by(name=f"rows-{number}").delete()
+                    session.query(DbDataset).filter_by(name=f"rows-{number}").delete()
                 platform.blobs.delete(former)
         except Exception as error:
             failures.append(error)
@@ -161,7 +161,7 @@ def test_what_came_and_went_between_two_looks_takes_another_moment(
         copy(source, target)
         if first:
             with platform.db.transaction() as session:
-                session.query(Dataset).filter_by(name="fleeting").delete()
+                session.query(DbDataset).filter_by(name="fleeting").delete()
             platform.blobs.delete(key)
 
     monkeypatch.setattr(backup, "_copy_database", copy_a_database_that_changes)

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import update
 
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.tables import Dataset
+from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import Outcome, World, run, running, said
 from tests.e2e.platform_process import PROGRAM
@@ -128,7 +128,7 @@ def test_a_token_that_is_wrong_expired_or_revoked_is_told_apart(world: World) ->
     revoked = world.json("platform", "token", "create", "--user", "admin@localhost").resource
     assert world.osmosis("platform", "token", "revoke", revoked["id"], "--yes").status == 0
     with world.database() as db:
-        accounts = Accounts(db, SystemClock())
+        accounts = AccountStore(db, SystemClock())
         _, expired = accounts.create_token(accounts.users()[0].id, ttl=timedelta(seconds=-1))
     for token, word in (
         (revoked["token"], "revoked"),
@@ -275,7 +275,7 @@ def test_a_dataset_that_is_not_ready_is_no_dataset_to_run_on(
     (world.root / "data" / f"{name}.jsonl").write_text(ROWS)
     assert world.osmosis("dataset", "upload", f"data/{name}.jsonl", "--wait", "--yes").status == 0
     with world.database() as db, db.transaction() as session:
-        session.execute(update(Dataset).where(Dataset.name == name).values(status=status, error=problem))
+        session.execute(update(DbDataset).where(DbDataset.name == name).values(status=status, error=problem))
     for outcome in (world.submit(status, dataset=name), world.json("dataset", "download", name)):
         assert name in outcome.error["message"] and words in outcome.error["message"], outcome.error
 

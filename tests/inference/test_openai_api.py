@@ -8,7 +8,7 @@ import pytest
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
-from osmosis_ai.inference.protocol import ApiError
+from osmosis_ai.inference.protocol import OpenAIError
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import END, HERMES, body, multiply_tool, question
@@ -198,7 +198,7 @@ async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: 
 async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
     api: ChatCompletions, length: int
 ) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(OpenAIError) as refused:
         await complete(api, messages=[{"role": "user", "content": "7" * length}])
     error = refused.value.body()["error"]
     assert (refused.value.status, error["code"], error["param"]) == (
@@ -221,7 +221,9 @@ async def test_the_context_may_be_filled_and_generation_ends_there(
 
 
 async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: ChatCompletions) -> None:
-    with pytest.raises(ApiError, match="'gpt-9' does not exist; this server has 'osmosis/tiny'") as refused:
+    with pytest.raises(
+        OpenAIError, match="'gpt-9' does not exist; this server has 'osmosis/tiny'"
+    ) as refused:
         await api.create(body(model="gpt-9"))
     assert (refused.value.status, refused.value.body()["error"]["code"]) == (404, "model_not_found")
     assert (await complete(api, model="tiny"))["model"] == "osmosis/tiny"
@@ -234,7 +236,7 @@ async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
     api = ChatCompletions(idle, tokenizer, template, ["osmosis/tiny"], HERMES)
     first = await api.create(body(stream=True, n=2))
     assert isinstance(first, ChatStream)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(OpenAIError) as refused:
         await api.create(body())
     assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "1"})
     await first.aclose()  # never read, and its places are free again

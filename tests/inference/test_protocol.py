@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.inference.protocol import ApiError, parse_request
+from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from tests.inference.conftest import body, multiply_tool, question
 
 
 def refusal(request: Any) -> dict[str, Any]:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(OpenAIError) as refused:
         parse_request(request)
     assert refused.value.status == 400
     error: dict[str, Any] = refused.value.body()["error"]

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import Repository, User, Workspace
+from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.workspaces import Role
 from tests.platform.databases import platform_database
@@ -46,9 +46,9 @@ class ManualClock:
 class Member:
     """Somebody with a token, in a workspace that has a repository."""
 
-    user: User
-    workspace: Workspace
-    repository: Repository
+    user: DbUser
+    workspace: DbWorkspace
+    repository: DbRepository
     token: str
     token_id: str
     headers: dict[str, str] = field(default_factory=dict)

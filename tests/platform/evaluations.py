@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import Dataset, new_id
+from osmosis_ai.platform.db.tables import DbDataset, new_id
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 
@@ -66,7 +66,7 @@ def add_dataset(
     rows: list[dict[str, Any]] | None = None,
     status: str = "uploaded",
     error: str | None = None,
-) -> Dataset:
+) -> DbDataset:
     """Add a dataset as if it had been uploaded and checked; the repository's own rows by default."""
     if rows is None:
         content = ROWS.read_bytes()
@@ -78,7 +78,7 @@ def add_dataset(
     assert info.sha256 == hashlib.sha256(content).hexdigest()
     ready = status == "uploaded"
     now = services.clock.now()
-    dataset = Dataset(
+    dataset = DbDataset(
         id=dataset_id,
         workspace_id=member.workspace.id,
         name=name,

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.model_serving import ModelServer, ServedModel
+from osmosis_ai.platform.model_serving import ModelServer, ServableModel
 
-TINY = ServedModel("osmosis/tiny")
+TINY = ServableModel("osmosis/tiny")
 CHAT = {"model": "osmosis/tiny", "messages": [{"role": "user", "content": "hi"}]}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,11 +60,11 @@ async def echo(request: web.Request) -> web.Response:
 class Starts:
     """Starts one stand-in after another, as often as one is needed, or those of certain models."""
 
-    def __init__(self, *stand_ins: StandIn, of: Mapping[ServedModel, StandIn] | None = None) -> None:
+    def __init__(self, *stand_ins: StandIn, of: Mapping[ServableModel, StandIn] | None = None) -> None:
         self._left = list(stand_ins)
         self._of = of or {}
 
-    async def __call__(self, model: ServedModel) -> ModelServer:
+    async def __call__(self, model: ServableModel) -> ModelServer:
         server = self._of.get(model) or self._left.pop(0)
         await server.start()
         return server

@@ -7,7 +7,7 @@ from sqlalchemy import select, text
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
-from osmosis_ai.platform.db.tables import Token
+from osmosis_ai.platform.db.tables import DbToken
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 
@@ -70,7 +70,7 @@ def test_a_use_is_noted_at_most_once_a_minute(
 ) -> None:
     def last_use() -> object:
         with services.db.session() as session:
-            return session.scalar(select(Token.last_used_at).where(Token.id == member.token_id))
+            return session.scalar(select(DbToken.last_used_at).where(DbToken.id == member.token_id))
 
     first = clock.now()
     services.accounts.authenticate(member.token)

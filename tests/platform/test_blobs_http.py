@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.blobs.store import BlobStore, Upload
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, assert_flat_error
@@ -30,12 +30,12 @@ def blobs(services: PlatformServices) -> BlobStore:
 
 
 @pytest.fixture
-def upload(blobs: BlobStore) -> Upload:
+def upload(blobs: BlobStore) -> BlobUpload:
     return blobs.begin_upload("datasets/x.csv")
 
 
 @pytest.fixture
-def url(blobs: BlobStore, upload: Upload) -> str:
+def url(blobs: BlobStore, upload: BlobUpload) -> str:
     return blobs.signed_part_url(upload, 1, size=len(DATA), ttl=HOUR)
 
 
@@ -49,7 +49,7 @@ def in_pieces(data: bytes, size: int = 1000) -> Iterator[bytes]:
 
 
 def test_a_body_is_kept_and_its_etag_completes_the_upload(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str
 ) -> None:
     reply = client.put(url, content=DATA)
 
@@ -65,7 +65,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(client: TestClient, url:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_larger_than_announced_is_refused_and_nothing_kept(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig, chunked: bool
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig, chunked: bool
 ) -> None:
     larger = DATA + b"!"
     reply = client.put(url, content=in_pieces(larger) if chunked else larger)
@@ -75,7 +75,7 @@ def test_a_body_larger_than_announced_is_refused_and_nothing_kept(
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_smaller_than_announced_is_refused_and_nothing_kept(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig, chunked: bool
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig, chunked: bool
 ) -> None:
     smaller = DATA[:-1]
     reply = client.put(url, content=in_pieces(smaller) if chunked else smaller)
@@ -84,7 +84,7 @@ def test_a_body_smaller_than_announced_is_refused_and_nothing_kept(
 
 
 async def test_an_upload_cut_off_half_way_leaves_nothing_and_can_be_sent_again(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig
 ) -> None:
     messages = iter(
         [
@@ -123,7 +123,7 @@ async def test_an_upload_cut_off_half_way_leaves_nothing_and_can_be_sent_again(
 
 
 def test_a_body_with_another_checksum_than_announced_is_refused(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig
 ) -> None:
     def header(data: bytes) -> dict[str, str]:
         digest = base64.b64encode(sha256(data).digest()).decode()
@@ -138,7 +138,7 @@ def test_a_body_with_another_checksum_than_announced_is_refused(
 
 
 def test_a_url_that_has_expired_or_was_altered_is_refused(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, clock: ManualClock
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, clock: ManualClock
 ) -> None:
     larger = blobs.signed_part_url(upload, 1, size=99, ttl=HOUR)
     mixed = url.rpartition(".")[0] + "." + larger.rpartition(".")[2]
@@ -160,7 +160,7 @@ def test_a_clock_that_jumps_back_does_not_end_a_url(client: TestClient, url: str
 
 
 def test_an_upload_that_was_aborted_takes_nothing(
-    client: TestClient, blobs: BlobStore, upload: Upload, url: str, config: PlatformConfig
+    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig
 ) -> None:
     blobs.abort_upload(upload)
     assert_flat_error(client.put(url, content=DATA), 404, "UPLOAD_NOT_FOUND")

@@ -18,10 +18,10 @@ from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigne
 from osmosis_ai.platform.blobs.store import (
     BlobNotFound,
     BlobStore,
+    BlobUpload,
     BodyTooLarge,
     BodyTooSmall,
     PartsMismatch,
-    Upload,
     UploadNotFound,
     UrlRefused,
 )
@@ -46,7 +46,7 @@ def files_of(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-def send(store: LocalBlobStore, upload: Upload, number: int, data: bytes, size: int | None = None) -> str:
+def send(store: LocalBlobStore, upload: BlobUpload, number: int, data: bytes, size: int | None = None) -> str:
     grant = PartGrant(upload.id, number, len(data) if size is None else size)
     with store.receive_part(grant) as incoming:
         incoming.write(data)

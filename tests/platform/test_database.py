@@ -19,23 +19,23 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import alembic_config
-from osmosis_ai.platform.db.tables import Base, LogLine, Run, Sample, Token, Workspace, new_id
+from osmosis_ai.platform.db.tables import Base, DbLogLine, DbRun, DbSample, DbToken, DbWorkspace, new_id
 from tests.platform.databases import POSTGRES_URL, postgres_database
 
 ON_POSTGRES = pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server")
 
 
-def workspace(name: str) -> Workspace:
-    return Workspace(id=new_id("wsp"), name=name, created_at=SystemClock().now())
+def workspace(name: str) -> DbWorkspace:
+    return DbWorkspace(id=new_id("wsp"), name=name, created_at=SystemClock().now())
 
 
 def names(db: Database) -> list[str]:
     with db.session() as session:
-        return list(session.scalars(select(Workspace.name).order_by(Workspace.name)))
+        return list(session.scalars(select(DbWorkspace.name).order_by(DbWorkspace.name)))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_database_with_samples_is_brought_up_to_date_whole_or_not_at_all(
         any_db.migrate()
     assert "updating the database: index 2 of 2 over 3 samples" in caplog.messages
     with any_db.session() as session:
-        found = session.scalars(select(Sample).order_by(Sample.row_index)).all()
+        found = session.scalars(select(DbSample).order_by(DbSample.row_index)).all()
     assert [(each.row_index, each.reward, each.category, each.row_digest) for each in found] == [
         (row, 1.0, None, None) for row in range(3)
     ]
@@ -106,7 +106,7 @@ def test_a_database_with_samples_is_brought_up_to_date_whole_or_not_at_all(
 def samples_without_details(db: Database, *, count: int) -> None:
     """Add samples, and take the database back to where they had no details."""
     fern, now = workspace("fern"), SystemClock().now()
-    run = Run(
+    run = DbRun(
         id="run_1",
         workspace_id=fern.id,
         kind="eval",
@@ -125,7 +125,7 @@ def samples_without_details(db: Database, *, count: int) -> None:
         session.flush()
         for row in range(count):
             session.add(
-                Sample(
+                DbSample(
                     run_id=run.id,
                     row_index=row,
                     run_index=0,
@@ -147,7 +147,7 @@ def test_sqlite_runs_in_wal_mode_with_foreign_keys_on(db: Database) -> None:
         assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
     now = SystemClock().now()
     with pytest.raises(IntegrityError), db.transaction() as session:
-        session.add(Token(id="tok_1", user_id="usr_nobody", kind="cli", token_hash="0", created_at=now))
+        session.add(DbToken(id="tok_1", user_id="usr_nobody", kind="cli", token_hash="0", created_at=now))
 
 
 def test_several_processes_migrate_an_empty_database_at_once(any_url: str) -> None:
@@ -193,10 +193,10 @@ def test_a_read_cannot_write(any_db: Database) -> None:
 
 def test_a_read_sees_one_snapshot_while_others_write(any_db: Database) -> None:
     with any_db.session() as session:
-        assert list(session.scalars(select(Workspace.name))) == []
+        assert list(session.scalars(select(DbWorkspace.name))) == []
         with any_db.transaction() as writing:
             writing.add(workspace("fern"))
-        assert list(session.scalars(select(Workspace.name))) == []
+        assert list(session.scalars(select(DbWorkspace.name))) == []
     assert names(any_db) == ["fern"]
 
 
@@ -214,9 +214,9 @@ def test_many_threads_write_without_an_error(db: Database) -> None:
         try:
             for number in range(20):
                 with db.transaction() as session:
-                    count = len(list(session.scalars(select(LogLine.id))))
+                    count = len(list(session.scalars(select(DbLogLine.id))))
                     session.add(
-                        LogLine(
+                        DbLogLine(
                             subject_id="run_1",
                             timestamp=SystemClock().now(),
                             level="info",
@@ -234,7 +234,7 @@ def test_many_threads_write_without_an_error(db: Database) -> None:
         thread.join()
     assert failures == []
     with db.session() as session:
-        messages = list(session.scalars(select(LogLine.message).order_by(LogLine.id)))
+        messages = list(session.scalars(select(DbLogLine.message).order_by(DbLogLine.id)))
     # Each transaction saw all that were committed before it: none ran beside another.
     assert [int(message.split(": ")[1].split()[0]) for message in messages] == list(range(160))
 
@@ -289,7 +289,7 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
 def test_a_token_is_checked_while_another_process_writes(
     db: Database, request: pytest.FixtureRequest
 ) -> None:
-    accounts = Accounts(db, SystemClock())
+    accounts = AccountStore(db, SystemClock())
     user = accounts.create_user("mara@fern.example")
     _, plain = accounts.create_token(user.id)
     request.getfixturevalue("holder")
@@ -319,7 +319,7 @@ def test_a_full_disk_leaves_nothing_half_written(db: Database) -> None:
             session.flush()
             for number in range(200):
                 line = f"{number}" * 4000
-                session.add(LogLine(subject_id="run_1", timestamp=now, level="info", step="", message=line))
+                session.add(DbLogLine(subject_id="run_1", timestamp=now, level="info", step="", message=line))
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # A limit on the size of files fails writes as a full disk does, in this process alone.
@@ -340,7 +340,7 @@ def test_what_rows_hold_is_not_in_the_text_of_an_error(any_db: Database) -> None
     with any_db.transaction() as session:
         session.add(workspace("fern"))
     with pytest.raises(IntegrityError) as caught, any_db.transaction() as session:
-        session.add(Workspace(id="canary-4711", name="fern", created_at=SystemClock().now()))
+        session.add(DbWorkspace(id="canary-4711", name="fern", created_at=SystemClock().now()))
     assert "canary-4711" not in str(caught.value)
 
 

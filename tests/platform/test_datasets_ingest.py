@@ -16,14 +16,14 @@ import pytest
 
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.blobs.store import Upload
+from osmosis_ai.platform.blobs.store import BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_here
 from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
-from osmosis_ai.platform.datasets.upload_request import Announcement
-from osmosis_ai.platform.db.tables import Dataset
+from osmosis_ai.platform.datasets.upload_request import UploadRequest
+from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.datasets_world import rows
@@ -37,11 +37,11 @@ class Shop:
         self.datasets = services.datasets
         self.workspace, self.user = member.workspace.id, member.user.id
 
-    def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
-        announced = Announcement.checked(name, "jsonl", len(data))
+    def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
+        announced = UploadRequest.checked(name, "jsonl", len(data))
         return self.datasets.create(self.workspace, self.user, announced, overwrite_id=overwrite_id)[0].row
 
-    def send(self, row: Dataset, data: bytes) -> list[CompletedPart]:
+    def send(self, row: DbDataset, data: bytes) -> list[CompletedPart]:
         pending = self.pending(row)
         store: Any = self.services.blobs
         parts: list[CompletedPart] = []
@@ -56,12 +56,12 @@ class Shop:
             start += size
         return parts
 
-    def received(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
+    def received(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
         """Upload and complete; the check is left to the background."""
         row = self.begin(name, data, overwrite_id)
         return self.datasets.complete(self.workspace, row.id, "jsonl", self.send(row, data)).row
 
-    def upload(self, name: str, data: bytes, overwrite_id: str | None = None) -> Dataset:
+    def upload(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
         row = self.received(name, data, overwrite_id)
         self.work()
         return self.get(row.id)
@@ -73,10 +73,10 @@ class Shop:
         assert self.datasets.ingest.wait_idle(60)
         self.datasets.ingest.close()
 
-    def get(self, name_or_id: str) -> Dataset:
+    def get(self, name_or_id: str) -> DbDataset:
         return self.datasets.get(self.workspace, name_or_id).row
 
-    def pending(self, row: Dataset) -> PendingUpload:
+    def pending(self, row: DbDataset) -> PendingUpload:
         found = PendingUpload.of(self.get(row.id))
         assert found is not None
         return found
@@ -84,10 +84,10 @@ class Shop:
     def blob_keys(self) -> set[str]:
         return set(self.services.blobs.keys("datasets"))
 
-    def sessions(self) -> list[Upload]:
+    def sessions(self) -> list[BlobUpload]:
         return [upload for upload, _ in self.services.blobs.unfinished_uploads()]
 
-    def messages(self, row: Dataset) -> list[str]:
+    def messages(self, row: DbDataset) -> list[str]:
         page = self.services.logs.page(row.id)
         return [entry.message or "" for entry in page.logs]
 

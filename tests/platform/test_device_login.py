@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
-from osmosis_ai.platform.db.tables import DeviceLogin, Token
+from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 
@@ -80,7 +80,7 @@ def test_a_token_is_given_out_once(client: TestClient, mara: Member, services: P
     body = assert_flat_error(poll(client, started), 400, "EXPIRED_TOKEN")
     assert body["error"] == "expired_token"
     with services.db.session() as session:
-        count = select(func.count()).select_from(Token).where(Token.name == "maras-laptop")
+        count = select(func.count()).select_from(DbToken).where(DbToken.name == "maras-laptop")
         assert session.scalar(count) == 1
 
 
@@ -214,7 +214,7 @@ def test_a_device_may_call_itself_anything(client: TestClient, mara: Member, nam
 
 def waiting(services: PlatformServices) -> int:
     with services.db.session() as session:
-        return session.scalar(select(func.count()).select_from(DeviceLogin)) or 0
+        return session.scalar(select(func.count()).select_from(DbDeviceLogin)) or 0
 
 
 def test_strangers_can_neither_fill_the_database_nor_keep_others_from_logging_in(

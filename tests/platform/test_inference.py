@@ -8,7 +8,7 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import LoraModel, Run
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_openai_error
 from tests.platform.model_servers import CHAT
@@ -48,7 +48,7 @@ def test_models_are_listed_and_shown_without_starting_one(v1: TestClient, servic
     model = {
         "id": "osmosis/tiny",
         "object": "model",
-        "created": services.served.created,
+        "created": services.model_servers.created,
         "owned_by": "osmosis",
     }
 
@@ -117,7 +117,7 @@ def test_other_routes_are_refused_in_the_shape_clients_read(v1: TestClient, meth
 
 def _add_adapter(services: PlatformServices, member: Member, step: int, status: str | None) -> str:
     """Add an adapter whose stored files are damaged, so that no process can serve it; return its name."""
-    run = Run(
+    run = DbRun(
         id=f"run_{step}",
         workspace_id=member.workspace.id,
         kind="training",
@@ -130,7 +130,7 @@ def _add_adapter(services: PlatformServices, member: Member, step: int, status: 
         model_path="osmosis/tiny",
     )
     services.blobs.put(f"adapters/{step}", io.BytesIO(b"damaged"))
-    model = LoraModel(
+    model = DbLoraModel(
         id=f"lora_{step}",
         workspace_id=run.workspace_id,
         run_id=run.id,

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from osmosis_ai.platform import model_serving as served_module
 from osmosis_ai.platform.app import create_app
-from osmosis_ai.platform.model_serving import ServedModels
+from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_openai_error
 from tests.platform.model_servers import CHAT, TINY, StandIn, Starts, echo
@@ -83,8 +83,8 @@ def upstream() -> Upstream:
 @pytest.fixture
 async def platform(services: PlatformServices, upstream: Upstream) -> AsyncIterator[PlatformServices]:
     """The platform over a model that ``upstream`` speaks for."""
-    served = ServedModels(Starts(StandIn(upstream.answer)))
-    yield replace(services, served=served)
+    served = ModelServerPool(Starts(StandIn(upstream.answer)))
+    yield replace(services, model_servers=served)
     await served.close()
 
 
@@ -121,7 +121,7 @@ async def test_a_client_that_hangs_up_takes_its_generation_with_it(
     await asyncio.wait_for(upstream.gone.wait(), 10)
     await asyncio.wait_for(request, 10)
     monkeypatch.setattr(served_module, "MAX_REQUESTS", 1)
-    with platform.served.place("its place is free again", TINY):
+    with platform.model_servers.place("its place is free again", TINY):
         pass
 
 
@@ -136,10 +136,10 @@ async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
         request.transport.abort()
         return reply
 
-    platform = replace(services, served=ServedModels(Starts(StandIn(die))))
+    platform = replace(services, model_servers=ModelServerPool(Starts(StandIn(die))))
     client = _Client(platform, api_key)
     await client.post({**CHAT, "stream": True})
-    await platform.served.close()
+    await platform.model_servers.close()
 
     body = b"".join(client.received.get_nowait().get("body", b"") for _ in range(client.received.qsize()))
     error = json.loads(body.decode().split("data: ")[-1])["error"]
@@ -166,7 +166,7 @@ async def test_a_full_house_is_told_to_come_again(
 async def test_a_model_that_cannot_start_is_an_error_clients_read(
     services: PlatformServices, api_key: str
 ) -> None:
-    platform = replace(services, served=ServedModels(Starts(StandIn(echo, broken="no memory"))))
+    platform = replace(services, model_servers=ModelServerPool(Starts(StandIn(echo, broken="no memory"))))
     transport = httpx.ASGITransport(create_app(platform))
     async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
         reply = await client.post(

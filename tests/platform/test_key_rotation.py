@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.db.tables import Secret
+from osmosis_ai.platform.db.tables import DbSecret
 from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
@@ -36,7 +36,7 @@ def resolved(services: PlatformServices, member: Member, vault: Vault) -> dict[s
 
 def keys_in_database(services: PlatformServices) -> set[bytes]:
     with services.db.session() as session:
-        return {key_id_of(sealed) for sealed in session.scalars(select(Secret.sealed))}
+        return {key_id_of(sealed) for sealed in session.scalars(select(DbSecret.sealed))}
 
 
 @pytest.mark.usefixtures("stored")
@@ -60,7 +60,7 @@ def test_a_backup_taken_before_opens_with_the_key_file_of_after_and_a_day_later_
 ) -> None:
     vault = services.vault
     with services.db.session() as session:
-        secret = session.scalars(select(Secret)).first()
+        secret = session.scalars(select(DbSecret)).first()
     assert secret is not None
     rotate_secret_key(services.db, vault, clock)
     assert Vault(vault.key_file).open(secret.sealed, context=f"secrets:{secret.id}").startswith(b"sk-of-")
@@ -75,7 +75,7 @@ def test_what_cannot_be_opened_is_named_and_its_key_is_kept(
     services: PlatformServices, clock: ManualClock
 ) -> None:
     with services.db.transaction() as session:
-        secret = session.scalars(select(Secret).order_by(Secret.id)).all()[3]
+        secret = session.scalars(select(DbSecret).order_by(DbSecret.id)).all()[3]
         secret.sealed = secret.sealed[:-1] + bytes([secret.sealed[-1] ^ 1])
     kept = key_id_of(secret.sealed).hex()
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_values_given_for_one_run_are_sealed_anew_too(
     services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
     from osmosis_ai.platform.runs.submit.submitter import secrets_context
-    from tests.platform.test_departures import open_run, run_of
+    from tests.platform.test_offboarding import open_run, run_of
 
     open_run(services, member, "waiting", "pending")
     sealed = services.vault.seal(b"{}", context=secrets_context("run_waiting"))
@@ -150,4 +150,4 @@ def test_values_given_for_one_run_are_sealed_anew_too(
     assert fresh is not None and key_id_of(fresh) != key_id_of(sealed)
     assert services.vault.open(fresh, context=secrets_context("run_waiting")) == b"{}"
     with services.db.session() as session:
-        assert session.scalar(select(func.count()).select_from(Secret)) == 0
+        assert session.scalar(select(func.count()).select_from(DbSecret)) == 0

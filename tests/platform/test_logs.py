@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.logs import MAX_MESSAGE_CHARS, Direction, Line
+from osmosis_ai.platform.logs import MAX_MESSAGE_CHARS, Direction, LogLine
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 
@@ -22,8 +22,8 @@ def pages(services: PlatformServices, direction: Direction, limit: int) -> list[
 
 @pytest.fixture
 def ten_lines(services: PlatformServices) -> None:
-    services.logs.append("run_1", (Line(f"line {number}", step="run") for number in range(10)))
-    services.logs.append("run_2", [Line("of another run")])
+    services.logs.append("run_1", (LogLine(f"line {number}", step="run") for number in range(10)))
+    services.logs.append("run_2", [LogLine("of another run")])
 
 
 def test_older_pages_go_back_from_the_newest_line(services: PlatformServices, ten_lines: None) -> None:
@@ -48,7 +48,7 @@ def test_lines_written_between_two_pages_are_neither_skipped_nor_repeated(
 ) -> None:
     older = services.logs.page("run_1", limit=5, direction="older")
     newer = services.logs.page("run_1", limit=9, direction="newer")
-    services.logs.append("run_1", [Line("line 10")])
+    services.logs.append("run_1", [LogLine("line 10")])
     back = services.logs.page("run_1", limit=5, direction="older", cursor=older.next_cursor)
     on = services.logs.page("run_1", limit=5, direction="newer", cursor=newer.next_cursor)
     assert [entry.message for entry in back.logs] == [f"line {number}" for number in range(5)]
@@ -67,7 +67,7 @@ def test_a_cursor_from_elsewhere_is_refused(services: PlatformServices, cursor: 
 
 
 def test_an_entry_says_when_where_and_how_bad(services: PlatformServices) -> None:
-    services.logs.append("run_1", [Line("no rows", level="error", step="validate", details={"row": 3})])
+    services.logs.append("run_1", [LogLine("no rows", level="error", step="validate", details={"row": 3})])
     (entry,) = services.logs.page("run_1").logs
     assert entry.to_wire() == {
         "timestamp": "2026-11-02T09:30:00.000Z",
@@ -79,8 +79,8 @@ def test_an_entry_says_when_where_and_how_bad(services: PlatformServices) -> Non
 
 
 def test_a_line_is_bounded_and_always_text(services: PlatformServices) -> None:
-    endless = Line("x" * (MAX_MESSAGE_CHARS + 5), step="s" * 300, details={"all": "y" * 100_000})
-    services.logs.append("run_1", [endless, Line("a\0b\ud800c")])
+    endless = LogLine("x" * (MAX_MESSAGE_CHARS + 5), step="s" * 300, details={"all": "y" * 100_000})
+    services.logs.append("run_1", [endless, LogLine("a\0b\ud800c")])
     long, odd = services.logs.page("run_1").logs
     assert long.message is not None and long.message.endswith("x… (5 more characters)")
     assert long.step == "s" * 64 and "truncated" in (long.details or {})
@@ -88,7 +88,7 @@ def test_a_line_is_bounded_and_always_text(services: PlatformServices) -> None:
 
 
 def test_secrets_are_blanked_before_a_line_is_kept(services: PlatformServices) -> None:
-    line = Line(
+    line = LogLine(
         "key=canary-4711 " + "x" * MAX_MESSAGE_CHARS, step="run", details={"env": {"KEY": "canary-4711"}}
     )
     services.logs.append("run_1", [line], redactor=Redactor(["canary-4711"]))
@@ -103,7 +103,7 @@ def test_secrets_are_blanked_before_a_line_is_kept(services: PlatformServices) -
 def test_lines_can_be_part_of_a_larger_transaction(services: PlatformServices) -> None:
     def half() -> None:
         with services.db.transaction() as session:
-            services.logs.add(session, "run_1", [Line("taken back")])
+            services.logs.add(session, "run_1", [LogLine("taken back")])
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -11,22 +11,22 @@ from aiohttp import web
 
 from osmosis_ai.platform import model_serving as served_module
 from osmosis_ai.platform.model_serving import (
+    ModelServerPool,
     ModelUnavailableError,
-    ServedModel,
-    ServedModels,
+    ServableModel,
     TooManyRequestsError,
 )
 from tests.platform.model_servers import TINY, StandIn, Starts, echo
 
 
-async def _asked(served: ServedModels, body: bytes = b"{}") -> Any:
+async def _asked(served: ModelServerPool, body: bytes = b"{}") -> Any:
     async with await served.post(TINY, "/chat/completions", body) as reply:
         return await reply.json()
 
 
 async def test_one_server_is_started_for_all_who_ask_at_once_and_is_stopped_in_the_end() -> None:
     server = StandIn(echo)
-    served = ServedModels(Starts(server))
+    served = ModelServerPool(Starts(server))
 
     replies = await asyncio.gather(*(_asked(served, b'{"n": 1}') for _ in range(20)))
     await served.close()
@@ -39,7 +39,7 @@ async def test_one_server_is_started_for_all_who_ask_at_once_and_is_stopped_in_t
 
 async def test_a_server_that_died_is_replaced_and_the_request_does_not_notice() -> None:
     first, second = StandIn(echo), StandIn(echo)
-    served = ServedModels(Starts(first, second))
+    served = ModelServerPool(Starts(first, second))
     await _asked(served)
     await first.die()
 
@@ -56,7 +56,7 @@ async def test_a_request_that_kills_every_server_is_given_up() -> None:
         request.transport.abort()
         return web.Response()
 
-    served = ServedModels(Starts(StandIn(die), StandIn(die)))
+    served = ModelServerPool(Starts(StandIn(die), StandIn(die)))
 
     with pytest.raises(ModelUnavailableError, match="`osmosis/tiny` ended before it answered"):
         await _asked(served)
@@ -67,7 +67,7 @@ async def test_a_server_that_does_not_start_is_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken, sound = StandIn(echo, broken="no memory"), StandIn(echo)
-    served = ServedModels(Starts(broken, sound))
+    served = ModelServerPool(Starts(broken, sound))
     again: list[Callable[[], object]] = []
     monkeypatch.setattr(
         asyncio.get_running_loop(),
@@ -94,7 +94,7 @@ async def test_who_asked_first_may_go_away_while_the_server_starts() -> None:
             await super().start()
 
     server = Slow(echo)
-    served = ServedModels(Starts(server))
+    served = ModelServerPool(Starts(server))
     first, second = asyncio.ensure_future(_asked(served)), asyncio.ensure_future(_asked(served))
     await asyncio.wait({first}, timeout=0)
     first.cancel()
@@ -108,7 +108,7 @@ async def test_who_asked_first_may_go_away_while_the_server_starts() -> None:
 def test_places_are_limited_in_all_and_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MAX_REQUESTS", 3)
     monkeypatch.setattr(served_module, "MAX_REQUESTS_PER_KEY", 2)
-    served = ServedModels(Starts())
+    served = ModelServerPool(Starts())
 
     with served.place("a", TINY), served.place("a", TINY):
         with pytest.raises(TooManyRequestsError, match="this key has 2 requests"), served.place("a", TINY):
@@ -128,11 +128,11 @@ def test_places_are_limited_in_all_and_for_each_key(monkeypatch: pytest.MonkeyPa
 # -- adapters ----------------------------------------------------------------------------------
 
 
-def adapters(count: int) -> list[ServedModel]:
-    return [ServedModel(f"osmosis/tiny:finch-step-{number}", f"lora_{number}") for number in range(count)]
+def adapters(count: int) -> list[ServableModel]:
+    return [ServableModel(f"osmosis/tiny:finch-step-{number}", f"lora_{number}") for number in range(count)]
 
 
-async def _ask_adapter(served: ServedModels, model: ServedModel) -> None:
+async def _ask_adapter(served: ModelServerPool, model: ServableModel) -> None:
     with served.place("key", model):
         (await served.post(model, "/chat/completions", b"{}")).close()
 
@@ -141,7 +141,7 @@ async def test_the_adapter_asked_longest_ago_makes_room_for_another(monkeypatch:
     monkeypatch.setattr(served_module, "MAX_ADAPTERS", 2)
     first, second, third = adapters(3)
     servers = {model: StandIn(echo) for model in (first, second, third, TINY)}
-    served = ServedModels(Starts(of=servers))
+    served = ModelServerPool(Starts(of=servers))
     for model in (TINY, first, second, first, third):
         await _ask_adapter(served, model)
     await asyncio.wait_for(servers[second].has_stopped.wait(), 10)
@@ -158,7 +158,7 @@ async def test_an_adapter_that_is_answering_is_not_ended_for_another(monkeypatch
     monkeypatch.setattr(served_module, "MAX_ADAPTERS", 1)
     first, second = adapters(2)
     servers = {model: StandIn(echo) for model in (first, second)}
-    served = ServedModels(Starts(of=servers))
+    served = ModelServerPool(Starts(of=servers))
     with served.place("key", first):
         (await served.post(first, "/chat/completions", b"{}")).close()
         with pytest.raises(ModelUnavailableError, match="as many as this platform serves at a time"):
@@ -175,7 +175,7 @@ async def test_an_adapter_that_nobody_asks_for_ends_and_is_started_again_when_so
     (model,) = adapters(1)
     servers = [StandIn(echo), StandIn(echo)]
     left = iter(servers)
-    served = ServedModels(Starts(*left))
+    served = ModelServerPool(Starts(*left))
     await _ask_adapter(served, model)
     await asyncio.wait_for(servers[0].has_stopped.wait(), 10)
     await _ask_adapter(served, model)
@@ -186,7 +186,7 @@ async def test_an_adapter_that_nobody_asks_for_ends_and_is_started_again_when_so
 async def test_an_adapter_that_is_withdrawn_ends_at_once_or_when_it_has_answered() -> None:
     idle, answering = adapters(2)
     servers = {model: StandIn(echo) for model in (idle, answering)}
-    served = ServedModels(Starts(of=servers))
+    served = ModelServerPool(Starts(of=servers))
     await _ask_adapter(served, idle)
     with served.place("key", answering):
         (await served.post(answering, "/chat/completions", b"{}")).close()
@@ -201,7 +201,7 @@ async def test_an_adapter_that_is_withdrawn_ends_at_once_or_when_it_has_answered
 async def test_an_adapter_that_is_deployed_again_while_it_answers_goes_on() -> None:
     (model,) = adapters(1)
     server = StandIn(echo)
-    served = ServedModels(Starts(server))
+    served = ModelServerPool(Starts(server))
     with served.place("key", model):
         (await served.post(model, "/chat/completions", b"{}")).close()
         served.withdraw(model.adapter_id or "")

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from osmosis_ai import training
-from osmosis_ai.platform.db.tables import LoraModel, Run, new_id
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun, new_id
 from osmosis_ai.platform.models import MAX_ACTIVE_DEPLOYMENTS
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -21,8 +21,8 @@ from tests.platform.conftest import ManualClock, Member, World, assert_flat_erro
 MODELS = "/api/cli/models"
 
 
-def add_run(services: PlatformServices, member: Member, name: str = "copper-finch-8") -> Run:
-    run = Run(
+def add_run(services: PlatformServices, member: Member, name: str = "copper-finch-8") -> DbRun:
+    run = DbRun(
         id=new_id("run"),
         workspace_id=member.workspace.id,
         kind="training",
@@ -40,10 +40,10 @@ def add_run(services: PlatformServices, member: Member, name: str = "copper-finc
 
 
 def add_models(
-    services: PlatformServices, run: Run, *steps: int, base_model: str = "osmosis/tiny"
+    services: PlatformServices, run: DbRun, *steps: int, base_model: str = "osmosis/tiny"
 ) -> list[str]:
     models = [
-        LoraModel(
+        DbLoraModel(
             id=new_id("lora"),
             workspace_id=run.workspace_id,
             run_id=run.id,
@@ -152,7 +152,7 @@ def test_one_that_is_taken_back_loses_its_process(
     def withdraw(adapter_id: str) -> None:
         withdrawn.append((adapter_id, asyncio.get_running_loop().is_running()))
 
-    monkeypatch.setattr(services.served, "withdraw", withdraw)
+    monkeypatch.setattr(services.model_servers, "withdraw", withdraw)
     api.post(f"{MODELS}/{name}/undeploy", json={})
     assert withdrawn == [(api.get(f"{MODELS}/{name}").json()["id"], True)]
 
@@ -216,7 +216,7 @@ def test_an_adapter_is_downloaded_file_by_file_from_urls_that_need_no_token(
         info = services.blobs.put(key, io.BytesIO(data))
         files[path] = {"blob_key": key, "size": info.size, "sha256": info.sha256}
     with services.db.transaction() as session:
-        session.execute(update(LoraModel).values(files=files))
+        session.execute(update(DbLoraModel).values(files=files))
     reply = client.get(f"{MODELS}/{name}/download", headers=member.headers).json()
     assert (reply["model_name"], reply["base_model"], reply["expires_in"]) == (name, "osmosis/tiny", 3600)
     assert [file["path"] for file in reply["files"]] == sorted(content)

@@ -8,9 +8,9 @@ from sqlalchemy import select
 
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.accounts import TokenRejected
-from osmosis_ai.platform.db.tables import Dataset, Run, Secret, Token
+from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSecret, DbToken
 from osmosis_ai.platform.http.browser_sessions import begin_session
-from osmosis_ai.platform.offboarding import Departures
+from osmosis_ai.platform.offboarding import Offboarding
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error, assert_openai_error
 from tests.platform.datasets_world import Uploads, rows
@@ -19,8 +19,8 @@ MARA = "mara@fern.example"
 
 
 @pytest.fixture
-def departures(services: PlatformServices, clock: ManualClock) -> Departures:
-    return Departures(services.db, clock, services.accounts)
+def offboarding(services: PlatformServices, clock: ManualClock) -> Offboarding:
+    return Offboarding(services.db, clock, services.accounts)
 
 
 def signed_in(services: PlatformServices, member: Member) -> dict[str, str]:
@@ -32,7 +32,7 @@ def signed_in(services: PlatformServices, member: Member) -> dict[str, str]:
 def open_run(services: PlatformServices, member: Member, name: str, status: str) -> None:
     with services.db.transaction() as session:
         session.add(
-            Run(
+            DbRun(
                 id=f"run_{name}",
                 workspace_id=member.workspace.id,
                 kind="eval",
@@ -48,13 +48,13 @@ def open_run(services: PlatformServices, member: Member, name: str, status: str)
         )
 
 
-def run_of(services: PlatformServices, name: str) -> Run:
+def run_of(services: PlatformServices, name: str) -> DbRun:
     with services.db.session() as session:
-        return session.get_one(Run, f"run_{name}")
+        return session.get_one(DbRun, f"run_{name}")
 
 
 def test_a_disabled_user_is_let_in_by_nothing_they_had_until_they_are_enabled(
-    client: TestClient, services: PlatformServices, world: World, departures: Departures
+    client: TestClient, services: PlatformServices, world: World, offboarding: Offboarding
 ) -> None:
     mara = world.member(password="correct horse")
     _, key = services.accounts.create_token(mara.user.id, "api_key")
@@ -64,7 +64,7 @@ def test_a_disabled_user_is_let_in_by_nothing_they_had_until_they_are_enabled(
     assert client.get("/v1/models", headers=v1).status_code == 200
     assert client.get("/", headers=browser).headers["location"] != "/login?next=%2F"
 
-    done = departures.disable(MARA)
+    done = offboarding.disable(MARA)
 
     assert (done.changed, done.sessions) == (True, 1)
     reply = client.get("/api/cli/datasets", headers=mara.headers)
@@ -72,38 +72,38 @@ def test_a_disabled_user_is_let_in_by_nothing_they_had_until_they_are_enabled(
     assert_openai_error(client.get("/v1/models", headers=v1), 401, "invalid_api_key")
     assert client.get("/", headers=browser).headers["location"].startswith("/login")
     assert services.accounts.check_password(MARA, "correct horse") is None
-    assert departures.disable(MARA).changed is False
+    assert offboarding.disable(MARA).changed is False
 
-    assert departures.enable(MARA).changed is True
+    assert offboarding.enable(MARA).changed is True
     assert client.get("/api/cli/datasets", headers=mara.headers).status_code == 200
     assert client.get("/v1/models", headers=v1).status_code == 200
     assert services.accounts.check_password(MARA, "correct horse") is not None
     # A session that has ended does not come back.
     assert client.get("/", headers=browser).headers["location"].startswith("/login")
-    assert departures.enable(MARA).changed is False
+    assert offboarding.enable(MARA).changed is False
 
 
 def test_a_log_in_that_was_approved_by_somebody_who_is_disabled_gives_no_token(
-    client: TestClient, services: PlatformServices, member: Member, departures: Departures
+    client: TestClient, services: PlatformServices, member: Member, offboarding: Offboarding
 ) -> None:
     started = client.post("/api/cli/device/authorize", json={"deviceName": "laptop"}).json()
     assert services.device_logins.decide(started["user_code"], member.user.id, approve=True)
-    departures.disable(MARA)
-    departures.enable(MARA)
+    offboarding.disable(MARA)
+    offboarding.enable(MARA)
     reply = client.post("/api/cli/device/token", json={"device_code": started["device_code"]})
     assert_flat_error(reply, 400, "EXPIRED_TOKEN")
 
 
 def test_runs_of_a_disabled_user_go_on_unless_they_are_to_stop(
-    services: PlatformServices, member: Member, departures: Departures
+    services: PlatformServices, member: Member, offboarding: Offboarding
 ) -> None:
     open_run(services, member, "waiting", "pending")
     open_run(services, member, "working", "running")
     open_run(services, member, "done", "finished")
-    assert departures.disable(MARA).still_open == ["waiting", "working"]
+    assert offboarding.disable(MARA).still_open == ["waiting", "working"]
     assert run_of(services, "waiting").status == "pending"
 
-    assert departures.disable(MARA, stop_runs=True).stopped == ["waiting", "working"]
+    assert offboarding.disable(MARA, stop_runs=True).stopped == ["waiting", "working"]
     assert run_of(services, "waiting").status == "stopped"
     working = run_of(services, "working")
     assert working.status == "running" and working.stop_requested_at is not None
@@ -115,7 +115,7 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     services: PlatformServices,
     world: World,
     member: Member,
-    departures: Departures,
+    offboarding: Offboarding,
     uploads: Uploads,
 ) -> None:
     world.member("ben", role="member")
@@ -126,7 +126,7 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     for scope in ("user", "workspace"):
         services.secrets.put(member.workspace.id, member.user.id, "API_KEY", f"sk-of-{scope}", scope)  # type: ignore[arg-type]
 
-    done = departures.remove(MARA)
+    done = offboarding.remove(MARA)
 
     assert (done.stopped, done.personal_secrets) == (["waiting"], 1)
     assert done.ownerless == ["fern"]
@@ -135,10 +135,10 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     with pytest.raises(NotFoundError, match=r"no user mara@fern\.example"):
         services.accounts.find_user(MARA)
     with services.db.session() as session:
-        assert [secret.scope for secret in session.scalars(select(Secret))] == ["workspace"]
-        assert session.scalar(select(Token.id).where(Token.user_id == member.user.id)) is None
+        assert [secret.scope for secret in session.scalars(select(DbSecret))] == ["workspace"]
+        assert session.scalar(select(DbToken.id).where(DbToken.user_id == member.user.id)) is None
         kept = {
-            row.name: (row.status, row.creator_id, row.upload) for row in session.scalars(select(Dataset))
+            row.name: (row.status, row.creator_id, row.upload) for row in session.scalars(select(DbDataset))
         }
     assert kept == {"kept": ("uploaded", None, None), "half": ("cancelled", None, None)}
     assert begun["status"] == "pending"
@@ -147,33 +147,33 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
 
 
 def test_what_a_removed_user_had_sent_whole_becomes_a_dataset_of_nobody(
-    services: PlatformServices, world: World, member: Member, departures: Departures, uploads: Uploads
+    services: PlatformServices, world: World, member: Member, offboarding: Offboarding, uploads: Uploads
 ) -> None:
     data = rows()
     begun = uploads.begin("sent", data)
     parts = uploads.send(begun, data)
     services.datasets.ingest.close()
     assert uploads.complete(begun["id"], parts).json()["status"] == "processing"
-    departures.remove(MARA)
+    offboarding.remove(MARA)
     services.datasets.ingest.start()
     services.datasets.ingest.recover()
     uploads.settle()
     with services.db.session() as session:
-        row = session.scalars(select(Dataset)).one()
+        row = session.scalars(select(DbDataset)).one()
     assert (row.status, row.creator_id, row.row_count) == ("uploaded", None, 10)
 
 
 def test_the_last_administrator_can_be_neither_disabled_nor_removed(
-    services: PlatformServices, departures: Departures
+    services: PlatformServices, offboarding: Offboarding
 ) -> None:
     for name in ("ada", "bea"):
         services.accounts.create_user(f"{name}@fern.example", is_admin=True)
-    departures.disable("ada@fern.example")
-    for act in (departures.disable, departures.remove):
+    offboarding.disable("ada@fern.example")
+    for act in (offboarding.disable, offboarding.remove):
         with pytest.raises(ConflictError, match=r"bea@fern\.example is the last administrator"):
             act("bea@fern.example")
     # One who is disabled is no administrator that anybody could do without.
-    departures.remove("ada@fern.example")
+    offboarding.remove("ada@fern.example")
     assert [user.email for user in services.accounts.users()] == ["bea@fern.example"]
 
 

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import MetricPoint, Run
-from osmosis_ai.platform.logs import Line
+from osmosis_ai.platform.db.tables import DbMetricPoint, DbRun
+from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -191,14 +191,14 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     run = submitted(browser, "/api/cli/eval-runs", submit_body(), member)
     estimate = {"value": 0.625, "stderr": 0.1, "low": 0.43, "high": 0.81, "n": 8, "clusters": 4}
     with services.db.transaction() as session:
-        row = session.get_one(Run, run["id"])
+        row = session.get_one(DbRun, run["id"])
         row.status, row.error = "failed", f"the agent's module is missing {HOSTILE}"
         row.metrics = {
             "summary": {},
             "estimates": {"reward": estimate, "pass_rate": None, "pass_at_k": {"2": estimate}},
         }
         row.results = {**(row.results or {}), "graded": 4, "passed": 1, "failed": 1, "total_runs": 5}
-    services.logs.append(run["id"], [Line(f"importing {HOSTILE}", step="server")])
+    services.logs.append(run["id"], [LogLine(f"importing {HOSTILE}", step="server")])
     sign_in(browser)
     page = browser.get(path_of(run["platform_url"]))
     shown = text_of(page)
@@ -224,7 +224,7 @@ def test_a_training_run_that_can_go_on_shows_the_command(
     checkpoints = WorkingDirectory(services.config.runs_dir, run["id"]).training.checkpoints
     (checkpoints / "step-00000004").mkdir(parents=True)
     with services.db.transaction() as session:
-        row = session.get_one(Run, run["id"])
+        row = session.get_one(DbRun, run["id"])
         row.status, row.completed_at = "failed", services.clock.now()
     assert again in text_of(browser.get(path_of(run["platform_url"])))
 
@@ -237,7 +237,7 @@ def test_a_training_run_shows_what_its_newest_validation_stands_on(
     newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17.0, "samples": 20.0}
     with services.db.transaction() as session:
         session.add_all(
-            MetricPoint(
+            DbMetricPoint(
                 run_id=run["id"],
                 key=f"eval/validation/{name}",
                 step=10,

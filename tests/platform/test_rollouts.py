@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import Repository as RepositoryRow
+from osmosis_ai.platform.db.tables import DbRepository as RepositoryRow
 from osmosis_ai.platform.gitsync.mirror import MirrorHead, MirrorStore
 from osmosis_ai.platform.http import rollouts as http_rollouts
 from osmosis_ai.platform.services import PlatformServices

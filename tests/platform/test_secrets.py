@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import Secret
+from osmosis_ai.platform.db.tables import DbSecret
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -267,7 +267,7 @@ def test_a_sealed_value_moved_to_another_row_does_not_open(
     _set(api, "MINE", "mine")
     _set(api, "OTHER", "other")
     with services.db.transaction() as session:
-        rows = {row.name: row for row in session.scalars(select(Secret))}
+        rows = {row.name: row for row in session.scalars(select(DbSecret))}
         rows["MINE"].sealed = rows["OTHER"].sealed
 
     with pytest.raises(Exception, match="made for another row"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.platform import sign_in
-from osmosis_ai.platform.db.tables import User
+from osmosis_ai.platform.db.tables import DbUser
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import SignIns, TooManyAttempts, network_of
 from tests.platform.conftest import ManualClock
@@ -16,8 +16,8 @@ HOME, OFFICE, STRANGER = "192.0.2.7", "198.51.100.4", "203.0.113.9"
 class _Accounts:
     """Everybody's password is their address: Argon2 is tested elsewhere and slow on purpose."""
 
-    def check_password(self, email: str, password: str) -> User | None:
-        return User(email=email) if password == email else None
+    def check_password(self, email: str, password: str) -> DbUser | None:
+        return DbUser(email=email) if password == email else None
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from osmosis_ai.inference.batching import Emission, Generation, SampledToken
 from osmosis_ai.inference.chat import AssistantReply, Decoding
 from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, Listener
 from osmosis_ai.inference.language_model import Dimensions
-from osmosis_ai.inference.protocol import ApiError, ChatRequest
+from osmosis_ai.inference.protocol import ChatRequest, OpenAIError
 from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallStyle
 
 Json = dict[str, Any]
@@ -174,7 +174,7 @@ class ChatCompletion:
         try:
             self._feed = TokenFeed(engine, generations, every_token=self._token_by_token)
         except EngineBusyError as error:
-            raise ApiError(
+            raise OpenAIError(
                 429,
                 f"{error.message} {error.hint}.",
                 type="rate_limit_error",
@@ -305,5 +305,5 @@ def _delta(piece: Piece, earlier_calls: int) -> Json:
     return {"content": piece}
 
 
-def _server_error(error: EngineStoppedError) -> ApiError:
-    return ApiError(503, error.message, type="server_error", code="engine_stopped")
+def _server_error(error: EngineStoppedError) -> OpenAIError:
+    return OpenAIError(503, error.message, type="server_error", code="engine_stopped")

@@ -13,7 +13,7 @@ from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.chat import Decoding
 from osmosis_ai.inference.completion import ChatCompletion, ChatStream
 from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.protocol import ApiError, ChatRequest, parse_request
+from osmosis_ai.inference.protocol import ChatRequest, OpenAIError, parse_request
 from osmosis_ai.inference.sampling import SamplingParams
 from osmosis_ai.inference.template import TemplateError
 from osmosis_ai.inference.tool_calls import ToolCallStyle
@@ -95,7 +95,7 @@ class ChatCompletions:
         """
         request = parse_request(body)
         if request.model not in self._names:
-            raise ApiError(
+            raise OpenAIError(
                 404,
                 f"the model '{request.model}' does not exist; this server has '{self.model_name}'.",
                 param="model",
@@ -138,7 +138,7 @@ class ChatCompletions:
         try:
             text = self._template.render(request.template_messages(), request.offered_tools)
         except TemplateError as error:
-            raise ApiError(400, f"{error}.", param="messages", code="invalid_value") from error
+            raise OpenAIError(400, f"{error}.", param="messages", code="invalid_value") from error
         positions = self.engine.model.config.max_positions
         # A text of megabytes is refused for its length alone: tokenizing it would hold up everyone.
         least = len(text) // self.tokenizer.longest_token
@@ -150,9 +150,9 @@ class ChatCompletions:
         return prompt
 
 
-def context_exceeded(positions: int, count: str) -> ApiError:
+def context_exceeded(positions: int, count: str) -> OpenAIError:
     """Return the refusal of messages that leave no room for an answer."""
-    return ApiError(
+    return OpenAIError(
         400,
         f"this model's maximum context length is {positions} tokens, and the messages have {count}; "
         "shorten the messages so that there is room for an answer.",

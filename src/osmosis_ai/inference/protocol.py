@@ -27,7 +27,7 @@ MAX_CHOICES = 128
 DEFAULT_MAX_TOKENS = 256
 
 
-class ApiError(Exception):
+class OpenAIError(Exception):
     """A refusal in OpenAI's shape.
 
     Attributes:
@@ -264,14 +264,14 @@ def parse_request(body: Any) -> ChatRequest:
         ApiError: 400, naming the parameter and what is wrong with it.
     """
     if not isinstance(body, Mapping):
-        raise ApiError(400, "the request body must be a JSON object.")
+        raise OpenAIError(400, "the request body must be a JSON object.")
     try:
         return ChatRequest.model_validate(dict(body))
     except ValidationError as error:
         raise _explain(error) from None
 
 
-def _explain(error: ValidationError) -> ApiError:
+def _explain(error: ValidationError) -> OpenAIError:
     """The first problem, as OpenAI words and places it."""
     problem = error.errors(include_url=False, include_input=False)[0]
     # Behind the index of a message pydantic puts the role it was read as.
@@ -280,20 +280,20 @@ def _explain(error: ValidationError) -> ApiError:
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(param, ChatRequest.model_fields, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        return ApiError(
+        return OpenAIError(
             400, f"unrecognized request argument: '{param}'{hint}", param=param, code="unknown_parameter"
         )
     if problem["type"].startswith("union_tag"):
         expected = ", ".join(f"'{role}'" for role in ROLES)
         message = f"invalid '{param}.role': expected one of {expected}."
-        return ApiError(400, message, param=f"{param}.role", code="invalid_value")
+        return OpenAIError(400, message, param=f"{param}.role", code="invalid_value")
     if problem["type"] == "missing":
-        return ApiError(
+        return OpenAIError(
             400, f"missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    return ApiError(
+    return OpenAIError(
         400,
         f"invalid '{param}': {message}." if param else f"{message}.",
         param=param or None,

@@ -24,7 +24,7 @@ from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.language_model import LanguageModel
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream, Template, TextTokenizer
-from osmosis_ai.inference.protocol import ApiError
+from osmosis_ai.inference.protocol import OpenAIError
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.tool_call_formats import FORMATS
@@ -72,7 +72,7 @@ class Endpoint:
         try:
             body = orjson.loads(await request.read())
         except orjson.JSONDecodeError as error:
-            raise ApiError(400, f"the request body is not valid JSON: {error}.") from error
+            raise OpenAIError(400, f"the request body is not valid JSON: {error}.") from error
         result = await self._api.create(body)
         if isinstance(result, ChatStream):
             async with aclosing(result):
@@ -86,7 +86,7 @@ class Endpoint:
         try:
             async for chunk in stream:
                 await response.write(_event(chunk))
-        except ApiError as error:  # the status line is out: the error is an event
+        except OpenAIError as error:  # the status line is out: the error is an event
             await response.write(_event(error.body()))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -118,17 +118,17 @@ class Endpoint:
             if request.path.startswith("/v1/"):
                 self._check_key(request)
             return await handler(request)
-        except ApiError as error:
+        except OpenAIError as error:
             return _json(error.body(), status=error.status, headers=error.headers())
         except web.HTTPException as error:
-            refusal = ApiError(error.status, f"{request.method} {request.path}: {error.reason}.")
+            refusal = OpenAIError(error.status, f"{request.method} {request.path}: {error.reason}.")
             allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             return _json(refusal.body(), status=error.status, headers=allow)
         except ConnectionError:
             raise  # the client is gone; aiohttp cleans up
         except Exception:  # the edge of the process: the client gets an error it can read
             logger.exception("a request failed")
-            failure = ApiError(
+            failure = OpenAIError(
                 500, "the model server failed; its log holds the traceback.", type="server_error"
             )
             return _json(failure.body(), status=500)
@@ -139,7 +139,7 @@ class Endpoint:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode()):
             return
-        raise ApiError(401, "a bearer key is needed, and the one given is not it.", code="invalid_api_key")
+        raise OpenAIError(401, "a bearer key is needed, and the one given is not it.", code="invalid_api_key")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.tables import DeviceLogin, Token, User, new_id
-from osmosis_ai.platform.workspaces import Workspaces
+from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, new_id
+from osmosis_ai.platform.workspaces import WorkspaceStore
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
@@ -39,7 +39,9 @@ _PREFIX = "osm_"
 _USE_NOTED_EVERY = timedelta(minutes=1)
 # Every request asks this; a statement that is built once is also compiled once.
 _TOKEN_AND_USER = (
-    select(Token, User).join(User, User.id == Token.user_id).where(Token.token_hash == bindparam("digest"))
+    select(DbToken, DbUser)
+    .join(DbUser, DbUser.id == DbToken.user_id)
+    .where(DbToken.token_hash == bindparam("digest"))
 )
 
 
@@ -47,8 +49,8 @@ _TOKEN_AND_USER = (
 class Principal:
     """Who sent a request, and with which token."""
 
-    user: User
-    token: Token
+    user: DbUser
+    token: DbToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class TokenRejected(OsmosisError):
         self.reason: RejectionCode = reason
 
 
-class Accounts:
+class AccountStore:
     """The users of one platform and their tokens.
 
     Args:
@@ -88,14 +90,14 @@ class Accounts:
 
     def create_user(
         self, email: str, *, name: str | None = None, password: str | None = None, is_admin: bool = False
-    ) -> User:
+    ) -> DbUser:
         """Add a user; without a password they cannot sign in on the approval page.
 
         Raises:
             ConflictError: somebody has this address already.
             OsmosisError: the address or the password is no good.
         """
-        user = User(
+        user = DbUser(
             id=new_id("usr"),
             email=_normal_email(email),
             name=name.strip() or None if name else None,
@@ -110,7 +112,7 @@ class Accounts:
             raise ConflictError(f"there is a user {user.email} already.") from error
         return user
 
-    def find_user(self, email: str) -> User:
+    def find_user(self, email: str) -> DbUser:
         """Return the user with this address.
 
         Raises:
@@ -118,17 +120,17 @@ class Accounts:
         """
         address = _normal_email(email)
         with self._db.session() as session:
-            user = session.scalar(select(User).where(User.email == address))
+            user = session.scalar(select(DbUser).where(DbUser.email == address))
         if user is None:
             raise NotFoundError(
                 f"there is no user {address}.", hint=f"add one with `osmosis platform user add {address}`"
             )
         return user
 
-    def users(self) -> list[User]:
+    def users(self) -> list[DbUser]:
         """Return every user, by address."""
         with self._db.session() as session:
-            return list(session.scalars(select(User).order_by(User.email)))
+            return list(session.scalars(select(DbUser).order_by(DbUser.email)))
 
     def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
         """Replace a user's password, which ends their sessions and the log-ins they have approved.
@@ -147,7 +149,7 @@ class Accounts:
         user = self.find_user(email)
         hashed = _hash_password(password)
         with self._db.transaction() as session:
-            session.execute(update(User).where(User.id == user.id).values(password_hash=hashed))
+            session.execute(update(DbUser).where(DbUser.id == user.id).values(password_hash=hashed))
             return self.end_sessions(session, user.id, revoke_tokens=revoke_tokens)
 
     def end_sessions(self, session: Session, user_id: str, *, revoke_tokens: bool = False) -> int:
@@ -158,24 +160,24 @@ class Accounts:
             user_id: whose.
             revoke_tokens: their tokens and API keys as well.
         """
-        session.execute(delete(DeviceLogin).where(DeviceLogin.user_id == user_id))
+        session.execute(delete(DbDeviceLogin).where(DbDeviceLogin.user_id == user_id))
         now = self._clock.now()
-        query = select(Token).where(
-            Token.user_id == user_id,
-            Token.revoked_at.is_(None),
-            or_(Token.expires_at.is_(None), Token.expires_at > now),
+        query = select(DbToken).where(
+            DbToken.user_id == user_id,
+            DbToken.revoked_at.is_(None),
+            or_(DbToken.expires_at.is_(None), DbToken.expires_at > now),
         )
-        ended = session.scalars(query if revoke_tokens else query.where(Token.kind == "web")).all()
+        ended = session.scalars(query if revoke_tokens else query.where(DbToken.kind == "web")).all()
         for token in ended:
             token.revoked_at = now
         return len(ended)
 
-    def check_password(self, email: str, password: str) -> User | None:
+    def check_password(self, email: str, password: str) -> DbUser | None:
         """Return the user whom address and password name, after the same work whether or not one exists."""
         from argon2.exceptions import VerificationError, VerifyMismatchError
 
         with self._db.session() as session:
-            user = session.scalar(select(User).where(User.email == email.strip().lower()))
+            user = session.scalar(select(DbUser).where(DbUser.email == email.strip().lower()))
         expected = user.password_hash if user is not None and user.password_hash else _nobodys_hash()
         try:
             _hasher().verify(expected, password[:_LONGEST_PASSWORD])
@@ -193,7 +195,7 @@ class Accounts:
         name: str | None = None,
         ttl: timedelta | None = DEFAULT_TTL,
         workspace_id: str | None = None,
-    ) -> tuple[Token, str]:
+    ) -> tuple[DbToken, str]:
         """Make a token and return its row and the token itself, which nobody can read again.
 
         Args:
@@ -215,11 +217,11 @@ class Accounts:
         name: str | None = None,
         ttl: timedelta | None = DEFAULT_TTL,
         workspace_id: str | None = None,
-    ) -> tuple[Token, str]:
+    ) -> tuple[DbToken, str]:
         """Make a token as part of the caller's transaction; see :meth:`create_token`."""
         now = self._clock.now()
         plain = _PREFIX + secrets.token_urlsafe(32)
-        token = Token(
+        token = DbToken(
             id=new_id("tok"),
             user_id=user_id,
             workspace_id=workspace_id,
@@ -264,28 +266,28 @@ class Accounts:
             raise TokenRejected("TOKEN_REVOKED", "the account of this token is disabled.")
         return Principal(user, token)
 
-    def tokens(self, *, user_id: str | None = None) -> list[tuple[Token, User]]:
+    def tokens(self, *, user_id: str | None = None) -> list[tuple[DbToken, DbUser]]:
         """Return the tokens of one user or of everybody, newest first."""
-        query = select(Token, User).join(User, User.id == Token.user_id)
+        query = select(DbToken, DbUser).join(DbUser, DbUser.id == DbToken.user_id)
         if user_id is not None:
-            query = query.where(Token.user_id == user_id)
+            query = query.where(DbToken.user_id == user_id)
         with self._db.session() as session:
-            rows = session.execute(query.order_by(Token.created_at.desc(), Token.id.desc()))
+            rows = session.execute(query.order_by(DbToken.created_at.desc(), DbToken.id.desc()))
             return [(token, user) for token, user in rows]
 
-    def find_token(self, token_id: str) -> Token:
+    def find_token(self, token_id: str) -> DbToken:
         """Return a token by its id.
 
         Raises:
             NotFoundError: there is no such token.
         """
         with self._db.session() as session:
-            token = session.get(Token, token_id)
+            token = session.get(DbToken, token_id)
         if token is None:
             raise _no_such_token(token_id)
         return token
 
-    def revoke_token(self, token_id: str, *, user_id: str | None = None) -> Token:
+    def revoke_token(self, token_id: str, *, user_id: str | None = None) -> DbToken:
         """Make a token useless from now on; a second time changes nothing.
 
         Args:
@@ -296,24 +298,24 @@ class Accounts:
             NotFoundError: there is no such token.
         """
         with self._db.transaction() as session:
-            token = session.get(Token, token_id)
+            token = session.get(DbToken, token_id)
             if token is None or (user_id is not None and token.user_id != user_id):
                 raise _no_such_token(token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
         return token
 
-    def note_use(self, token: Token) -> None:
+    def note_use(self, token: DbToken) -> None:
         """Record that ``token`` was used, at most once a minute, and never at the price of the request."""
         if not self.use_is_news(token):
             return
         try:
             with self._db.transaction(wait_s=0) as session:
-                used = update(Token).where(Token.id == token.id).values(last_used_at=self._clock.now())
+                used = update(DbToken).where(DbToken.id == token.id).values(last_used_at=self._clock.now())
                 session.execute(used)
         except (DatabaseBusyError, StorageFullError):
             return
 
-    def use_is_news(self, token: Token) -> bool:
+    def use_is_news(self, token: DbToken) -> bool:
         """Return whether :meth:`note_use` would write."""
         noted = token.last_used_at
         return noted is None or abs(self._clock.now() - noted) >= _USE_NOTED_EVERY
@@ -327,9 +329,9 @@ def bootstrap(
     Returns:
         How to sign in, to be printed once; None when the platform has users already.
     """
-    accounts, workspaces = Accounts(db, clock), Workspaces(db, clock)
+    accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
     with db.session() as session:
-        if session.scalar(select(User.id).limit(1)) is not None:
+        if session.scalar(select(DbUser.id).limit(1)) is not None:
             return None
     password = secrets.token_urlsafe(12)
     user = accounts.create_user(email, name="Admin", password=password, is_admin=True)

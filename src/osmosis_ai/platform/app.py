@@ -107,6 +107,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await anyio.to_thread.run_sync(services.datasets.ingest.close)
-        await services.served.close()
-        services.submits.close()
+        await services.model_servers.close()
+        services.submitter.close()
         await anyio.to_thread.run_sync(services.rollouts.close)

@@ -19,10 +19,10 @@ from typing import Literal
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DeviceLogin, Token, User, new_id
+from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, new_id
 
 PollCode = Literal["authorization_pending", "slow_down", "expired_token", "access_denied"]
 
@@ -52,7 +52,7 @@ class PollRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedDeviceLogin:
     """A login that waits for a person; ``device_code`` is known to the device alone."""
 
     device_code: str = field(repr=False)
@@ -62,15 +62,15 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class GrantedDeviceLogin:
     """The end of a login: the token, its row and its user."""
 
     plain: str = field(repr=False)
-    token: Token
-    user: User
+    token: DbToken
+    user: DbUser
 
 
-class DeviceLogins:
+class DeviceLoginStore:
     """The device logins of one platform.
 
     Args:
@@ -79,14 +79,14 @@ class DeviceLogins:
         accounts: issues the tokens.
     """
 
-    def __init__(self, db: Database, clock: Clock, accounts: Accounts) -> None:
+    def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
         self._clock = clock
         self._accounts = accounts
         self._by_source: dict[str, deque[str]] = {}
         self._lock = threading.Lock()
 
-    def start(self, device_name: str, *, source: str = "") -> Started:
+    def start(self, device_name: str, *, source: str = "") -> StartedDeviceLogin:
         """Begin a login.
 
         Args:
@@ -96,11 +96,11 @@ class DeviceLogins:
         now = self._clock.now()
         device_code = secrets.token_urlsafe(32)
         with self._db.transaction() as session:
-            session.execute(delete(DeviceLogin).where(DeviceLogin.expires_at <= now))
-            waiting = select(DeviceLogin.id).where(DeviceLogin.status == "pending")
-            oldest = waiting.order_by(DeviceLogin.created_at.desc(), DeviceLogin.id).offset(MAX_OPEN - 1)
+            session.execute(delete(DbDeviceLogin).where(DbDeviceLogin.expires_at <= now))
+            waiting = select(DbDeviceLogin.id).where(DbDeviceLogin.status == "pending")
+            oldest = waiting.order_by(DbDeviceLogin.created_at.desc(), DbDeviceLogin.id).offset(MAX_OPEN - 1)
             _give_up(session, session.scalars(oldest).all())
-            login = DeviceLogin(
+            login = DbDeviceLogin(
                 id=new_id("dev"),
                 device_code_hash=_hash(device_code),
                 user_code=_fresh_user_code(session),
@@ -112,9 +112,9 @@ class DeviceLogins:
             )
             session.add(login)
             _give_up(session, self._surplus(source, login.id))
-        return Started(device_code, login.user_code, LIFETIME.total_seconds(), POLL_INTERVAL_S)
+        return StartedDeviceLogin(device_code, login.user_code, LIFETIME.total_seconds(), POLL_INTERVAL_S)
 
-    def poll(self, device_code: str) -> Granted:
+    def poll(self, device_code: str) -> GrantedDeviceLogin:
         """Return the token once the login is approved; it is given out once.
 
         Raises:
@@ -124,8 +124,8 @@ class DeviceLogins:
         now = self._clock.now()
         with self._db.transaction() as session:
             login = session.scalar(
-                select(DeviceLogin)
-                .where(DeviceLogin.device_code_hash == _hash(device_code))
+                select(DbDeviceLogin)
+                .where(DbDeviceLogin.device_code_hash == _hash(device_code))
                 .with_for_update()
             )
             if login is None or login.expires_at <= now or login.status == "used":
@@ -143,7 +143,7 @@ class DeviceLogins:
             refused = "slow_down" if too_fast else "authorization_pending"
         raise PollRefused(refused)
 
-    def find(self, user_code: str) -> DeviceLogin | None:
+    def find(self, user_code: str) -> DbDeviceLogin | None:
         """Return the login that waits under this code, however a person typed it."""
         with self._db.session() as session:
             return self._waiting(session, user_code)
@@ -168,27 +168,27 @@ class DeviceLogins:
                 self._by_source.pop(next(iter(self._by_source)))
             return [begun.popleft() for _ in range(len(begun) - MAX_OF_SOURCE)]
 
-    def _grant(self, session: Session, login: DeviceLogin) -> Granted:
-        user = session.get(User, login.user_id)
+    def _grant(self, session: Session, login: DbDeviceLogin) -> GrantedDeviceLogin:
+        user = session.get(DbUser, login.user_id)
         if user is None or user.disabled_at is not None:
             raise PollRefused("access_denied")
         login.status = "used"
         token, plain = self._accounts.issue(session, user.id, "cli", name=login.device_name)
-        return Granted(plain, token, user)
+        return GrantedDeviceLogin(plain, token, user)
 
-    def _waiting(self, session: Session, user_code: str, *, lock: bool = False) -> DeviceLogin | None:
-        query = select(DeviceLogin).where(
-            DeviceLogin.user_code == normal_user_code(user_code),
-            DeviceLogin.status == "pending",
-            DeviceLogin.expires_at > self._clock.now(),
+    def _waiting(self, session: Session, user_code: str, *, lock: bool = False) -> DbDeviceLogin | None:
+        query = select(DbDeviceLogin).where(
+            DbDeviceLogin.user_code == normal_user_code(user_code),
+            DbDeviceLogin.status == "pending",
+            DbDeviceLogin.expires_at > self._clock.now(),
         )
         return session.scalar(query.with_for_update() if lock else query)
 
 
 def _give_up(session: Session, login_ids: Sequence[str]) -> None:
     if login_ids:
-        still_waiting = (DeviceLogin.id.in_(login_ids), DeviceLogin.status == "pending")
-        session.execute(delete(DeviceLogin).where(*still_waiting))
+        still_waiting = (DbDeviceLogin.id.in_(login_ids), DbDeviceLogin.status == "pending")
+        session.execute(delete(DbDeviceLogin).where(*still_waiting))
 
 
 def normal_user_code(text: str) -> str:
@@ -200,7 +200,7 @@ def normal_user_code(text: str) -> str:
 def _fresh_user_code(session: Session) -> str:
     while True:
         code = normal_user_code("".join(secrets.choice(_LETTERS) for _ in range(8)))
-        if session.scalar(select(DeviceLogin.id).where(DeviceLogin.user_code == code)) is None:
+        if session.scalar(select(DbDeviceLogin.id).where(DbDeviceLogin.user_code == code)) is None:
             return code
 
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run, Secret
+from osmosis_ai.platform.db.tables import DbRun, DbSecret
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.secrets import secret_context
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
@@ -56,8 +56,8 @@ class _Place:
 
 
 _PLACES = (
-    _Place(Secret.id, Secret.sealed, secret_context),
-    _Place(Run.id, Run.sealed_secrets, secrets_context),
+    _Place(DbSecret.id, DbSecret.sealed, secret_context),
+    _Place(DbRun.id, DbRun.sealed_secrets, secrets_context),
 )
 
 

@@ -20,7 +20,7 @@ from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import LogLine
+from osmosis_ai.platform.db.tables import DbLogLine
 from osmosis_ai.redaction import Redactor
 
 MAX_MESSAGE_CHARS = 16 * 1024
@@ -32,7 +32,7 @@ Direction = Literal["older", "newer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line to be logged.
 
     Args:
@@ -50,7 +50,7 @@ class Line:
     timestamp: datetime | None = None
 
 
-class Logs:
+class LogStore:
     """The logs of one platform.
 
     Args:
@@ -62,7 +62,9 @@ class Logs:
         self._db = db
         self._clock = clock
 
-    def append(self, subject_id: str, lines: Iterable[Line], *, redactor: Redactor = _NOTHING_SECRET) -> None:
+    def append(
+        self, subject_id: str, lines: Iterable[LogLine], *, redactor: Redactor = _NOTHING_SECRET
+    ) -> None:
         """Add lines to the log of a dataset or run, all or none.
 
         Args:
@@ -73,20 +75,20 @@ class Logs:
         rows = self._rows(subject_id, lines, redactor)
         if rows:
             with self._db.transaction() as session:
-                session.execute(insert(LogLine), rows)
+                session.execute(insert(DbLogLine), rows)
 
     def add(
         self,
         session: Session,
         subject_id: str,
-        lines: Iterable[Line],
+        lines: Iterable[LogLine],
         *,
         redactor: Redactor = _NOTHING_SECRET,
     ) -> None:
         """As :meth:`append`, as part of the caller's transaction."""
         rows = self._rows(subject_id, lines, redactor)
         if rows:
-            session.execute(insert(LogLine), rows)
+            session.execute(insert(DbLogLine), rows)
 
     def page(
         self, subject_id: str, *, limit: int = 50, direction: Direction = "older", cursor: str | None = None
@@ -103,11 +105,11 @@ class Logs:
             OsmosisError: the cursor did not come from a page.
         """
         older = direction == "older"
-        query = select(LogLine).where(LogLine.subject_id == subject_id)
+        query = select(DbLogLine).where(DbLogLine.subject_id == subject_id)
         if cursor is not None:
             place = _place(cursor)
-            query = query.where(LogLine.id < place if older else LogLine.id > place)
-        query = query.order_by(LogLine.id.desc() if older else LogLine.id).limit(limit + 1)
+            query = query.where(DbLogLine.id < place if older else DbLogLine.id > place)
+        query = query.order_by(DbLogLine.id.desc() if older else DbLogLine.id).limit(limit + 1)
         with self._db.session() as session:
             found = list(session.scalars(query))
         shown = found[:limit]
@@ -117,7 +119,7 @@ class Logs:
             next_cursor=str(shown[-1].id) if more else None,
         )
 
-    def _rows(self, subject_id: str, lines: Iterable[Line], redactor: Redactor) -> list[dict[str, Any]]:
+    def _rows(self, subject_id: str, lines: Iterable[LogLine], redactor: Redactor) -> list[dict[str, Any]]:
         now = self._clock.now()
         return [
             {
@@ -154,7 +156,7 @@ def _bounded_details(details: dict[str, Any]) -> dict[str, Any]:
     return readable
 
 
-def _entry(line: LogLine) -> LogEntry:
+def _entry(line: DbLogLine) -> LogEntry:
     moment = line.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return LogEntry(
         timestamp=moment, level=line.level, step=line.step, message=line.message, details=line.details

@@ -15,12 +15,12 @@ from osmosis_ai.inference.catalog import engine_of
 from osmosis_ai.inference.process import InferenceServer
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import LoraModel
-from osmosis_ai.platform.model_serving import ServedModel
+from osmosis_ai.platform.db.tables import DbLoraModel
+from osmosis_ai.platform.model_serving import ServableModel
 from osmosis_ai.platform.models import copy_adapter
 
 
-class ModelServers:
+class ModelServerFactory:
     """Starts the server of a model.
 
     Args:
@@ -31,7 +31,7 @@ class ModelServers:
         self._db = db
         self._blobs = blobs
 
-    async def __call__(self, model: ServedModel) -> InferenceServer:
+    async def __call__(self, model: ServableModel) -> InferenceServer:
         """Return the server of ``model``, which listens.
 
         Raises:
@@ -48,10 +48,10 @@ class ModelServers:
             await server.start()
         return server
 
-    def _fetch(self, model: ServedModel, directory: Path) -> str:
+    def _fetch(self, model: ServableModel, directory: Path) -> str:
         """Write an adapter's files; return the name of its base model."""
         with self._db.session() as session:
-            adapter = session.get(LoraModel, model.adapter_id)
+            adapter = session.get(DbLoraModel, model.adapter_id)
         if adapter is None:
             raise NotFoundError(f"the adapter of `{model.name}` is not there any more.")
         try:

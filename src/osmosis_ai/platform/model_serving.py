@@ -40,7 +40,7 @@ ADAPTER_IDLE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServableModel:
     """A model that is served here.
 
     Attributes:
@@ -75,37 +75,37 @@ class TooManyRequestsError(OsmosisError):
     default_code = "RATE_LIMITED"
 
 
-class ServedModels:
+class ModelServerPool:
     """The served models of one platform; to be used from one event loop.
 
     Args:
         start: starts the server of a model.
     """
 
-    def __init__(self, start: Callable[[ServedModel], Awaitable[ModelServer]]) -> None:
+    def __init__(self, start: Callable[[ServableModel], Awaitable[ModelServer]]) -> None:
         self.models: tuple[str, ...] = served_models()
         self.created = int(time.time())
         self._names = {
-            name: ServedModel(model) for model in self.models for name in built_in_model(model).names
+            name: ServableModel(model) for model in self.models for name in built_in_model(model).names
         }
         self._start = start
-        self._servers: dict[ServedModel, asyncio.Task[ModelServer]] = {}
+        self._servers: dict[ServableModel, asyncio.Task[ModelServer]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._requests: Counter[str] = Counter()
-        self._in_use: Counter[ServedModel] = Counter()
+        self._in_use: Counter[ServableModel] = Counter()
         # Adapters that nobody is asking, the one asked longest ago first, and what will end each of them.
-        self._idle: dict[ServedModel, asyncio.TimerHandle] = {}
+        self._idle: dict[ServableModel, asyncio.TimerHandle] = {}
         self._ends: set[asyncio.Task[None]] = set()
         # Adapters that are not to be served any more, but still are answering.
-        self._withdrawn: set[ServedModel] = set()
+        self._withdrawn: set[ServableModel] = set()
         self._closed = False
 
-    def find(self, name: str) -> ServedModel | None:
+    def find(self, name: str) -> ServableModel | None:
         """Return the built-in model that a client means by ``name``, or None."""
         return self._names.get(name)
 
     @contextlib.contextmanager
-    def place(self, key_id: str, model: ServedModel) -> Iterator[None]:
+    def place(self, key_id: str, model: ServableModel) -> Iterator[None]:
         """Hold one of the places for requests, and the model's process, while the block lasts.
 
         Args:
@@ -131,7 +131,7 @@ class ServedModels:
             if not self._requests[key_id]:
                 del self._requests[key_id]
 
-    async def post(self, model: ServedModel, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def post(self, model: ServableModel, path: str, body: bytes) -> aiohttp.ClientResponse:
         """Send a JSON body to the server of a model and return its reply, whose content is still to be read.
 
         Args:
@@ -191,7 +191,7 @@ class ServedModels:
         if self._session is not None:
             await self._session.close()
 
-    async def _serving(self, model: ServedModel) -> asyncio.Task[ModelServer]:
+    async def _serving(self, model: ServableModel) -> asyncio.Task[ModelServer]:
         """Return the finished start of the model's server; whoever comes while it starts waits for the same."""
         if self._closed:
             raise ModelUnavailableError("the platform is stopping.")
@@ -211,7 +211,7 @@ class ServedModels:
             raise ModelUnavailableError(f"`{model.name}` cannot be served: {error.message}") from error
         return serving
 
-    async def _started(self, model: ServedModel) -> ModelServer:
+    async def _started(self, model: ServableModel) -> ModelServer:
         try:
             return await self._start(model)
         except OsmosisError as error:
@@ -220,12 +220,12 @@ class ServedModels:
             asyncio.get_running_loop().call_later(RESTART_AFTER_S, self._forget, model, start)
             raise
 
-    def _forget(self, model: ServedModel, start: asyncio.Task[object] | None) -> None:
+    def _forget(self, model: ServableModel, start: asyncio.Task[object] | None) -> None:
         """Let a model that failed to start be started again, unless that has happened."""
         if self._servers.get(model) is start:
             self._servers.pop(model, None)
 
-    async def _discard(self, model: ServedModel, serving: asyncio.Task[ModelServer]) -> None:
+    async def _discard(self, model: ServableModel, serving: asyncio.Task[ModelServer]) -> None:
         if self._servers.get(model) is serving:
             del self._servers[model]
         if not serving.cancelled() and serving.exception() is None:
@@ -233,14 +233,14 @@ class ServedModels:
 
     # -- processes of adapters --------------------------------------------------------------------
 
-    def _take(self, model: ServedModel) -> None:
+    def _take(self, model: ServableModel) -> None:
         self._in_use[model] += 1
         # Who is let in now asks an adapter that is deployed again.
         self._withdrawn.discard(model)
         if (timer := self._idle.pop(model, None)) is not None:
             timer.cancel()
 
-    def _let_go(self, model: ServedModel) -> None:
+    def _let_go(self, model: ServableModel) -> None:
         self._in_use[model] -= 1
         if self._in_use[model]:
             return
@@ -252,7 +252,7 @@ class ServedModels:
             loop = asyncio.get_running_loop()
             self._idle[model] = loop.call_later(ADAPTER_IDLE_S, self._end, model)
 
-    def _make_room(self, model: ServedModel) -> None:
+    def _make_room(self, model: ServableModel) -> None:
         """See to it that there may be one more process, if it is to be an adapter's.
 
         Raises:
@@ -270,7 +270,7 @@ class ServedModels:
             )
         self._end(next(iter(self._idle)))
 
-    def _end(self, model: ServedModel) -> None:
+    def _end(self, model: ServableModel) -> None:
         if (timer := self._idle.pop(model, None)) is not None:
             timer.cancel()
         serving = self._servers.pop(model, None)

@@ -21,7 +21,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import LoraModel, Membership, Run, User, Workspace
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
 from osmosis_ai.platform.name_lookup import hint_of_name
 
 MAX_ACTIVE_DEPLOYMENTS = 8
@@ -35,10 +35,10 @@ class DeploymentLimitError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class FoundLoraModel:
     """An adapter, the run that saved it, and who deployed it last."""
 
-    model: LoraModel
+    model: DbLoraModel
     run_name: str
     deployed_by: str | None
 
@@ -49,7 +49,7 @@ class FoundModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFile:
+class AdapterFile:
     """A file of an adapter; ``size`` in bytes."""
 
     path: str
@@ -58,7 +58,7 @@ class ModelFile:
     url: str = field(repr=False)
 
 
-class LoraModels:
+class LoraModelStore:
     """The adapters of all workspaces.
 
     Args:
@@ -70,22 +70,22 @@ class LoraModels:
         self._blobs = blobs
         self._clock = clock
 
-    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[FoundModel], int, int]:
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[FoundLoraModel], int, int]:
         """Return one page of a workspace's adapters, the newest first; how many there are, and how many deployed."""
-        newest_first = (LoraModel.created_at.desc(), LoraModel.id.desc())
+        newest_first = (DbLoraModel.created_at.desc(), DbLoraModel.id.desc())
         asked = (
-            _models(LoraModel.workspace_id == workspace_id)
+            _models(DbLoraModel.workspace_id == workspace_id)
             .order_by(*newest_first)
             .limit(limit)
             .offset(offset)
         )
-        mine = LoraModel.workspace_id == workspace_id
+        mine = DbLoraModel.workspace_id == workspace_id
         with self._db.session() as session:
             found = [_found(row) for row in session.execute(asked)]
-            total = session.scalar(select(func.count()).select_from(LoraModel).where(mine)) or 0
+            total = session.scalar(select(func.count()).select_from(DbLoraModel).where(mine)) or 0
             return found, total, _active(session, workspace_id)
 
-    def get(self, workspace_id: str, name: str) -> FoundModel:
+    def get(self, workspace_id: str, name: str) -> FoundLoraModel:
         """Return an adapter by its name or id.
 
         Raises:
@@ -94,17 +94,17 @@ class LoraModels:
         with self._db.session() as session:
             return _get(session, workspace_id, name)
 
-    def of_run(self, run_id: str) -> Sequence[LoraModel]:
+    def of_run(self, run_id: str) -> Sequence[DbLoraModel]:
         """Return the adapters that a run has saved, the earliest first."""
         with self._db.session() as session:
             return session.scalars(
-                select(LoraModel).where(LoraModel.run_id == run_id).order_by(LoraModel.step)
+                select(DbLoraModel).where(DbLoraModel.run_id == run_id).order_by(DbLoraModel.step)
             ).all()
 
-    def files(self, model: LoraModel) -> list[ModelFile]:
+    def files(self, model: DbLoraModel) -> list[AdapterFile]:
         """Return an adapter's files, by name, each with a URL that is good for :data:`LINK_TTL`."""
         return [
-            ModelFile(
+            AdapterFile(
                 name,
                 known["size"],
                 known["sha256"],
@@ -113,7 +113,9 @@ class LoraModels:
             for name, known in sorted(model.files.items())
         ]
 
-    def deployed(self, user_id: str, workspace_id: str | None, name: str | None = None) -> list[FoundModel]:
+    def deployed(
+        self, user_id: str, workspace_id: str | None, name: str | None = None
+    ) -> list[FoundLoraModel]:
         """Return the deployed adapters that a user may ask, the latest deployed first.
 
         Args:
@@ -121,20 +123,20 @@ class LoraModels:
             workspace_id: only of this one, if given.
             name: only those that clients call so.
         """
-        query = _models(LoraModel.deployment_status == "active").join(
-            Membership,
-            and_(Membership.workspace_id == LoraModel.workspace_id, Membership.user_id == user_id),
+        query = _models(DbLoraModel.deployment_status == "active").join(
+            DbMembership,
+            and_(DbMembership.workspace_id == DbLoraModel.workspace_id, DbMembership.user_id == user_id),
         )
         if workspace_id is not None:
-            query = query.where(LoraModel.workspace_id == workspace_id)
+            query = query.where(DbLoraModel.workspace_id == workspace_id)
         if name is not None:
             base, _, adapter = name.rpartition(":")
-            query = query.where(LoraModel.name == adapter, LoraModel.base_model == base)
+            query = query.where(DbLoraModel.name == adapter, DbLoraModel.base_model == base)
         with self._db.session() as session:
-            latest_first = (LoraModel.deployed_at.desc(), LoraModel.id)
+            latest_first = (DbLoraModel.deployed_at.desc(), DbLoraModel.id)
             return [_found(row) for row in session.execute(query.order_by(*latest_first))]
 
-    def deploy(self, workspace_id: str, name: str, user: User) -> LoraModel:
+    def deploy(self, workspace_id: str, name: str, user: DbUser) -> DbLoraModel:
         """Have an adapter served from now on; one that is already stays as it is.
 
         Raises:
@@ -143,7 +145,7 @@ class LoraModels:
         """
         with self._db.transaction() as session:
             # Two deployments at once, on an engine with several writers, must not both be the last one allowed.
-            session.get_one(Workspace, workspace_id, with_for_update=True)
+            session.get_one(DbWorkspace, workspace_id, with_for_update=True)
             model = _get(session, workspace_id, name).model
             if model.deployment_status == "active":
                 return model
@@ -157,7 +159,7 @@ class LoraModels:
             model.deployer_id = user.id
             return model
 
-    def undeploy(self, workspace_id: str, name: str) -> LoraModel:
+    def undeploy(self, workspace_id: str, name: str) -> DbLoraModel:
         """Have an adapter served no longer; one that is not stays as it is.
 
         Raises:
@@ -170,7 +172,7 @@ class LoraModels:
             return model
 
 
-def copy_adapter(blobs: BlobStore, model: LoraModel, directory: Path) -> None:
+def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
     """Write an adapter's files into ``directory``, which is made.
 
     Raises:
@@ -189,30 +191,30 @@ def copy_adapter(blobs: BlobStore, model: LoraModel, directory: Path) -> None:
             )
 
 
-_COLUMNS: tuple[Any, ...] = (LoraModel, Run.name, User.name, User.email)
+_COLUMNS: tuple[Any, ...] = (DbLoraModel, DbRun.name, DbUser.name, DbUser.email)
 
 
 def _models(*which: Any) -> Select[Any]:
     return (
         select(*_COLUMNS)
-        .join(Run, Run.id == LoraModel.run_id)
-        .outerjoin(User, User.id == LoraModel.deployer_id)
+        .join(DbRun, DbRun.id == DbLoraModel.run_id)
+        .outerjoin(DbUser, DbUser.id == DbLoraModel.deployer_id)
         .where(*which)
     )
 
 
-def _found(row: Any) -> FoundModel:
+def _found(row: Any) -> FoundLoraModel:
     model, run_name, deployer_name, deployer_email = row
-    return FoundModel(model, run_name, deployer_name or deployer_email)
+    return FoundLoraModel(model, run_name, deployer_name or deployer_email)
 
 
-def _get(session: Session, workspace_id: str, name: str) -> FoundModel:
-    for column in (LoraModel.name, LoraModel.id):
-        row = session.execute(_models(LoraModel.workspace_id == workspace_id, column == name)).first()
+def _get(session: Session, workspace_id: str, name: str) -> FoundLoraModel:
+    for column in (DbLoraModel.name, DbLoraModel.id):
+        row = session.execute(_models(DbLoraModel.workspace_id == workspace_id, column == name)).first()
         if row is not None:
             return _found(row)
-    newest = select(LoraModel.name).where(LoraModel.workspace_id == workspace_id)
-    names = newest.order_by(LoraModel.created_at.desc())
+    newest = select(DbLoraModel.name).where(DbLoraModel.workspace_id == workspace_id)
+    names = newest.order_by(DbLoraModel.created_at.desc())
     raise NotFoundError(
         f"there is no LoRA model '{name[:255]}' in this workspace.",
         hint=hint_of_name(session, name, names, "see `osmosis model list`"),
@@ -220,5 +222,5 @@ def _get(session: Session, workspace_id: str, name: str) -> FoundModel:
 
 
 def _active(session: Session, workspace_id: str) -> int:
-    deployed = (LoraModel.workspace_id == workspace_id, LoraModel.deployment_status == "active")
-    return session.scalar(select(func.count()).select_from(LoraModel).where(*deployed)) or 0
+    deployed = (DbLoraModel.workspace_id == workspace_id, DbLoraModel.deployment_status == "active")
+    return session.scalar(select(func.count()).select_from(DbLoraModel).where(*deployed)) or 0

@@ -15,18 +15,18 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, NotFoundError
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Dataset, Membership, Run, Secret, User, Workspace
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
+from osmosis_ai.platform.logs import LogLine, LogStore
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class OffboardingReport:
     """What became of somebody's affairs.
 
     Args:
@@ -39,7 +39,7 @@ class Departure:
         ownerless: the workspaces that have no owner any more.
     """
 
-    user: User
+    user: DbUser
     changed: bool = True
     sessions: int = 0
     stopped: Sequence[str] = ()
@@ -48,7 +48,7 @@ class Departure:
     ownerless: Sequence[str] = ()
 
 
-class Departures:
+class Offboarding:
     """Sends people away, and lets them in again; for commands on the platform's machine.
 
     Args:
@@ -56,14 +56,14 @@ class Departures:
         accounts: its users.
     """
 
-    def __init__(self, db: Database, clock: Clock, accounts: Accounts) -> None:
+    def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
         self._clock = clock
         self._accounts = accounts
-        self._logs = Logs(db, clock)
+        self._logs = LogStore(db, clock)
         self._leases = Leases(db, clock)
 
-    def disable(self, email: str, *, stop_runs: bool = False) -> Departure:
+    def disable(self, email: str, *, stop_runs: bool = False) -> OffboardingReport:
         """Let nobody in as this user from now on.
 
         Args:
@@ -84,9 +84,9 @@ class Departures:
             open_runs = _open_runs(session, user)
             stopped = self._stop(session, user, open_runs) if stop_runs else []
             still_open = [] if stop_runs else [run.name for run in open_runs]
-        return Departure(user, changed, ended, stopped, still_open)
+        return OffboardingReport(user, changed, ended, stopped, still_open)
 
-    def enable(self, email: str) -> Departure:
+    def enable(self, email: str) -> OffboardingReport:
         """Let a disabled user in again, with the tokens and keys they had.
 
         Raises:
@@ -96,9 +96,9 @@ class Departures:
             user = self._locked(session, email)
             changed = user.disabled_at is not None
             user.disabled_at = None
-        return Departure(user, changed)
+        return OffboardingReport(user, changed)
 
-    def remove(self, email: str) -> Departure:
+    def remove(self, email: str) -> OffboardingReport:
         """Delete a user, their tokens, memberships and personal secrets; their open runs stop.
 
         Raises:
@@ -111,27 +111,27 @@ class Departures:
                 _require_another_admin(session, user)
             ended = self._accounts.end_sessions(session, user.id, revoke_tokens=True)
             stopped = self._stop(session, user, _open_runs(session, user))
-            personal = delete(Secret).where(Secret.scope == "user", Secret.owner_id == user.id)
+            personal = delete(DbSecret).where(DbSecret.scope == "user", DbSecret.owner_id == user.id)
             secrets: int = getattr(session.execute(personal), "rowcount", 0)
             self._forget_uploads(session, user)
             ownerless = _left_without_owner(session, user)
             session.delete(user)
-        return Departure(user, True, ended, stopped, (), secrets, ownerless)
+        return OffboardingReport(user, True, ended, stopped, (), secrets, ownerless)
 
-    def _locked(self, session: Session, email: str) -> User:
+    def _locked(self, session: Session, email: str) -> DbUser:
         # On an engine with several writers, two administrators must not send each other away.
-        admins = select(User.id).where(User.is_admin).order_by(User.id).with_for_update()
+        admins = select(DbUser.id).where(DbUser.is_admin).order_by(DbUser.id).with_for_update()
         session.execute(admins).all()
-        user = session.get(User, self._accounts.find_user(email).id, with_for_update=True)
+        user = session.get(DbUser, self._accounts.find_user(email).id, with_for_update=True)
         if user is None:
             raise NotFoundError(f"there is no user {email} any more.")
         return user
 
-    def _stop(self, session: Session, user: User, runs: Sequence[Run]) -> list[str]:
+    def _stop(self, session: Session, user: DbUser, runs: Sequence[DbRun]) -> list[str]:
         for run in runs:
             if run.stop_requested_at is not None:
                 continue
-            line = Line(f"stopped with the account of {user.email}, who submitted it", step="run")
+            line = LogLine(f"stopped with the account of {user.email}, who submitted it", step="run")
             self._logs.add(session, run.id, [line])
             if run.status == "pending":
                 self._leases.end(run, "stopped")
@@ -139,9 +139,9 @@ class Departures:
                 run.stop_requested_at = self._clock.now()
         return [run.name for run in runs]
 
-    def _forget_uploads(self, session: Session, user: User) -> None:
+    def _forget_uploads(self, session: Session, user: DbUser) -> None:
         """Give up what they were uploading; the store clears away the bytes nobody refers to."""
-        for row in session.scalars(select(Dataset).where(Dataset.upload.is_not(None))):
+        for row in session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))):
             pending = PendingUpload.of(row)
             if pending is None or pending.creator_id != user.id:
                 continue
@@ -151,19 +151,23 @@ class Departures:
             row.upload = None
             row.status = "uploaded" if row.blob_key is not None else "cancelled"
             self._logs.add(
-                session, row.id, [Line(f"given up with the account of {user.email}", "warning", "upload")]
+                session, row.id, [LogLine(f"given up with the account of {user.email}", "warning", "upload")]
             )
 
 
-def _open_runs(session: Session, user: User) -> Sequence[Run]:
-    theirs = select(Run).where(Run.creator_id == user.id, Run.status.in_(OPEN)).order_by(Run.created_at)
+def _open_runs(session: Session, user: DbUser) -> Sequence[DbRun]:
+    theirs = (
+        select(DbRun).where(DbRun.creator_id == user.id, DbRun.status.in_(OPEN)).order_by(DbRun.created_at)
+    )
     return session.scalars(theirs.with_for_update()).all()
 
 
-def _require_another_admin(session: Session, user: User) -> None:
+def _require_another_admin(session: Session, user: DbUser) -> None:
     if not user.is_admin:
         return
-    others = select(User.id).where(User.is_admin, User.disabled_at.is_(None), User.id != user.id).limit(1)
+    others = (
+        select(DbUser.id).where(DbUser.is_admin, DbUser.disabled_at.is_(None), DbUser.id != user.id).limit(1)
+    )
     if session.scalar(others) is None:
         raise ConflictError(
             f"{user.email} is the last administrator of this platform.",
@@ -171,10 +175,12 @@ def _require_another_admin(session: Session, user: User) -> None:
         )
 
 
-def _left_without_owner(session: Session, user: User) -> list[str]:
-    owned = select(Membership.workspace_id).where(Membership.user_id == user.id, Membership.role == "owner")
-    others = select(Membership.workspace_id).where(
-        Membership.user_id != user.id, Membership.role == "owner", Membership.workspace_id.in_(owned)
+def _left_without_owner(session: Session, user: DbUser) -> list[str]:
+    owned = select(DbMembership.workspace_id).where(
+        DbMembership.user_id == user.id, DbMembership.role == "owner"
     )
-    left = select(Workspace.name).where(Workspace.id.in_(owned), Workspace.id.not_in(others))
-    return list(session.scalars(left.order_by(Workspace.name)))
+    others = select(DbMembership.workspace_id).where(
+        DbMembership.user_id != user.id, DbMembership.role == "owner", DbMembership.workspace_id.in_(owned)
+    )
+    left = select(DbWorkspace.name).where(DbWorkspace.id.in_(owned), DbWorkspace.id.not_in(others))
+    return list(session.scalars(left.order_by(DbWorkspace.name)))

@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Repository, Rollout, new_id
+from osmosis_ai.platform.db.tables import DbRepository, DbRollout, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.gitsync.rollouts import RolloutEntry
+from osmosis_ai.platform.gitsync.rollouts import RolloutDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ class RolloutAt:
         active: whether the default branch has it; for the rollouts of a branch, always.
     """
 
-    row: Rollout
+    row: DbRollout
     sha: str | None
     active: bool
 
 
-class Rollouts:
+class RolloutStore:
     """The rollouts of all connected repositories.
 
     Args:
@@ -63,7 +63,7 @@ class Rollouts:
         self._mirrors = mirrors
         self._clock = clock
         self._threads = ThreadPoolExecutor(_PARALLEL_SYNCS, thread_name_prefix="osmosis-sync")
-        self._syncing: dict[str, Future[Repository]] = {}
+        self._syncing: dict[str, Future[DbRepository]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Rollouts:
         self._mirrors.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def start_sync(self, repository_id: str) -> Future[Repository]:
+    def start_sync(self, repository_id: str) -> Future[DbRepository]:
         """Sync in the background unless that was done moments ago; who asks meanwhile gets the same future.
 
         Its result is that of :meth:`sync`.
@@ -84,7 +84,7 @@ class Rollouts:
                 running.add_done_callback(lambda _: self._forget(repository_id))
         return running
 
-    def sync(self, repository_id: str, *, max_age_s: float = 0.0) -> Repository:
+    def sync(self, repository_id: str, *, max_age_s: float = 0.0) -> DbRepository:
         """Fetch a repository and record the rollouts of its default branch; blocks while it does.
 
         Args:
@@ -113,15 +113,15 @@ class Rollouts:
 
     def page(self, repository_id: str, *, limit: int, offset: int) -> tuple[list[RolloutAt], int]:
         """Return one page of the rollouts, active ones first, then by name, and how many there are in all."""
-        rollouts = select(Rollout).where(Rollout.repository_id == repository_id)
+        rollouts = select(DbRollout).where(DbRollout.repository_id == repository_id)
         with self._db.session() as session:
             total = session.scalar(select(func.count()).select_from(rollouts.subquery())) or 0
             rows = session.scalars(
-                rollouts.order_by(Rollout.is_active.desc(), Rollout.name).limit(limit).offset(offset)
+                rollouts.order_by(DbRollout.is_active.desc(), DbRollout.name).limit(limit).offset(offset)
             ).all()
         return [RolloutAt(row, row.last_synced_commit_sha, row.is_active) for row in rows], total
 
-    def on_branch(self, repository: Repository, branch: str) -> list[RolloutAt]:
+    def on_branch(self, repository: DbRepository, branch: str) -> list[RolloutAt]:
         """Return the rollouts at the head of a branch, as last fetched, by name.
 
         Raises:
@@ -146,7 +146,7 @@ class Rollouts:
         with self._lock:
             self._syncing.pop(repository_id, None)
 
-    def _is_known(self, repository: Repository, sha: str | None) -> bool:
+    def _is_known(self, repository: DbRepository, sha: str | None) -> bool:
         noted = repository.last_synced_at
         return (
             repository.sync_error is None
@@ -155,13 +155,13 @@ class Rollouts:
             and abs(self._clock.now() - noted) < _NOTED_EVERY
         )
 
-    def _note_failure(self, repository_id: str, problem: str) -> Repository:
+    def _note_failure(self, repository_id: str, problem: str) -> DbRepository:
         with self._db.transaction() as session:
             repository = _repository(session, repository_id)
             repository.sync_error = problem
         return repository
 
-    def _record(self, repository_id: str, sha: str | None, found: Sequence[RolloutEntry]) -> Repository:
+    def _record(self, repository_id: str, sha: str | None, found: Sequence[RolloutDirectory]) -> DbRepository:
         now = self._clock.now()
         by_name = {entry.name: entry for entry in found}
         with self._db.transaction() as session:
@@ -181,8 +181,8 @@ class Rollouts:
                     )
         return repository
 
-    def _new_row(self, repository: Repository, entry: RolloutEntry) -> Rollout:
-        return Rollout(
+    def _new_row(self, repository: DbRepository, entry: RolloutDirectory) -> DbRollout:
+        return DbRollout(
             id=new_id("rol"),
             workspace_id=repository.workspace_id,
             repository_id=repository.id,
@@ -193,16 +193,16 @@ class Rollouts:
         )
 
 
-def _repository(session: Session, repository_id: str, *, lock: bool = False) -> Repository:
+def _repository(session: Session, repository_id: str, *, lock: bool = False) -> DbRepository:
     """Return the row; ``lock`` keeps others from recording rollouts of it until the transaction ends."""
-    repository = session.get(Repository, repository_id, with_for_update=lock)
+    repository = session.get(DbRepository, repository_id, with_for_update=lock)
     if repository is None:
         raise NotFoundError(f"there is no repository '{repository_id}'.")
     return repository
 
 
-def _rows(session: Session, repository_id: str, names: Iterable[str] | None = None) -> dict[str, Rollout]:
-    query = select(Rollout).where(Rollout.repository_id == repository_id)
+def _rows(session: Session, repository_id: str, names: Iterable[str] | None = None) -> dict[str, DbRollout]:
+    query = select(DbRollout).where(DbRollout.repository_id == repository_id)
     if names is not None:
-        query = query.where(Rollout.name.in_(names))
+        query = query.where(DbRollout.name.in_(names))
     return {row.name: row for row in session.scalars(query)}

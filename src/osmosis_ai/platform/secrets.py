@@ -18,7 +18,7 @@ from sqlalchemy.orm import aliased
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Secret, User, new_id
+from osmosis_ai.platform.db.tables import DbSecret, DbUser, new_id
 from osmosis_ai.platform.vault import Vault
 
 SecretScope = Literal["workspace", "user"]
@@ -58,12 +58,12 @@ class ResolvedSecret(NamedTuple):
 class ListedSecret:
     """A secret as it may be shown."""
 
-    secret: Secret
+    secret: DbSecret
     creator: str | None
     updater: str | None
 
 
-class Secrets:
+class SecretStore:
     """The secrets of all workspaces.
 
     Args:
@@ -89,16 +89,16 @@ class Secrets:
             limit: items on the page.
             offset: items before it.
         """
-        creator, updater = aliased(User), aliased(User)
+        creator, updater = aliased(DbUser), aliased(DbUser)
         visible = _visible(workspace_id, user_id, scopes)
         with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(Secret).where(visible)) or 0
+            total = session.scalar(select(func.count()).select_from(DbSecret).where(visible)) or 0
             rows = session.execute(
-                select(Secret, creator, updater)
-                .outerjoin(creator, creator.id == Secret.creator_id)
-                .outerjoin(updater, updater.id == Secret.updater_id)
+                select(DbSecret, creator, updater)
+                .outerjoin(creator, creator.id == DbSecret.creator_id)
+                .outerjoin(updater, updater.id == DbSecret.updater_id)
                 .where(visible)
-                .order_by(Secret.name, Secret.scope, Secret.id)
+                .order_by(DbSecret.name, DbSecret.scope, DbSecret.id)
                 .limit(limit)
                 .offset(offset)
             ).all()
@@ -125,9 +125,9 @@ class Secrets:
     ) -> ListedSecret:
         now = self._clock.now()
         with self._db.transaction() as session:
-            secret = session.scalar(select(Secret).where(_one(workspace_id, user_id, name, scope)))
+            secret = session.scalar(select(DbSecret).where(_one(workspace_id, user_id, name, scope)))
             if secret is None:
-                secret = Secret(
+                secret = DbSecret(
                     id=new_id("sec"),
                     workspace_id=workspace_id,
                     scope=scope,
@@ -140,8 +140,8 @@ class Secrets:
             secret.sealed = self._vault.seal(plaintext, context=_context(secret))
             secret.updater_id = user_id
             secret.updated_at = now
-            creator = session.get(User, secret.creator_id) if secret.creator_id else None
-            updater = session.get(User, user_id)
+            creator = session.get(DbUser, secret.creator_id) if secret.creator_id else None
+            updater = session.get(DbUser, user_id)
         return ListedSecret(secret, _name_of(creator), _name_of(updater))
 
     def delete(self, workspace_id: str, user_id: str, name: str, scope: SecretScope) -> None:
@@ -150,7 +150,7 @@ class Secrets:
         Raises:
             NotFoundError: there is none of this name and scope.
         """
-        wanted = select(Secret).where(_one(workspace_id, user_id, name, scope))
+        wanted = select(DbSecret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
             # What is no name is not looked up: not every database takes every text.
             secret = session.scalar(wanted) if _NAME.fullmatch(name) else None
@@ -183,7 +183,7 @@ def resolve_secrets(
         VaultError: a key is lost, or a value damaged.
     """
     resolved: dict[str, ResolvedSecret] = {}
-    stale: list[tuple[Secret, bytes]] = []
+    stale: list[tuple[DbSecret, bytes]] = []
     for name, (secret, scope) in _find(db, workspace_id, user_id, names).items():
         plaintext = vault.open(secret.sealed, context=_context(secret))
         if vault.is_stale(secret.sealed):
@@ -227,11 +227,11 @@ def _checked_value(value: str) -> bytes:
 
 def _find(
     db: Database, workspace_id: str, user_id: str, names: Sequence[str]
-) -> dict[str, tuple[Secret, ResolvedScope]]:
-    wanted = and_(_visible(workspace_id, user_id, SECRET_SCOPES), Secret.name.in_(names))
+) -> dict[str, tuple[DbSecret, ResolvedScope]]:
+    wanted = and_(_visible(workspace_id, user_id, SECRET_SCOPES), DbSecret.name.in_(names))
     with db.session() as session:
-        rows = session.scalars(select(Secret).where(wanted)).all() if names else []
-    found: dict[str, dict[str, Secret]] = {}
+        rows = session.scalars(select(DbSecret).where(wanted)).all() if names else []
+    found: dict[str, dict[str, DbSecret]] = {}
     for secret in rows:
         found.setdefault(secret.name, {})[secret.scope] = secret
     if missing := [name for name in dict.fromkeys(names) if name not in found]:
@@ -239,29 +239,29 @@ def _find(
     return {name: _preferred(found[name]) for name in names}
 
 
-def _preferred(by_scope: dict[str, Secret]) -> tuple[Secret, ResolvedScope]:
+def _preferred(by_scope: dict[str, DbSecret]) -> tuple[DbSecret, ResolvedScope]:
     personal = by_scope.get("user")
     if personal is None:
         return by_scope["workspace"], "workspace"
     return personal, "user_override" if "workspace" in by_scope else "user"
 
 
-def _seal_anew(db: Database, vault: Vault, stale: Iterable[tuple[Secret, bytes]]) -> None:
+def _seal_anew(db: Database, vault: Vault, stale: Iterable[tuple[DbSecret, bytes]]) -> None:
     with db.transaction() as session:
         for secret, plaintext in stale:
             # A value that was set meanwhile stays.
-            unchanged = and_(Secret.id == secret.id, Secret.sealed == secret.sealed)
+            unchanged = and_(DbSecret.id == secret.id, DbSecret.sealed == secret.sealed)
             sealed = vault.seal(plaintext, context=_context(secret))
-            session.execute(update(Secret).where(unchanged).values(sealed=sealed))
+            session.execute(update(DbSecret).where(unchanged).values(sealed=sealed))
 
 
 def _visible(workspace_id: str, user_id: str, scopes: Iterable[SecretScope]) -> ColumnElement[bool]:
-    owned = [and_(Secret.scope == scope, Secret.owner_id == _owner(user_id, scope)) for scope in scopes]
-    return and_(Secret.workspace_id == workspace_id, or_(*owned))
+    owned = [and_(DbSecret.scope == scope, DbSecret.owner_id == _owner(user_id, scope)) for scope in scopes]
+    return and_(DbSecret.workspace_id == workspace_id, or_(*owned))
 
 
 def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> ColumnElement[bool]:
-    return and_(_visible(workspace_id, user_id, [scope]), Secret.name == name)
+    return and_(_visible(workspace_id, user_id, [scope]), DbSecret.name == name)
 
 
 def _owner(user_id: str, scope: SecretScope) -> str:
@@ -273,9 +273,9 @@ def secret_context(secret_id: str) -> str:
     return f"secrets:{secret_id}"
 
 
-def _context(secret: Secret) -> str:
+def _context(secret: DbSecret) -> str:
     return secret_context(secret.id)
 
 
-def _name_of(user: User | None) -> str | None:
+def _name_of(user: DbUser | None) -> str | None:
     return (user.name or user.email) if user is not None else None

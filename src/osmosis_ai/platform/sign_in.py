@@ -13,9 +13,9 @@ import threading
 from collections import deque
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import User
+from osmosis_ai.platform.db.tables import DbUser
 
 _WINDOW_S = 15 * 60.0
 _PER_ACCOUNT = 10
@@ -47,14 +47,14 @@ class SignIns:
         clock: measures how long a failure counts.
     """
 
-    def __init__(self, accounts: Accounts, clock: Clock) -> None:
+    def __init__(self, accounts: AccountStore, clock: Clock) -> None:
         self._accounts = accounts
         self._by_account = AttemptLimit(clock, allowed=_PER_ACCOUNT, window_s=_WINDOW_S)
         self._by_source = AttemptLimit(clock, allowed=_PER_SOURCE, window_s=_WINDOW_S)
         self._codes = AttemptLimit(clock, allowed=_CODES_PER_SOURCE, window_s=_WINDOW_S)
         self._known = _RecentSignIns(clock, remembered_s=_KNOWN_S)
 
-    def check(self, email: str, password: str, *, source: str) -> User | None:
+    def check(self, email: str, password: str, *, source: str) -> DbUser | None:
         """Return the user whom address and password name, or None.
 
         Args:

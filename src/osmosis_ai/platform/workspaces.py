@@ -22,12 +22,12 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import (
-    Membership,
-    Repository,
-    RepositoryIdentity,
-    Run,
-    User,
-    Workspace,
+    DbMembership,
+    DbRepository,
+    DbRepositoryIdentity,
+    DbRun,
+    DbUser,
+    DbWorkspace,
     new_id,
 )
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
@@ -40,15 +40,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TAKEN_PATHS = frozenset({"api", "blobs", "cli-auth", "device", "health", "login", "logout", "static", "v1"})
 
 _OF_USER = (
-    select(Workspace, Membership.role, Repository)
-    .join(Membership, Membership.workspace_id == Workspace.id)
-    .outerjoin(Repository, Repository.workspace_id == Workspace.id)
-    .where(Membership.user_id == bindparam("user_id"))
-    .order_by(Workspace.name, Repository.created_at, Repository.id)
+    select(DbWorkspace, DbMembership.role, DbRepository)
+    .join(DbMembership, DbMembership.workspace_id == DbWorkspace.id)
+    .outerjoin(DbRepository, DbRepository.workspace_id == DbWorkspace.id)
+    .where(DbMembership.user_id == bindparam("user_id"))
+    .order_by(DbWorkspace.name, DbRepository.created_at, DbRepository.id)
 )
 
 
-class Workspaces:
+class WorkspaceStore:
     """The workspaces of one platform.
 
     Args:
@@ -60,7 +60,7 @@ class Workspaces:
         self._db = db
         self._clock = clock
 
-    def create(self, name: str) -> Workspace:
+    def create(self, name: str) -> DbWorkspace:
         """Add a workspace.
 
         Raises:
@@ -72,10 +72,10 @@ class Workspaces:
                 f"'{name}' cannot be a workspace's name.",
                 hint="use up to 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit",
             )
-        workspace = Workspace(id=new_id("wsp"), name=name, created_at=self._clock.now())
+        workspace = DbWorkspace(id=new_id("wsp"), name=name, created_at=self._clock.now())
         try:
             with self._db.transaction() as session:
-                taken = select(Workspace.name).where(func.lower(Workspace.name) == name.lower())
+                taken = select(DbWorkspace.name).where(func.lower(DbWorkspace.name) == name.lower())
                 if session.scalar(taken) is not None:
                     raise ConflictError(f"there is a workspace '{name}' already.")
                 session.add(workspace)
@@ -83,7 +83,7 @@ class Workspaces:
             raise ConflictError(f"there is a workspace '{name}' already.") from error
         return workspace
 
-    def find(self, name_or_id: str) -> Workspace:
+    def find(self, name_or_id: str) -> DbWorkspace:
         """Return a workspace by its name or id.
 
         Raises:
@@ -91,8 +91,8 @@ class Workspaces:
         """
         with self._db.session() as session:
             workspace = session.scalar(
-                select(Workspace).where(
-                    (Workspace.id == name_or_id) | (func.lower(Workspace.name) == name_or_id.lower())
+                select(DbWorkspace).where(
+                    (DbWorkspace.id == name_or_id) | (func.lower(DbWorkspace.name) == name_or_id.lower())
                 )
             )
         if workspace is None:
@@ -102,17 +102,17 @@ class Workspaces:
             )
         return workspace
 
-    def all(self) -> list[Workspace]:
+    def all(self) -> list[DbWorkspace]:
         """Return every workspace, by name."""
         with self._db.session() as session:
-            return list(session.scalars(select(Workspace).order_by(Workspace.name)))
+            return list(session.scalars(select(DbWorkspace).order_by(DbWorkspace.name)))
 
-    def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> Membership:
+    def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> DbMembership:
         """Let a user in, or change the role of one who is."""
         with self._db.transaction() as session:
-            membership = session.get(Membership, (workspace_id, user_id))
+            membership = session.get(DbMembership, (workspace_id, user_id))
             if membership is None:
-                membership = Membership(
+                membership = DbMembership(
                     workspace_id=workspace_id, user_id=user_id, role=role, created_at=self._clock.now()
                 )
                 session.add(membership)
@@ -123,19 +123,19 @@ class Workspaces:
         """Take a user out; one who is not in is out already."""
         with self._db.transaction() as session:
             session.execute(
-                delete(Membership).where(
-                    Membership.workspace_id == workspace_id, Membership.user_id == user_id
+                delete(DbMembership).where(
+                    DbMembership.workspace_id == workspace_id, DbMembership.user_id == user_id
                 )
             )
 
-    def require_member(self, workspace: Workspace, user: User) -> None:
+    def require_member(self, workspace: DbWorkspace, user: DbUser) -> None:
         """Check that a user is in a workspace.
 
         Raises:
             NotFoundError: they are not.
         """
         with self._db.session() as session:
-            if session.get(Membership, (workspace.id, user.id)) is None:
+            if session.get(DbMembership, (workspace.id, user.id)) is None:
                 raise NotFoundError(
                     f"{user.email} is not a member of {workspace.name}.",
                     hint=f"let them in with `osmosis platform member add {workspace.name} {user.email}`",
@@ -144,37 +144,37 @@ class Workspaces:
     def has_member(self, user_id: str, workspace_id: str | None) -> bool:
         """Tell whether a user is in a workspace; in any at all, when none is named."""
         with self._db.session() as session:
-            of_user = select(Membership.user_id).where(Membership.user_id == user_id)
+            of_user = select(DbMembership.user_id).where(DbMembership.user_id == user_id)
             asked = (
-                of_user if workspace_id is None else of_user.where(Membership.workspace_id == workspace_id)
+                of_user if workspace_id is None else of_user.where(DbMembership.workspace_id == workspace_id)
             )
             return session.scalar(asked.limit(1)) is not None
 
-    def members(self, workspace_id: str) -> list[tuple[User, Role]]:
+    def members(self, workspace_id: str) -> list[tuple[DbUser, Role]]:
         """Return who is in a workspace, by address."""
         with self._db.session() as session:
             rows = session.execute(
-                select(User, Membership.role)
-                .join(Membership, Membership.user_id == User.id)
-                .where(Membership.workspace_id == workspace_id)
-                .order_by(User.email)
+                select(DbUser, DbMembership.role)
+                .join(DbMembership, DbMembership.user_id == DbUser.id)
+                .where(DbMembership.workspace_id == workspace_id)
+                .order_by(DbUser.email)
             )
             return [(user, cast(Role, role)) for user, role in rows]
 
-    def repositories(self, workspace_id: str) -> list[Repository]:
+    def repositories(self, workspace_id: str) -> list[DbRepository]:
         """Return the repositories of a workspace, the first connected first."""
         with self._db.session() as session:
             return list(
                 session.scalars(
-                    select(Repository)
-                    .where(Repository.workspace_id == workspace_id)
-                    .order_by(Repository.created_at, Repository.id)
+                    select(DbRepository)
+                    .where(DbRepository.workspace_id == workspace_id)
+                    .order_by(DbRepository.created_at, DbRepository.id)
                 )
             )
 
-    def of_user(self, user_id: str) -> list[tuple[Workspace, Role, list[Repository]]]:
+    def of_user(self, user_id: str) -> list[tuple[DbWorkspace, Role, list[DbRepository]]]:
         """Return where a user is a member, by name: the workspace, the role, the repositories connected."""
-        found: dict[str, tuple[Workspace, Role, list[Repository]]] = {}
+        found: dict[str, tuple[DbWorkspace, Role, list[DbRepository]]] = {}
         with self._db.session() as session:
             for workspace, role, repository in session.execute(_OF_USER, {"user_id": user_id}):
                 _, _, repositories = found.setdefault(workspace.id, (workspace, cast(Role, role), []))
@@ -187,13 +187,13 @@ class Workspaces:
         with self._db.session() as session:
             return list(
                 session.scalars(
-                    select(RepositoryIdentity.identity)
-                    .where(RepositoryIdentity.repository_id == repository_id)
-                    .order_by(RepositoryIdentity.identity)
+                    select(DbRepositoryIdentity.identity)
+                    .where(DbRepositoryIdentity.repository_id == repository_id)
+                    .order_by(DbRepositoryIdentity.identity)
                 )
             )
 
-    def find_repository(self, name: str) -> Repository:
+    def find_repository(self, name: str) -> DbRepository:
         """Return a repository by any of its identities, its id or what it is cloned from.
 
         Raises:
@@ -201,14 +201,14 @@ class Workspaces:
         """
         with self._db.session() as session:
             by_identity = (
-                select(Repository)
-                .join(RepositoryIdentity, RepositoryIdentity.repository_id == Repository.id)
-                .where(RepositoryIdentity.identity == name.lower())
+                select(DbRepository)
+                .join(DbRepositoryIdentity, DbRepositoryIdentity.repository_id == DbRepository.id)
+                .where(DbRepositoryIdentity.identity == name.lower())
             )
-            named = (Repository.id == name) | (Repository.clone_url == name)
-            found = session.scalar(by_identity) or session.scalar(select(Repository).where(named))
+            named = (DbRepository.id == name) | (DbRepository.clone_url == name)
+            found = session.scalar(by_identity) or session.scalar(select(DbRepository).where(named))
             if found is None:
-                known = session.scalars(select(RepositoryIdentity.identity)).all()
+                known = session.scalars(select(DbRepositoryIdentity.identity)).all()
         if found is None:
             near = closest(name, known)
             listing = "`osmosis platform repository list` lists them"
@@ -220,13 +220,15 @@ class Workspaces:
     def waiting_runs(self, repository_id: str) -> list[str]:
         """Return the names of runs of a repository that have not begun, and so still need its code."""
         with self._db.session() as session:
-            waiting = select(Run.name).where(Run.repository_id == repository_id, Run.status == "pending")
-            return list(session.scalars(waiting.order_by(Run.created_at, Run.id)))
+            waiting = select(DbRun.name).where(
+                DbRun.repository_id == repository_id, DbRun.status == "pending"
+            )
+            return list(session.scalars(waiting.order_by(DbRun.created_at, DbRun.id)))
 
     def disconnect_repository(self, repository_id: str) -> None:
         """Take a repository out of its workspace, with its identities and rollouts; its runs stay."""
         with self._db.transaction() as session:
-            session.execute(delete(Repository).where(Repository.id == repository_id))
+            session.execute(delete(DbRepository).where(DbRepository.id == repository_id))
 
     def connect_repository(
         self,
@@ -236,7 +238,7 @@ class Workspaces:
         *,
         also_known_as: Sequence[str] = (),
         default_branch: str | None = None,
-    ) -> Repository:
+    ) -> DbRepository:
         """Connect a repository, or tell what one that is connected is called and cloned from now.
 
         Whatever it was called before goes on to work. So does what follows from ``clone_url``: it is what
@@ -263,7 +265,7 @@ class Workspaces:
                 same = (owners.get(name) for name in sorted(names))
                 repository = next((it for it in same if it and _is_of(it, workspace_id, source)), None)
             if repository is None:
-                repository = Repository(
+                repository = DbRepository(
                     id=new_id("rep"), workspace_id=workspace_id, created_at=self._clock.now()
                 )
             elif repository.workspace_id != workspace_id:
@@ -279,23 +281,23 @@ class Workspaces:
             session.add(repository)
             session.flush()
             session.add_all(
-                RepositoryIdentity(identity=name, repository_id=repository.id)
+                DbRepositoryIdentity(identity=name, repository_id=repository.id)
                 for name in names - owners.keys()
             )
         return repository
 
 
-def _owners(session: Session, identities: Iterable[str]) -> dict[str, Repository]:
+def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbRepository]:
     """Return which repository is reached under each of the identities that are taken."""
     rows = session.execute(
-        select(RepositoryIdentity.identity, Repository)
-        .join(Repository, Repository.id == RepositoryIdentity.repository_id)
-        .where(RepositoryIdentity.identity.in_(identities))
+        select(DbRepositoryIdentity.identity, DbRepository)
+        .join(DbRepository, DbRepository.id == DbRepositoryIdentity.repository_id)
+        .where(DbRepositoryIdentity.identity.in_(identities))
     )
     return {row[0]: row[1] for row in rows}
 
 
-def _is_of(repository: Repository, workspace_id: str, clone_url: str) -> bool:
+def _is_of(repository: DbRepository, workspace_id: str, clone_url: str) -> bool:
     return repository.workspace_id == workspace_id and repository.clone_url == clone_url
 
 

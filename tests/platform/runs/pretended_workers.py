@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.execute.worker_process import ENDED
 from osmosis_ai.platform.runs.leases import Lease, Leases
@@ -61,7 +61,7 @@ class Bench:
             "dataset_name": "multiply",
             "model_path": "osmosis/tiny",
         }
-        run = Run(**{**described, **changes})
+        run = DbRun(**{**described, **changes})
         with self.services.db.transaction() as session:
             session.add(run)
         return run.id
@@ -89,9 +89,9 @@ class Bench:
     def directory(self, run_id: str) -> WorkingDirectory:
         return WorkingDirectory(self.services.config.runs_dir, run_id)
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> DbRun:
         with self.services.db.session() as session:
-            return session.get_one(Run, run_id)
+            return session.get_one(DbRun, run_id)
 
     def end(self, worker: Pretended) -> None:
         lease = self.claim(worker)

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from osmosis_ai.platform.db.tables import RunFile, Sample, new_id
+from osmosis_ai.platform.db.tables import DbRunFile, DbSample, new_id
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import assert_flat_error
@@ -31,7 +31,7 @@ def finished(api: TestClient, services: PlatformServices) -> dict[str, Any]:
             for run_index in range(2):
                 name = f"row_{row_index}_run_{run_index}"
                 session.add(
-                    Sample(
+                    DbSample(
                         run_id=row.id,
                         row_index=row_index,
                         run_index=run_index,
@@ -50,7 +50,7 @@ def finished(api: TestClient, services: PlatformServices) -> dict[str, Any]:
                     key = f"runs/{row.id}/files/{new_id('f')}"
                     info = services.blobs.put(key, io.BytesIO(path.encode()))
                     session.add(
-                        RunFile(
+                        DbRunFile(
                             run_id=row.id,
                             path=path,
                             kind=kind,
@@ -155,10 +155,10 @@ def test_metrics_of_a_run_that_has_not_begun_are_empty_but_there(api: TestClient
 
 
 def test_a_page_of_the_log_goes_on_at_its_cursor(api: TestClient, services: PlatformServices) -> None:
-    from osmosis_ai.platform.logs import Line
+    from osmosis_ai.platform.logs import LogLine
 
     run = submitted(api)
-    services.logs.append(run["id"], [Line(f"line {number}") for number in range(5)])
+    services.logs.append(run["id"], [LogLine(f"line {number}") for number in range(5)])
     first = api.get(f"{RUNS}/{run['name']}/logs", params={"limit": 3}).json()
     assert [line["message"] for line in first["logs"]] == ["line 2", "line 3", "line 4"]
     rest = api.get(f"{RUNS}/{run['name']}/logs", params={"limit": 3, "cursor": first["next_cursor"]}).json()
@@ -169,4 +169,4 @@ def test_a_page_of_the_log_goes_on_at_its_cursor(api: TestClient, services: Plat
 def test_nothing_was_written_that_nobody_asked_for(api: TestClient, services: PlatformServices) -> None:
     submitted(api)
     with services.db.session() as session:
-        assert session.scalar(select(func.count()).select_from(RunFile)) == 0
+        assert session.scalar(select(func.count()).select_from(DbRunFile)) == 0

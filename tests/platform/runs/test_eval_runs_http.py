@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.submit import submitter as submit_module
 from osmosis_ai.platform.services import PlatformServices
@@ -297,14 +297,14 @@ def test_given_values_are_sealed_for_the_run_and_never_come_back(
     assert "sk-canary-4417" not in detail.text
     assert api.get("/api/cli/environment-secrets").json()["total_count"] == 2
     with services.db.session() as session:
-        row = session.get_one(Run, run["id"])
+        row = session.get_one(DbRun, run["id"])
     assert row.sealed_secrets is not None
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"sk-canary-4417" not in path.read_bytes(), path
     api.post(f"{RUNS}/{run['name']}/stop", json={})
     with services.db.session() as session:
-        assert session.get_one(Run, run["id"]).sealed_secrets is None
+        assert session.get_one(DbRun, run["id"]).sealed_secrets is None
 
 
 def test_without_a_limit_a_tenth_of_the_rows_is_drawn_with_a_recorded_seed(
@@ -354,7 +354,7 @@ def test_a_member_of_another_workspace_sees_nothing(
         wanted = {"items": [{"path": "metrics.json"}]}
         assert_flat_error(client.post(f"{RUNS}/{name}/samples/download-urls", json=wanted), 404, "NOT_FOUND")
     with services.db.session() as session:
-        assert session.get_one(Run, run["id"]).status == "pending"
+        assert session.get_one(DbRun, run["id"]).status == "pending"
 
 
 def test_a_run_that_is_not_there_is_not_found(api: TestClient) -> None:
@@ -393,7 +393,7 @@ def add_runs(services: PlatformServices, member: Member, count: int) -> None:
         for number in range(count)
     ]
     with services.db.transaction() as session:
-        session.execute(insert(Run), rows)
+        session.execute(insert(DbRun), rows)
 
 
 def test_runs_are_listed_newest_first_page_by_page(

@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.tables import Dataset, LogLine, Run, Sample
+from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member
@@ -107,13 +107,15 @@ def cleaned_up(services: PlatformServices, run_id: str) -> None:
 
 def log_of(services: PlatformServices, run_id: str) -> list[str]:
     with services.db.session() as session:
-        lines = session.scalars(select(LogLine).where(LogLine.subject_id == run_id).order_by(LogLine.id))
+        lines = session.scalars(
+            select(DbLogLine).where(DbLogLine.subject_id == run_id).order_by(DbLogLine.id)
+        )
         return [f"[{line.step}] {line.message}" for line in lines]
 
 
 def samples_of(services: PlatformServices, run_id: str) -> dict[tuple[int, int], tuple[Any, ...]]:
     with services.db.session() as session:
-        rows = session.scalars(select(Sample).where(Sample.run_id == run_id))
+        rows = session.scalars(select(DbSample).where(DbSample.run_id == run_id))
         return {(s.row_index, s.run_index): (s.source_row_index, s.status, s.reward, s.tokens) for s in rows}
 
 
@@ -186,7 +188,7 @@ def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
     assert detail["eval_run"]["status"] == "finished", log_of(services, disturbed["id"])
     assert samples_of(services, disturbed["id"]) == samples_of(services, undisturbed["id"])
     with services.db.session() as session:
-        assert session.get_one(Run, disturbed["id"]).attempt > 1
+        assert session.get_one(DbRun, disturbed["id"]).attempt > 1
     calm, stormy = (api.get(f"{RUNS}/{run['name']}/metrics").json() for run in (undisturbed, disturbed))
     for numbers in (calm, stormy):
         numbers["overview"].pop("duration_ms")
@@ -295,7 +297,7 @@ def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
     everything = json.dumps([detail, log_of(services, run["id"])])
     assert "sk-canary-7291" not in everything
     with services.db.session() as session:
-        assert session.get_one(Run, run["id"]).sealed_secrets is None
+        assert session.get_one(DbRun, run["id"]).sealed_secrets is None
     cleaned_up(services, run["id"])
     for path in services.config.home.rglob("*"):
         if path.is_file():
@@ -328,7 +330,7 @@ def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
 ) -> None:
     run = submit(api)
     with services.db.transaction() as session:
-        dataset = session.scalars(select(Dataset)).one()
+        dataset = session.scalars(select(DbDataset)).one()
         info = services.blobs.put(
             "datasets/other/new.jsonl", io.BytesIO(b'{"user_prompt":"a","label":"b"}\n')
         )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Base, Run, Workspace, new_id
+from osmosis_ai.platform.db.tables import Base, DbRun, DbWorkspace, new_id
 from osmosis_ai.platform.runs.leases import LEASE, Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.submit.run_names import ADJECTIVES, NOUNS, draw_name
 from tests.platform.conftest import ManualClock
@@ -30,7 +30,7 @@ def database(folder: Path) -> Iterator[Database]:
     db = Database(f"sqlite:///{folder / 'platform.db'}")
     with db.transaction() as session:
         Base.metadata.create_all(session.connection())
-        session.add(Workspace(id="wsp_1", name="fern", created_at=MOMENT))
+        session.add(DbWorkspace(id="wsp_1", name="fern", created_at=MOMENT))
     yield db
     db.dispose()
 
@@ -48,7 +48,7 @@ def add_run(db: Database, **changes: Any) -> str:
         "dataset_name": "multiply",
         "model_path": "osmosis/tiny",
     }
-    run = Run(**{**described, **changes})
+    run = DbRun(**{**described, **changes})
     with db.transaction() as session:
         session.add(run)
     return run.id
@@ -77,7 +77,7 @@ def test_a_claimed_run_is_running_and_nobody_elses(db: Database, leases: Leases)
     assert lease.attempt == 1
     assert leases.claim(run_id, "b") is None
     with db.session() as session:
-        run = session.get_one(Run, run_id)
+        run = session.get_one(DbRun, run_id)
     assert (run.status, run.started_at is not None) == ("running", True)
 
 
@@ -94,7 +94,7 @@ def test_a_silent_owner_is_replaced_and_writes_nothing_any_more(
     leases.release(run_id, "a")
     leases.renew(second)
     with db.session() as session:
-        assert session.get_one(Run, run_id).results is None
+        assert session.get_one(DbRun, run_id).results is None
 
 
 def test_an_owner_that_slept_goes_on_when_nobody_took_its_place(
@@ -132,7 +132,7 @@ def test_an_end_is_final_and_forgets_the_secrets(leases: Leases, db: Database) -
     with pytest.raises(LeaseLostError):
         leases.renew(lease)
     with db.session() as session:
-        run = session.get_one(Run, run_id)
+        run = session.get_one(DbRun, run_id)
     assert (run.status, run.error, run.sealed_secrets, run.lease_token) == (
         "failed",
         "the model was rejected.",
@@ -222,7 +222,7 @@ class Workers(RuleBasedStateMachine):
         if not hasattr(self, "run_id"):
             return
         with self.db.session() as session:
-            run = session.get_one(Run, self.run_id)
+            run = session.get_one(DbRun, self.run_id)
         assert (run.results or {"count": 0})["count"] == self.written
         assert run.status == (self.outcome or ("running" if self.ever else "pending"))
 

@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 
 pytest.importorskip("torch")
 
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.work.training_store import ROLLOUTS, TrainingStore
+from osmosis_ai.platform.runs.work.training_store import ROLLOUTS, TrainingRunWriter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.objective.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
@@ -40,9 +40,9 @@ def claimed(services: PlatformServices, run_id: str, token: str = "worker-1") ->
     return lease
 
 
-def store_of(services: PlatformServices, lease: Lease) -> TrainingStore:
+def store_of(services: PlatformServices, lease: Lease) -> TrainingRunWriter:
     leases = Leases(services.db, services.clock)
-    return TrainingStore(lease, leases, services.blobs, services.clock, base_model="osmosis/tiny")
+    return TrainingRunWriter(lease, leases, services.blobs, services.clock, base_model="osmosis/tiny")
 
 
 def done(step: int, metrics: dict[str, float], clock: ManualClock) -> StepRecord:
@@ -94,7 +94,7 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert (by_name["entrypoint"], by_name["commit_sha"]) == ("main.py", code.head)
     assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
     with services.db.session() as session:
-        row = session.get_one(Run, run["id"])
+        row = session.get_one(DbRun, run["id"])
     assert (row.kind, row.seed, row.selection and row.selection["limit"]) == ("training", 7, 200)
 
 

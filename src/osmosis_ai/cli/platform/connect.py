@@ -47,11 +47,11 @@ def connect(
     What does not clone is refused.
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
     located = _located(source)
     sent = _identity_of(located.origin, required=identity is None)
-    with opened_platform() as platform:
+    with local_platform() as platform:
         home = platform.workspace(workspace)
         if not no_check:
             _require_clone(platform.config.git_dir, identity or sent, located.clone_url, branch)

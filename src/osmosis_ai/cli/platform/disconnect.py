@@ -27,10 +27,10 @@ def disconnect(
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         found = platform.workspaces.find_repository(repository)
         waiting = platform.workspaces.waiting_runs(found.id)
         warnings = []

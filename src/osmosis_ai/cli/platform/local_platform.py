@@ -13,26 +13,26 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from osmosis_ai.platform.accounts import Accounts
+    from osmosis_ai.platform.accounts import AccountStore
     from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
-    from osmosis_ai.platform.db.tables import User, Workspace
+    from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
     from osmosis_ai.platform.key_rotation import Rotation
-    from osmosis_ai.platform.offboarding import Departures
-    from osmosis_ai.platform.workspaces import Workspaces
+    from osmosis_ai.platform.offboarding import Offboarding
+    from osmosis_ai.platform.workspaces import WorkspaceStore
 
 
 @dataclass(frozen=True)
-class OpenedPlatform:
+class LocalPlatform:
     """What administration needs of a platform."""
 
     config: PlatformConfig
     clock: Clock
     db: Database
-    accounts: Accounts
-    workspaces: Workspaces
-    departures: Departures
+    accounts: AccountStore
+    workspaces: WorkspaceStore
+    offboarding: Offboarding
 
     @property
     def url(self) -> str:
@@ -53,7 +53,7 @@ class OpenedPlatform:
 
         return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 
-    def user(self, email: str | None) -> User:
+    def user(self, email: str | None) -> DbUser:
         """Return the user with this address, or the only one there is.
 
         Raises:
@@ -73,7 +73,7 @@ class OpenedPlatform:
             raise OsmosisError(f"the platform has several users: {addresses}.", hint="choose one with --user")
         return users[0]
 
-    def workspace(self, name: str | None) -> Workspace:
+    def workspace(self, name: str | None) -> DbWorkspace:
         """Return the workspace of this name, or the only one there is.
 
         Raises:
@@ -97,7 +97,7 @@ class OpenedPlatform:
 
 
 @contextmanager
-def opened_platform() -> Iterator[OpenedPlatform]:
+def local_platform() -> Iterator[LocalPlatform]:
     """Open the platform under ``OSMOSIS_HOME``; a running one is not disturbed.
 
     Raises:
@@ -108,21 +108,21 @@ def opened_platform() -> Iterator[OpenedPlatform]:
         import alembic  # noqa: F401 - used later, and missed here
         import argon2  # noqa: F401
 
-        from osmosis_ai.platform.accounts import Accounts
+        from osmosis_ai.platform.accounts import AccountStore
         from osmosis_ai.platform.clock import SystemClock
         from osmosis_ai.platform.config import from_environment
         from osmosis_ai.platform.db.engine import Database
-        from osmosis_ai.platform.offboarding import Departures
-        from osmosis_ai.platform.workspaces import Workspaces
+        from osmosis_ai.platform.offboarding import Offboarding
+        from osmosis_ai.platform.workspaces import WorkspaceStore
     config = from_environment()
     config.prepare_home()
     clock = SystemClock()
     db = Database(config.database_url)
     try:
         db.migrate()
-        accounts = Accounts(db, clock)
-        departures = Departures(db, clock, accounts)
-        yield OpenedPlatform(config, clock, db, accounts, Workspaces(db, clock), departures)
+        accounts = AccountStore(db, clock)
+        offboarding = Offboarding(db, clock, accounts)
+        yield LocalPlatform(config, clock, db, accounts, WorkspaceStore(db, clock), offboarding)
     finally:
         db.dispose()
 

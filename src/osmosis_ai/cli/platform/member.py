@@ -25,9 +25,9 @@ def add(
     role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.member,
 ) -> OperationResult:
     """Let a user into a workspace, or change their role there."""
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
         platform.workspaces.add_member(home.id, user.id, role.value)
     article = "a" if role is RoleName.member else "an"
@@ -45,9 +45,9 @@ def remove(
 ) -> OperationResult:
     """Take a user out of a workspace; what they made there stays."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
         current().confirm(f"Take {user.email} out of {home.name}?", yes=yes)
         platform.workspaces.remove_member(home.id, user.id)

@@ -18,9 +18,9 @@ def list_(
 
     Example: osmosis platform repository list --workspace default
     """
-    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         named = platform.workspaces.all() if workspace is None else [platform.workspaces.find(workspace)]
         items = [
             {

@@ -12,9 +12,9 @@ def rotate() -> OperationResult:
     keys are kept for a day, for backups being made, and go with the first rotation after that.
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         done = platform.rotate_secret_key()
     if done.damaged:
         current().warn(

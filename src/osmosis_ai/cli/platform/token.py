@@ -15,7 +15,7 @@ from osmosis_ai.errors import ConflictError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from osmosis_ai.platform.db.tables import Token, User
+    from osmosis_ai.platform.db.tables import DbToken, DbUser
 
 UserOption = Annotated[
     str | None,
@@ -44,9 +44,9 @@ def create(
 ) -> OperationResult:
     """Make a token and print it. It is shown this once; the platform keeps a hash."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         owner = platform.user(user)
         if owner.disabled_at is not None:
             raise ConflictError(
@@ -91,9 +91,9 @@ def list_(
 ) -> ListResult:
     """List tokens, newest first. The tokens themselves are not kept and cannot be shown."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         owner_id = platform.accounts.find_user(user).id if user is not None else None
         now = platform.clock.now()
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
@@ -130,9 +130,9 @@ def revoke(
 ) -> OperationResult:
     """Make a token useless at once and for good."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         before = platform.accounts.find_token(token_id)
         if before.revoked_at is None:
             current().confirm(f"Revoke {token_id}? Whoever uses it is locked out.", yes=yes)
@@ -145,7 +145,7 @@ def revoke(
     )
 
 
-def _item(token: Token, owner: User, names: dict[str, str], now: datetime) -> dict[str, Any]:
+def _item(token: DbToken, owner: DbUser, names: dict[str, str], now: datetime) -> dict[str, Any]:
     from osmosis_ai.cli.platform.local_platform import iso
 
     expired = token.expires_at is not None and token.expires_at <= now

@@ -10,7 +10,7 @@ from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.offboarding import Departure
+    from osmosis_ai.platform.offboarding import OffboardingReport
 
 Whose = Annotated[str, typer.Argument(help="The user's address.")]
 
@@ -30,10 +30,10 @@ def add(
     password_stdin: PasswordFromStdin = False,
 ) -> OperationResult:
     """Add a user. Without --password-stdin a password is made and printed, this once."""
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
     password, made = _password(password_stdin)
-    with opened_platform() as platform:
+    with local_platform() as platform:
         home = platform.workspaces.find(workspace) if workspace is not None else None
         user = platform.accounts.create_user(email, name=name, password=password, is_admin=admin)
         if home is not None:
@@ -62,9 +62,9 @@ def add(
 def list_() -> ListResult:
     """List the users."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         items = [
             {
                 "id": user.id,
@@ -100,10 +100,10 @@ def password(
     """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
     this once. Tokens and API keys go on working unless you say --revoke-tokens.
     """
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
     text, made = _password(password_stdin)
-    with opened_platform() as platform:
+    with local_platform() as platform:
         ended = platform.accounts.set_password(email, text, revoke_tokens=revoke_tokens)
     kinds = "sessions, tokens and keys" if revoke_tokens else "sessions"
     return OperationResult(
@@ -123,27 +123,27 @@ def disable(
 ) -> OperationResult:
     """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working."""
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         user = platform.accounts.find_user(email)
         current().confirm(f"Disable {user.email}? Nobody gets in as them until they are enabled.", yes=yes)
-        done = platform.departures.disable(email, stop_runs=stop_runs)
+        done = platform.offboarding.disable(email, stop_runs=stop_runs)
     said = f"Disabled {user.email}." if done.changed else f"{user.email} was disabled already."
     steps = [f"Let them in again: osmosis platform user enable {user.email}"]
     if done.still_open:
         steps.insert(0, f"Their open runs go on (--stop-runs stops them): {', '.join(done.still_open)}")
-    return _departed("disable", said, done, steps)
+    return _offboarded("disable", said, done, steps)
 
 
 def enable(email: Whose) -> OperationResult:
     """Let a disabled user in again, with the password, tokens and API keys they had."""
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
-        done = platform.departures.enable(email)
+    with local_platform() as platform:
+        done = platform.offboarding.enable(email)
     name = done.user.email
-    return _departed("enable", f"Enabled {name}." if done.changed else f"{name} is not disabled.", done, [])
+    return _offboarded("enable", f"Enabled {name}." if done.changed else f"{name} is not disabled.", done, [])
 
 
 def remove(email: Whose, yes: YesOption = False) -> OperationResult:
@@ -152,20 +152,20 @@ def remove(email: Whose, yes: YesOption = False) -> OperationResult:
     Their datasets, runs and adapters, and the secrets of workspaces, stay.
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         user = platform.accounts.find_user(email)
         current().confirm(f"Remove {user.email} for good? Their open runs stop.", yes=yes)
-        done = platform.departures.remove(email)
+        done = platform.offboarding.remove(email)
     steps = [
         f"{name} has no owner now: osmosis platform member add {name} EMAIL --role owner"
         for name in done.ownerless
     ]
-    return _departed("remove", f"Removed {user.email}.", done, steps)
+    return _offboarded("remove", f"Removed {user.email}.", done, steps)
 
 
-def _departed(verb: str, message: str, done: Departure, steps: list[str]) -> OperationResult:
+def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[str]) -> OperationResult:
     counted = [
         f"{done.sessions} sessions and tokens ended" if done.sessions else "",
         f"{done.personal_secrets} personal secrets deleted" if done.personal_secrets else "",

@@ -16,9 +16,9 @@ def add(
     ] = None,
 ) -> OperationResult:
     """Add a workspace."""
-    from osmosis_ai.cli.platform.local_platform import opened_platform
+    from osmosis_ai.cli.platform.local_platform import local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         user = platform.user(owner)
         workspace = platform.workspaces.create(name)
         platform.workspaces.add_member(workspace.id, user.id, "owner")
@@ -33,9 +33,9 @@ def add(
 def list_() -> ListResult:
     """List the workspaces with their members and repositories."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.local_platform import iso, opened_platform
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with opened_platform() as platform:
+    with local_platform() as platform:
         items = [
             {
                 "id": workspace.id,

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from osmosis_ai.platform.blobs.store import BlobInfo, BlobNotFound, BlobStore, Part, Upload
+from osmosis_ai.platform.blobs.store import BlobInfo, BlobNotFound, BlobStore, BlobUpload, Part
 
-__all__ = ["BlobInfo", "BlobNotFound", "BlobStore", "Part", "Upload"]
+__all__ = ["BlobInfo", "BlobNotFound", "BlobStore", "BlobUpload", "Part"]

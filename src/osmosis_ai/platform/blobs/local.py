@@ -30,9 +30,9 @@ from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigne
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
+    BlobUpload,
     Part,
     PartsMismatch,
-    Upload,
     UploadNotFound,
     check_key,
 )
@@ -107,19 +107,19 @@ class LocalBlobStore:
         """Return a URL that serves the blob, as a download named ``filename``, until ``ttl`` has passed."""
         return self.signer.sign(DownloadGrant(check_key(key), filename), ttl=ttl)
 
-    def begin_upload(self, key: str) -> Upload:
+    def begin_upload(self, key: str) -> BlobUpload:
         """Begin an upload of a new blob."""
-        upload = Upload(secrets.token_hex(16), check_key(key))
+        upload = BlobUpload(secrets.token_hex(16), check_key(key))
         # A power cut may take the record back: the client's first PUT then says that the upload has ended.
         record = {"key": key, "begun_at": self._clock.now().isoformat()}
         write_json(self._uploads / upload.id / _RECORD, record, durable=False)
         return upload
 
-    def signed_part_url(self, upload: Upload, part_number: int, *, size: int, ttl: timedelta) -> str:
+    def signed_part_url(self, upload: BlobUpload, part_number: int, *, size: int, ttl: timedelta) -> str:
         """Return a URL that takes exactly ``size`` bytes by PUT as a part, numbered from 1."""
         return self.signer.sign(PartGrant(upload.id, part_number, size), ttl=ttl)
 
-    def parts(self, upload: Upload) -> Mapping[int, Part]:
+    def parts(self, upload: BlobUpload) -> Mapping[int, Part]:
         """Return the parts received so far, by number."""
         try:
             paths = list(self._upload_dir(upload.id).iterdir())
@@ -133,7 +133,7 @@ class LocalBlobStore:
                     found[int(match[1])] = Part(match[2], path.stat().st_size)
         return found
 
-    def complete_upload(self, upload: Upload, etags: Sequence[str]) -> BlobInfo:
+    def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
         """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash."""
         target = self._path(upload.key)
         if target.exists():
@@ -144,7 +144,7 @@ class LocalBlobStore:
         self.abort_upload(upload)
         return info
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BlobUpload) -> None:
         """Give an upload up and forget its parts; one that has ended is no error."""
         # Renamed first: a part that arrives meanwhile finds no upload, instead of half of one.
         doomed = self._incoming / f"ended-{secrets.token_hex(8)}"
@@ -153,13 +153,13 @@ class LocalBlobStore:
             self._upload_dir(upload.id).rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
-    def unfinished_uploads(self) -> Iterator[tuple[Upload, datetime]]:
+    def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
         """Yield the uploads that have not ended, each with the moment it began."""
         for path in list(self._uploads.glob("*/")):
             # What ends meanwhile, or is no record, is no unfinished upload.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 record = json.loads((path / _RECORD).read_bytes())
-                yield Upload(path.name, record["key"]), datetime.fromisoformat(record["begun_at"])
+                yield BlobUpload(path.name, record["key"]), datetime.fromisoformat(record["begun_at"])
 
     def sweep(self) -> None:
         """Remove what processes that were killed have left half-written."""
@@ -195,7 +195,7 @@ class LocalBlobStore:
                     former.unlink(missing_ok=True)
         return Part(info.sha256, info.size)
 
-    def _assemble(self, upload: Upload, etags: Sequence[str], target: Path) -> BlobInfo:
+    def _assemble(self, upload: BlobUpload, etags: Sequence[str], target: Path) -> BlobInfo:
         directory = self._upload_dir(upload.id)
         if not directory.is_dir():
             raise UploadNotFound

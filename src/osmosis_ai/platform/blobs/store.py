@@ -85,7 +85,7 @@ class BlobInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class BlobUpload:
     """An upload that has begun: ``id`` is the store's, ``key`` what it will become."""
 
     id: str
@@ -143,15 +143,15 @@ class BlobStore(Protocol):
         """Return a URL that serves the blob, as a download named ``filename``, until ``ttl`` has passed."""
         ...
 
-    def begin_upload(self, key: str) -> Upload:
+    def begin_upload(self, key: str) -> BlobUpload:
         """Begin an upload of a new blob."""
         ...
 
-    def signed_part_url(self, upload: Upload, part_number: int, *, size: int, ttl: timedelta) -> str:
+    def signed_part_url(self, upload: BlobUpload, part_number: int, *, size: int, ttl: timedelta) -> str:
         """Return a URL that takes exactly ``size`` bytes by PUT as a part, numbered from 1."""
         ...
 
-    def parts(self, upload: Upload) -> Mapping[int, Part]:
+    def parts(self, upload: BlobUpload) -> Mapping[int, Part]:
         """Return the parts received so far, by number.
 
         Raises:
@@ -159,7 +159,7 @@ class BlobStore(Protocol):
         """
         ...
 
-    def complete_upload(self, upload: Upload, etags: Sequence[str]) -> BlobInfo:
+    def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
         """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash.
 
         Raises:
@@ -168,11 +168,11 @@ class BlobStore(Protocol):
         """
         ...
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BlobUpload) -> None:
         """Give an upload up and forget its parts; one that has ended is no error."""
         ...
 
-    def unfinished_uploads(self) -> Iterator[tuple[Upload, datetime]]:
+    def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
         """Yield the uploads that have not ended, each with the moment it began."""
         ...
 

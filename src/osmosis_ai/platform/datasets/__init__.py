@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 from osmosis_ai.platform.datasets.lookup import find_dataset, open_dataset
-from osmosis_ai.platform.datasets.store import DatasetLimits, DatasetRecord, Datasets
+from osmosis_ai.platform.datasets.store import DatasetLimits, DatasetRecord, DatasetStore
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected
 
 __all__ = [
     "DatasetLimits",
     "DatasetRecord",
     "DatasetRejected",
-    "Datasets",
+    "DatasetStore",
     "find_dataset",
     "open_dataset",
 ]

@@ -20,8 +20,8 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.tables import Dataset
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbDataset
+from osmosis_ai.platform.logs import LogLine, LogStore
 
 logger = logging.getLogger("osmosis_ai.platform.datasets")
 
@@ -41,7 +41,9 @@ class Ingest:
         workers: how many files are checked at a time.
     """
 
-    def __init__(self, db: Database, blobs: BlobStore, clock: Clock, logs: Logs, *, workers: int = 2) -> None:
+    def __init__(
+        self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, *, workers: int = 2
+    ) -> None:
         self._db = db
         self._blobs = blobs
         self._clock = clock
@@ -103,8 +105,8 @@ class Ingest:
         """Check what is ``processing``, end uploads whose time is over, remove what nobody refers to."""
         self._blobs.sweep()
         with self._db.session() as session:
-            waiting = list(session.scalars(select(Dataset.id).where(Dataset.status == "processing")))
-            uploading = list(session.scalars(select(Dataset).where(Dataset.upload.is_not(None))))
+            waiting = list(session.scalars(select(DbDataset.id).where(DbDataset.status == "processing")))
+            uploading = list(session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))))
         for dataset_id in waiting:
             self.submit(dataset_id)
         for row in uploading:
@@ -116,13 +118,13 @@ class Ingest:
     def give_up(self, dataset_id: str, pending: PendingUpload, reason: str) -> None:
         """End an upload that will not become a dataset, if the row still waits for it."""
         with self._db.transaction() as session:
-            row = session.get(Dataset, dataset_id, with_for_update=True)
+            row = session.get(DbDataset, dataset_id, with_for_update=True)
             current = PendingUpload.of(row) if row is not None else None
             if row is not None and current is not None and current.upload == pending.upload:
                 row.upload = None
                 row.status = "uploaded" if row.blob_key is not None else "cancelled"
                 row.updated_at = later_than(row, self._clock) if row.blob_key is None else row.updated_at
-                self._logs.add(session, dataset_id, [Line(reason, "warning", "upload")])
+                self._logs.add(session, dataset_id, [LogLine(reason, "warning", "upload")])
         self._blobs.abort_upload(pending.upload)
 
     def _launch(self, pool: ThreadPoolExecutor, dataset_id: str) -> None:
@@ -147,7 +149,7 @@ class Ingest:
 
     def _work_on(self, dataset_id: str) -> None:
         with self._db.session() as session:
-            row = session.get(Dataset, dataset_id)
+            row = session.get(DbDataset, dataset_id)
         pending = PendingUpload.of(row) if row is not None else None
         if row is None or pending is None or pending.etags is None:
             return
@@ -174,7 +176,7 @@ class Ingest:
         unneeded: str | None = pending.upload.key
         good = info is not None and not check.errors
         with self._db.transaction() as session:
-            row = session.get(Dataset, dataset_id, with_for_update=True)
+            row = session.get(DbDataset, dataset_id, with_for_update=True)
             current = PendingUpload.of(row) if row is not None else None
             if row is not None and current is not None and current.upload == pending.upload:
                 row.upload = None
@@ -210,9 +212,9 @@ class Ingest:
         if not keys and not uploads:
             return
         with self._db.session() as session:
-            rows = session.scalars(select(Dataset).where(Dataset.upload.is_not(None)))
+            rows = session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None)))
             pending = {found.upload for row in rows if (found := PendingUpload.of(row)) is not None}
-            used = set(session.scalars(select(Dataset.blob_key).where(Dataset.blob_key.is_not(None))))
+            used = set(session.scalars(select(DbDataset.blob_key).where(DbDataset.blob_key.is_not(None))))
         for key in keys - used - {upload.key for upload in pending}:
             self._blobs.delete(key)
         for upload in uploads:
@@ -220,12 +222,12 @@ class Ingest:
                 self._blobs.abort_upload(upload)
 
 
-def later_than(row: Dataset, clock: Clock) -> datetime:
+def later_than(row: DbDataset, clock: Clock) -> datetime:
     """Return the moment of a change to ``row``: later than the one before, even if the clock was set back."""
     return max(clock.now(), row.updated_at + _TICK)
 
 
-def _accept(row: Dataset, pending: PendingUpload, info: BlobInfo, check: Check) -> None:
+def _accept(row: DbDataset, pending: PendingUpload, info: BlobInfo, check: Check) -> None:
     row.status = "uploaded"
     row.error = None
     row.blob_key = pending.upload.key
@@ -237,14 +239,14 @@ def _accept(row: Dataset, pending: PendingUpload, info: BlobInfo, check: Check) 
     row.creator_id = pending.creator_id
 
 
-def _lines(row: Dataset, check: Check) -> list[Line]:
-    lines = [Line(problem, "error", "validate") for problem in check.errors]
-    lines += [Line(remark, "warning", "validate") for remark in check.warnings]
+def _lines(row: DbDataset, check: Check) -> list[LogLine]:
+    lines = [LogLine(problem, "error", "validate") for problem in check.errors]
+    lines += [LogLine(remark, "warning", "validate") for remark in check.warnings]
     if not check.errors:
         details = {"row_count": check.row_count, "mode": check.mode, "sha256": row.sha256}
-        lines.append(Line(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details))
+        lines.append(LogLine(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details))
     elif row.blob_key is not None:
-        lines.append(Line("the file was refused; the dataset keeps its former rows", "error", "validate"))
+        lines.append(LogLine("the file was refused; the dataset keeps its former rows", "error", "validate"))
     else:
-        lines.append(Line("the file was refused", "error", "validate"))
+        lines.append(LogLine("the file was refused", "error", "validate"))
     return lines

@@ -16,26 +16,26 @@ from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.datasets.upload_request import normal_name
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Dataset
+from osmosis_ai.platform.db.tables import DbDataset
 
 
 def find_dataset(
     session: Session, workspace_id: str, name_or_id: str, *, lock: bool = False
-) -> Dataset | None:
+) -> DbDataset | None:
     """Return a dataset of a workspace by its id or name; an id wins over a name that looks like it.
 
     Args:
         lock: keep others from changing the row until the transaction ends.
     """
-    for column, value in ((Dataset.id, name_or_id), (Dataset.name, normal_name(name_or_id))):
-        query = select(Dataset).where(Dataset.workspace_id == workspace_id, column == value)
+    for column, value in ((DbDataset.id, name_or_id), (DbDataset.name, normal_name(name_or_id))):
+        query = select(DbDataset).where(DbDataset.workspace_id == workspace_id, column == value)
         row = session.scalar(query.with_for_update() if lock else query)
         if row is not None:
             return row
     return None
 
 
-def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> Dataset:
+def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> DbDataset:
     """Copy a dataset's checked bytes to ``target`` and return the row they belong to.
 
     ``target`` that already holds them is left as it is. Its directory is made when missing.
@@ -55,9 +55,9 @@ def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) 
     return row
 
 
-def _with_bytes(db: Database, dataset_id: str) -> Dataset:
+def _with_bytes(db: Database, dataset_id: str) -> DbDataset:
     with db.session() as session:
-        row = session.get(Dataset, dataset_id)
+        row = session.get(DbDataset, dataset_id)
     if row is None:
         raise NotFoundError("the dataset of this run has been removed.")
     if row.blob_key is None:
@@ -65,7 +65,7 @@ def _with_bytes(db: Database, dataset_id: str) -> Dataset:
     return row
 
 
-def _copy(blobs: BlobStore, row: Dataset, target: Path) -> None:
+def _copy(blobs: BlobStore, row: DbDataset, target: Path) -> None:
     if row.blob_key is None:
         raise BlobNotFound(f"the dataset '{row.name}' has no bytes.")
     if target.is_file() and target.stat().st_size == row.file_size and file_digest(target) == row.sha256:

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent, UploadPart
-from osmosis_ai.platform.blobs.store import BlobStore, Part, Upload
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected
-from osmosis_ai.platform.db.tables import Dataset
+from osmosis_ai.platform.db.tables import DbDataset
 
 UPLOAD_TTL = timedelta(hours=24)
 """How long the URLs of an upload work, and how long it may take."""
@@ -37,7 +37,7 @@ class PendingUpload:
         intent: what the client said it would send, if it did.
     """
 
-    upload: Upload
+    upload: BlobUpload
     extension: str
     size: int
     part_size: int
@@ -47,14 +47,14 @@ class PendingUpload:
     intent: UploadIntent | None = None
 
     @classmethod
-    def of(cls, row: Dataset) -> PendingUpload | None:
+    def of(cls, row: DbDataset) -> PendingUpload | None:
         """Return the upload that a dataset waits for, or None."""
         record = row.upload
         if record is None:
             return None
         etags = record["etags"]
         return cls(
-            upload=Upload(record["id"], record["key"]),
+            upload=BlobUpload(record["id"], record["key"]),
             extension=record["extension"],
             size=record["size"],
             part_size=record["part_size"],

@@ -21,29 +21,29 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError
-from osmosis_ai.platform.blobs.store import BlobStore, Upload, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.ingest import BLOB_PREFIX, Ingest
 from osmosis_ai.platform.datasets.lookup import find_dataset
 from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
-from osmosis_ai.platform.datasets.upload_request import Announcement, DatasetRejected, normal_extension
+from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Dataset, User, new_id
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
+from osmosis_ai.platform.logs import LogLine, LogStore
 from osmosis_ai.platform.name_lookup import hint_of_name
 
 DOWNLOAD_TTL = timedelta(hours=1)
 """How long the URL of a download works."""
 
 # Clients ask for lists all the time; a statement that is built once is also compiled once.
-_MINE = Dataset.workspace_id == bindparam("workspace_id")
-_COUNT = select(func.count()).select_from(Dataset).where(_MINE)
+_MINE = DbDataset.workspace_id == bindparam("workspace_id")
+_COUNT = select(func.count()).select_from(DbDataset).where(_MINE)
 _PAGE = (
-    select(Dataset, User.name, User.email)
-    .outerjoin(User, User.id == Dataset.creator_id)
+    select(DbDataset, DbUser.name, DbUser.email)
+    .outerjoin(DbUser, DbUser.id == DbDataset.creator_id)
     .where(_MINE)
-    .options(defer(Dataset.preview, raiseload=True))
-    .order_by(Dataset.created_at.desc(), Dataset.id.desc())
+    .options(defer(DbDataset.preview, raiseload=True))
+    .order_by(DbDataset.created_at.desc(), DbDataset.id.desc())
     .limit(bindparam("limit"))
     .offset(bindparam("offset"))
 )
@@ -62,11 +62,11 @@ class DatasetLimits:
 class DatasetRecord:
     """A dataset, and who uploaded it."""
 
-    row: Dataset
+    row: DbDataset
     creator_name: str | None
 
 
-class Datasets:
+class DatasetStore:
     """The datasets of one platform.
 
     Args:
@@ -75,7 +75,13 @@ class Datasets:
     """
 
     def __init__(
-        self, db: Database, blobs: BlobStore, clock: Clock, logs: Logs, *, limits: DatasetLimits | None = None
+        self,
+        db: Database,
+        blobs: BlobStore,
+        clock: Clock,
+        logs: LogStore,
+        *,
+        limits: DatasetLimits | None = None,
     ) -> None:
         self._db = db
         self._blobs = blobs
@@ -88,7 +94,7 @@ class Datasets:
         self,
         workspace_id: str,
         creator_id: str,
-        announced: Announcement,
+        announced: UploadRequest,
         *,
         overwrite_id: str | None = None,
         intent: UploadIntent | None = None,
@@ -176,7 +182,7 @@ class Datasets:
         """
         with self._db.session() as session:
             row = find_dataset(session, workspace_id, name_or_id)
-            creator = session.get(User, row.creator_id) if row is not None and row.creator_id else None
+            creator = session.get(DbUser, row.creator_id) if row is not None and row.creator_id else None
             if row is None:
                 raise _unknown(session, workspace_id, name_or_id)
         return DatasetRecord(row, _display_name(creator))
@@ -221,14 +227,14 @@ class Datasets:
         row = self._find(workspace_id, name_or_id)
         return self._logs.page(row.id, limit=limit, direction=direction, cursor=cursor)
 
-    def _find(self, workspace_id: str, name_or_id: str) -> Dataset:
+    def _find(self, workspace_id: str, name_or_id: str) -> DbDataset:
         return self.get(workspace_id, name_or_id).row
 
     def _go_on(
         self,
         workspace_id: str,
         creator_id: str,
-        announced: Announcement,
+        announced: UploadRequest,
         overwrite_id: str | None,
         intent: UploadIntent,
     ) -> tuple[DatasetRecord, UploadInstructions] | None:
@@ -249,16 +255,16 @@ class Datasets:
             return None
         pending = replace(pending, expires_at=self._clock.now() + UPLOAD_TTL)
         with self._db.transaction() as session:
-            current = session.get_one(Dataset, row.id, with_for_update=True)
+            current = session.get_one(DbDataset, row.id, with_for_update=True)
             open_still = PendingUpload.of(current)
             if open_still is None or open_still.upload != pending.upload or open_still.etags is not None:
                 return None
             current.upload = pending.to_json()
             message = f"the upload goes on: {len(received)} of {len(pending.part_sizes())} parts are here"
-            self._logs.add(session, row.id, [Line(message, "info", "upload")])
+            self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
 
-    def _begin(self, announced: Announcement, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
+    def _begin(self, announced: UploadRequest, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
         in_parts = announced.size >= self.limits.multipart_from_bytes
         return PendingUpload(
             upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{announced.extension}"),
@@ -271,8 +277,8 @@ class Datasets:
         )
 
     def _register(
-        self, workspace_id: str, announced: Announcement, overwrite_id: str | None, pending: PendingUpload
-    ) -> tuple[Dataset, Upload | None]:
+        self, workspace_id: str, announced: UploadRequest, overwrite_id: str | None, pending: PendingUpload
+    ) -> tuple[DbDataset, BlobUpload | None]:
         """Make the row wait for an upload; returns it and the upload it waited for before."""
         now = self._clock.now()
         try:
@@ -280,7 +286,7 @@ class Datasets:
                 row = self._replaceable(session, workspace_id, announced, overwrite_id, lock=True)
                 former = PendingUpload.of(row) if row is not None else None
                 if row is None:
-                    row = Dataset(id=new_id("ds"), workspace_id=workspace_id, name=announced.name)
+                    row = DbDataset(id=new_id("ds"), workspace_id=workspace_id, name=announced.name)
                     row.created_at = now
                     session.add(row)
                 if row.blob_key is None:
@@ -292,7 +298,7 @@ class Datasets:
                 row.error = None
                 message = f"upload begun: {announced.size:,} bytes of {announced.extension}"
                 session.flush()
-                self._logs.add(session, row.id, [Line(message, "info", "upload")])
+                self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         except IntegrityError:
             # Two at once on a database that lets both look first.
             with self._db.session() as session:
@@ -304,11 +310,11 @@ class Datasets:
         self,
         session: Session,
         workspace_id: str,
-        announced: Announcement,
+        announced: UploadRequest,
         overwrite_id: str | None,
         *,
         lock: bool = False,
-    ) -> Dataset | None:
+    ) -> DbDataset | None:
         """Return the row that the announced bytes are for, or None when there is none of that name."""
         if overwrite_id is not None:
             row = find_dataset(session, workspace_id, overwrite_id, lock=lock)
@@ -318,13 +324,15 @@ class Datasets:
                 problem = f"the dataset to overwrite is called '{row.name}', not '{announced.name}'"
                 raise DatasetRejected([("overwrite_dataset_id", problem)])
             return row
-        named = select(Dataset).where(Dataset.workspace_id == workspace_id, Dataset.name == announced.name)
+        named = select(DbDataset).where(
+            DbDataset.workspace_id == workspace_id, DbDataset.name == announced.name
+        )
         row = session.scalar(named.with_for_update() if lock else named)
         if row is not None and not self._is_void(row):
             raise _taken(row, announced)
         return row
 
-    def _is_void(self, row: Dataset) -> bool:
+    def _is_void(self, row: DbDataset) -> bool:
         """Whether a dataset has nothing that could be lost: no bytes, and none on their way."""
         pending = PendingUpload.of(row)
         if row.blob_key is not None or row.status == "processing":
@@ -333,7 +341,7 @@ class Datasets:
 
     def _note_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
         with self._db.transaction() as session:
-            row = session.get(Dataset, dataset_id, with_for_update=True)
+            row = session.get(DbDataset, dataset_id, with_for_update=True)
             current = PendingUpload.of(row) if row is not None else None
             if row is None or current is None or current.upload != pending.upload:
                 raise ConflictError("another upload of this dataset has begun meanwhile.")
@@ -344,11 +352,11 @@ class Datasets:
             row.upload = pending.completed(etags).to_json()
             row.status = "processing"
             self._logs.add(
-                session, dataset_id, [Line("all bytes are here; checking the file", "info", "upload")]
+                session, dataset_id, [LogLine("all bytes are here; checking the file", "info", "upload")]
             )
 
 
-def _begin_anew(row: Dataset, announced: Announcement, pending: PendingUpload) -> None:
+def _begin_anew(row: DbDataset, announced: UploadRequest, pending: PendingUpload) -> None:
     row.status = "pending"
     row.extension = announced.extension
     row.file_size = announced.size
@@ -356,13 +364,15 @@ def _begin_anew(row: Dataset, announced: Announcement, pending: PendingUpload) -
     row.creator_id = pending.creator_id
 
 
-def _display_name(user: User | None) -> str | None:
+def _display_name(user: DbUser | None) -> str | None:
     return None if user is None else user.name or user.email
 
 
 def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundError:
     newest = (
-        select(Dataset.name).where(Dataset.workspace_id == workspace_id).order_by(Dataset.created_at.desc())
+        select(DbDataset.name)
+        .where(DbDataset.workspace_id == workspace_id)
+        .order_by(DbDataset.created_at.desc())
     )
     return NotFoundError(
         f"there is no dataset '{name_or_id}' in this workspace.",
@@ -370,7 +380,7 @@ def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundEr
     )
 
 
-def _taken(existing: Dataset | None, announced: Announcement) -> ConflictError:
+def _taken(existing: DbDataset | None, announced: UploadRequest) -> ConflictError:
     details = {} if existing is None else {"existing_dataset_id": existing.id}
     if existing is not None and existing.blob_key is None:
         message = f"an upload of '{announced.name}' has begun and not ended; overwrite it to start again."
@@ -379,7 +389,7 @@ def _taken(existing: Dataset | None, announced: Announcement) -> ConflictError:
     return ConflictError(message, details=details)
 
 
-def _why_not_ready(row: Dataset) -> str:
+def _why_not_ready(row: DbDataset) -> str:
     if row.status in ("pending", "uploading"):
         return f"the dataset '{row.name}' is still being uploaded."
     if row.status == "processing":

@@ -45,7 +45,7 @@ class DatasetRejected(OsmosisError):
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class UploadRequest:
     """A file that a client is about to send: its stem, its extension, its exact size in bytes."""
 
     name: str
@@ -55,7 +55,7 @@ class Announcement:
     @classmethod
     def checked(
         cls, name: str, extension: str, size: int, *, max_bytes: int = MAX_FILE_BYTES
-    ) -> Announcement:
+    ) -> UploadRequest:
         """Return the announcement of a file that may be sent.
 
         Raises:

@@ -72,7 +72,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-class User(Base):
+class DbUser(Base):
     """Somebody; from ``disabled_at`` on, until it is taken back, nothing of theirs lets anybody in."""
 
     __tablename__ = "users"
@@ -86,7 +86,7 @@ class User(Base):
     disabled_at: Mapped[datetime | None]
 
 
-class Token(Base):
+class DbToken(Base):
     """A bearer token of a user; only its SHA-256 is stored. ``kind``: ``cli``, ``api_key`` or ``web``."""
 
     __tablename__ = "tokens"
@@ -103,7 +103,7 @@ class Token(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class DeviceLogin(Base):
+class DbDeviceLogin(Base):
     """One pass of the device flow. ``status``: ``pending``, ``approved``, ``denied``, ``used``."""
 
     __tablename__ = "device_logins"
@@ -120,7 +120,7 @@ class DeviceLogin(Base):
     expires_at: Mapped[datetime]
 
 
-class Workspace(Base):
+class DbWorkspace(Base):
     __tablename__ = "workspaces"
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -128,7 +128,7 @@ class Workspace(Base):
     created_at: Mapped[datetime]
 
 
-class Membership(Base):
+class DbMembership(Base):
     """``role``: ``owner``, ``admin`` or ``member``."""
 
     __tablename__ = "memberships"
@@ -141,7 +141,7 @@ class Membership(Base):
     created_at: Mapped[datetime]
 
 
-class Repository(Base):
+class DbRepository(Base):
     """A connected repository: what it is called, and where it is really cloned from."""
 
     __tablename__ = "repositories"
@@ -157,7 +157,7 @@ class Repository(Base):
     created_at: Mapped[datetime]
 
 
-class RepositoryIdentity(Base):
+class DbRepositoryIdentity(Base):
     """An identity that clients send for a repository; what it is called is always one of them."""
 
     __tablename__ = "repository_identities"
@@ -166,7 +166,7 @@ class RepositoryIdentity(Base):
     repository_id: Mapped[str] = mapped_column(ForeignKey("repositories.id", ondelete="CASCADE"), index=True)
 
 
-class Rollout(Base):
+class DbRollout(Base):
     __tablename__ = "rollouts"
     __table_args__ = (UniqueConstraint("repository_id", "name"),)
 
@@ -181,7 +181,7 @@ class Rollout(Base):
     created_at: Mapped[datetime]
 
 
-class Dataset(Base):
+class DbDataset(Base):
     """A dataset. ``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes.
 
     ``name`` is unique in its workspace; an overwrite keeps the row and replaces ``blob_key`` when
@@ -211,7 +211,7 @@ class Dataset(Base):
     updated_at: Mapped[datetime]
 
 
-class Secret(Base):
+class DbSecret(Base):
     """A sealed value. ``scope``: ``workspace`` (``owner_id`` empty) or ``user`` (its owner's own)."""
 
     __tablename__ = "secrets"
@@ -230,7 +230,7 @@ class Secret(Base):
     updated_at: Mapped[datetime]
 
 
-class Run(Base):
+class DbRun(Base):
     """An evaluation or training run, and its lease.
 
     ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
@@ -283,7 +283,7 @@ class Run(Base):
     stop_requested_at: Mapped[datetime | None]
 
 
-class Sample(Base):
+class DbSample(Base):
     """A finished row x attempt of an evaluation run.
 
     What is known of a journal's record since 0.3.11 is NULL in samples of runs before that.
@@ -318,7 +318,7 @@ class Sample(Base):
     row_digest: Mapped[str | None] = mapped_column(String(32))
 
 
-class RunFile(Base):
+class DbRunFile(Base):
     """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes."""
 
     __tablename__ = "run_files"
@@ -331,7 +331,7 @@ class RunFile(Base):
     blob_key: Mapped[str] = mapped_column(String(255))
 
 
-class MetricPoint(Base):
+class DbMetricPoint(Base):
     """The value of a metric of a training run at one of its steps; always a finite number."""
 
     __tablename__ = "metric_points"
@@ -343,7 +343,7 @@ class MetricPoint(Base):
     timestamp: Mapped[datetime]
 
 
-class LoraModel(Base):
+class DbLoraModel(Base):
     """An adapter that a training run has saved: a checkpoint of the run, and a model that can be deployed.
 
     ``files``: ``{blob_key, size, sha256}`` by file name, in PEFT's layout. ``deployment_status``: ``active``,
@@ -371,7 +371,7 @@ class LoraModel(Base):
     created_at: Mapped[datetime]
 
 
-class LogLine(Base):
+class DbLogLine(Base):
     """A line of the log of a dataset or a run (``subject_id``), in the order of ``id``."""
 
     __tablename__ = "log_lines"

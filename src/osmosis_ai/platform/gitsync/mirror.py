@@ -24,7 +24,7 @@ from osmosis_ai.platform.gitsync.export import ExportedTree, export_commit
 from osmosis_ai.platform.gitsync.git import Git, GitError
 from osmosis_ai.platform.gitsync.mirror_lock import only_one, remove_stale_locks
 from osmosis_ai.platform.gitsync.remote import QUERY_TIMEOUT_S, Remote, RemoteRefs, SyncError
-from osmosis_ai.platform.gitsync.rollouts import RolloutEntry, find_rollouts
+from osmosis_ai.platform.gitsync.rollouts import RolloutDirectory, find_rollouts
 from osmosis_ai.platform.gitsync.tree import REGULAR, list_tree, read_objects
 
 FETCH_TIMEOUT_S = 300.0
@@ -214,7 +214,7 @@ class MirrorStore:
         """
         return export_commit(self._git, self._existing(repository), sha, target)
 
-    def list_rollouts(self, repository: RepositorySource, sha: str) -> list[RolloutEntry]:
+    def list_rollouts(self, repository: RepositorySource, sha: str) -> list[RolloutDirectory]:
         """Return the rollouts of a commit, by name.
 
         Raises:

@@ -21,14 +21,14 @@ _LONGEST_DESCRIPTION = 1000
 
 
 @dataclass(frozen=True)
-class RolloutEntry:
+class RolloutDirectory:
     """A rollout: its directory's name, and what its ``pyproject.toml`` says it is."""
 
     name: str
     description: str | None
 
 
-def find_rollouts(git: Git, mirror: Path, sha: str) -> list[RolloutEntry]:
+def find_rollouts(git: Git, mirror: Path, sha: str) -> list[RolloutDirectory]:
     """Return the rollouts of a commit, by name.
 
     Raises:
@@ -43,7 +43,7 @@ def find_rollouts(git: Git, mirror: Path, sha: str) -> list[RolloutEntry]:
         if inside == ["pyproject.toml"] and entry.mode in REGULAR and entry.size <= MAX_PYPROJECT_BYTES:
             projects[name] = entry
     with read_objects(git, mirror) as reader:
-        return [RolloutEntry(name, _description(reader, projects[name])) for name in sorted(projects)]
+        return [RolloutDirectory(name, _description(reader, projects[name])) for name in sorted(projects)]
 
 
 def _is_name(name: str) -> bool:

@@ -18,7 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from osmosis_ai.api.git_identity import parse_identity
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import Principal, TokenRejected
-from osmosis_ai.platform.db.tables import Membership, Repository, RepositoryIdentity, User, Workspace
+from osmosis_ai.platform.db.tables import (
+    DbMembership,
+    DbRepository,
+    DbRepositoryIdentity,
+    DbUser,
+    DbWorkspace,
+)
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import ROLES, Role
@@ -29,14 +35,14 @@ _BEARER = HTTPBearer(
 
 # Every request asks this; a statement that is built once is also compiled once.
 _REPOSITORY_AND_ROLE = (
-    select(Repository, Workspace, Membership.role)
-    .join(RepositoryIdentity, RepositoryIdentity.repository_id == Repository.id)
-    .join(Workspace, Workspace.id == Repository.workspace_id)
+    select(DbRepository, DbWorkspace, DbMembership.role)
+    .join(DbRepositoryIdentity, DbRepositoryIdentity.repository_id == DbRepository.id)
+    .join(DbWorkspace, DbWorkspace.id == DbRepository.workspace_id)
     .outerjoin(
-        Membership,
-        and_(Membership.workspace_id == Workspace.id, Membership.user_id == bindparam("user_id")),
+        DbMembership,
+        and_(DbMembership.workspace_id == DbWorkspace.id, DbMembership.user_id == bindparam("user_id")),
     )
-    .where(RepositoryIdentity.identity == bindparam("identity"))
+    .where(DbRepositoryIdentity.identity == bindparam("identity"))
 )
 
 
@@ -45,8 +51,8 @@ class Scope:
     """One user's view of one workspace."""
 
     principal: Principal
-    workspace: Workspace
-    repository: Repository
+    workspace: DbWorkspace
+    repository: DbRepository
     role: Role
 
     @property
@@ -55,7 +61,7 @@ class Scope:
         return self.workspace.id
 
     @property
-    def user(self) -> User:
+    def user(self) -> DbUser:
         """Who asks."""
         return self.principal.user
 

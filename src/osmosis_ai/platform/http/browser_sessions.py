@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
 from osmosis_ai.platform.accounts import Principal, TokenRejected
-from osmosis_ai.platform.db.tables import User, Workspace
+from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_shell import is_encrypted, root_path
@@ -33,14 +33,14 @@ class Visitor:
     """Somebody who has signed in, and the workspaces they are a member of."""
 
     principal: Principal
-    workspaces: Sequence[tuple[Workspace, Role]]
+    workspaces: Sequence[tuple[DbWorkspace, Role]]
 
     @property
-    def user(self) -> User:
+    def user(self) -> DbUser:
         """Who it is."""
         return self.principal.user
 
-    def workspace(self, name: str) -> Workspace | None:
+    def workspace(self, name: str) -> DbWorkspace | None:
         """Return the workspace of this name or id; None when there is none that this visitor may see."""
         for workspace, _ in self.workspaces:
             if name.lower() == workspace.name.lower() or name == workspace.id:
@@ -80,7 +80,7 @@ def nothing_here(request: Request) -> ApiError:
     return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {request.url.path}.")
 
 
-def begin_session(services: PlatformServices, user: User, wanted: str) -> Response:
+def begin_session(services: PlatformServices, user: DbUser, wanted: str) -> Response:
     """Sign somebody in, and send their browser to where it wanted to go."""
     _, plain = services.accounts.create_token(user.id, "web", name="browser", ttl=SESSION_TTL)
     reply = RedirectResponse(root_path(services) + own_path(wanted), status_code=303)

@@ -9,7 +9,7 @@ from fastapi import Header
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
-from osmosis_ai.platform.datasets.upload_request import Announcement
+from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url
@@ -38,7 +38,7 @@ def create_dataset(
     """
     datasets = services.datasets
     try:
-        announced = Announcement.checked(
+        announced = UploadRequest.checked(
             request.file_name, request.extension, request.file_size, max_bytes=datasets.limits.max_bytes
         )
         record, instructions = datasets.create(

@@ -13,7 +13,7 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
@@ -22,9 +22,9 @@ from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
-from osmosis_ai.platform.runs.read.run_store import RunSummary
+from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.submit.eval_request import effective_settings
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 MAX_URLS = 500
 
@@ -146,7 +146,7 @@ def download_urls(
 
 # The summary of an ended run is always the same object; those of others are soon crowded out.
 @lru_cache(maxsize=1024)
-def _row(run: RunSummary, below: str) -> wire.EvalRunRow:
+def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
     return wire.EvalRunRow(
         **runs.summary_fields(run, below),
         model=runs.named(None, run.model_path),
@@ -157,14 +157,14 @@ def _row(run: RunSummary, below: str) -> wire.EvalRunRow:
     )
 
 
-def _config(run: Run | RunSummary) -> dict[str, Any]:
+def _config(run: DbRun | ListedRun) -> dict[str, Any]:
     """Return the effective settings; with the seeds, the run could be repeated from them."""
     config = {"model_path": run.model_path, **effective_settings(run.request), "seed": run.seed}
-    draw_seed = RowChoice.read(run.selection).draw_seed if run.selection else None
+    draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
     return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 
 
-def _results(run: Run | RunSummary) -> wire.EvalResults:
+def _results(run: DbRun | ListedRun) -> wire.EvalResults:
     headline, rows = headline_of(run), rows_of(run)
     ours = {
         "headline": headline.to_json() if headline is not None else None,
@@ -173,7 +173,7 @@ def _results(run: Run | RunSummary) -> wire.EvalResults:
     return wire.EvalResults(**runs.present({**(run.results or {}), **ours}))
 
 
-def _overview(run: Run, clock: Clock) -> wire.EvalMetricsOverview:
+def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
     results = run.results or {}
     total, skipped = results.get("total_runs", 0), results.get("skipped", 0)
     overview: dict[str, Any] = {
@@ -191,7 +191,7 @@ def _overview(run: Run, clock: Clock) -> wire.EvalMetricsOverview:
     return wire.EvalMetricsOverview(**runs.present(overview))
 
 
-def _duration_ms(run: Run, clock: Clock) -> float | None:
+def _duration_ms(run: DbRun, clock: Clock) -> float | None:
     """Return how long the engine has worked on the run, or, while it does, how long ago it began."""
     measured = (run.metrics or {}).get("duration_ms")
     if run.started_at is not None and measured is not None and run.status != "running":

@@ -18,13 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from osmosis_ai.inference.protocol import ApiError as OpenAIError
+from osmosis_ai.inference.protocol import OpenAIError
 from osmosis_ai.platform.accounts import Principal, TokenRejected
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.model_serving import ModelUnavailableError, ServedModel, TooManyRequestsError
-from osmosis_ai.platform.models import FoundModel
+from osmosis_ai.platform.model_serving import ModelUnavailableError, ServableModel, TooManyRequestsError
+from osmosis_ai.platform.models import FoundLoraModel
 from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ async def _complete(request: Request, services: PlatformServices) -> Response:
     body = await request.body()
     model = await _served_model(services, key, _requested_model(body))
     with ExitStack() as held:
-        held.enter_context(services.served.place(key.token.id, model))
-        upstream = await _unless_gone(request, services.served.post(model, "/chat/completions", body))
+        held.enter_context(services.model_servers.place(key.token.id, model))
+        upstream = await _unless_gone(request, services.model_servers.post(model, "/chat/completions", body))
         held.callback(upstream.close)
         if upstream.content_type == _EVENTS:
             return _Relay(upstream, held.pop_all())
@@ -79,7 +79,7 @@ async def _complete(request: Request, services: PlatformServices) -> Response:
 
 async def _models(request: Request, services: PlatformServices) -> Response:
     key = await _authenticate(request, services)
-    built_in = [_described(name, services.served.created) for name in services.served.models]
+    built_in = [_described(name, services.model_servers.created) for name in services.model_servers.models]
     adapters = [_described_adapter(found) for found in await _deployed(services, key)]
     return JSONResponse({"object": "list", "data": built_in + adapters})
 
@@ -88,7 +88,7 @@ async def _model(request: Request, services: PlatformServices, name: str) -> Res
     key = await _authenticate(request, services)
     model = await _served_model(services, key, name)
     if model.adapter_id is None:
-        return JSONResponse(_described(model.name, services.served.created))
+        return JSONResponse(_described(model.name, services.model_servers.created))
     return JSONResponse(_described_adapter((await _deployed(services, key, model.name))[0]))
 
 
@@ -96,12 +96,14 @@ def _described(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "osmosis"}
 
 
-def _described_adapter(found: FoundModel) -> dict[str, Any]:
+def _described_adapter(found: FoundLoraModel) -> dict[str, Any]:
     described = _described(found.inference_name, int(found.model.created_at.timestamp()))
     return {**described, "parent": found.model.base_model}
 
 
-async def _deployed(services: PlatformServices, key: Principal, name: str | None = None) -> list[FoundModel]:
+async def _deployed(
+    services: PlatformServices, key: Principal, name: str | None = None
+) -> list[FoundLoraModel]:
     return await run_in_threadpool(services.lora_models.deployed, key.user.id, key.token.workspace_id, name)
 
 
@@ -130,15 +132,15 @@ def _requested_model(body: bytes) -> str:
     return name
 
 
-async def _served_model(services: PlatformServices, key: Principal, name: str) -> ServedModel:
-    model = services.served.find(name)
+async def _served_model(services: PlatformServices, key: Principal, name: str) -> ServableModel:
+    model = services.model_servers.find(name)
     if model is not None:
         return model
     found = await _deployed(services, key, name)
     if found:
-        return ServedModel(name, found[0].model.id)
+        return ServableModel(name, found[0].model.id)
     adapters = [each.inference_name for each in await _deployed(services, key)]
-    served = ", ".join(f"'{known}'" for known in (*services.served.models, *adapters))
+    served = ", ".join(f"'{known}'" for known in (*services.model_servers.models, *adapters))
     raise OpenAIError(
         404,
         f"the model '{name[:200]}' is not served here; these are: {served}. An adapter is served once it is "

@@ -18,7 +18,7 @@ from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.runs import present
-from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundModel
+from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundLoraModel
 from osmosis_ai.platform.runs.submit.model_path import is_servable
 from osmosis_ai.platform.services import PlatformServices
 
@@ -28,7 +28,7 @@ router = api_router("/api/cli/models")
 @router.get("/base")
 def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -> wire.BaseModelList:
     """List the models that need no provider and no key."""
-    names = services.served.models
+    names = services.model_servers.models
     shown = names[page.offset : page.offset + page.limit]
     return wire.BaseModelList(
         models=[
@@ -106,22 +106,22 @@ def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) ->
         scope.require_role("admin")
     model = services.lora_models.undeploy(scope.workspace_id, name)
     # Routes run in threads of the event loop that the processes belong to.
-    from_thread.run_sync(services.served.withdraw, model.id)
+    from_thread.run_sync(services.model_servers.withdraw, model.id)
     return wire.DeploymentChange(id=model.id, model_name=model.name, status="inactive")
 
 
-def _find(services: PlatformServices, scope: Scope, name: str) -> FoundModel:
+def _find(services: PlatformServices, scope: Scope, name: str) -> FoundLoraModel:
     try:
         return services.lora_models.get(scope.workspace_id, name)
     except NotFoundError as error:
         raise ApiError(404, "MODEL_NOT_FOUND", as_sentence(error)) from None
 
 
-def _can_be_served(found: FoundModel) -> bool:
+def _can_be_served(found: FoundLoraModel) -> bool:
     return is_servable(found.model.base_model)
 
 
-def _fields(found: FoundModel) -> dict[str, Any]:
+def _fields(found: FoundLoraModel) -> dict[str, Any]:
     model = found.model
     fields = present(
         {

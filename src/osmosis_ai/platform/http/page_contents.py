@@ -9,11 +9,11 @@ from typing import Any
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.platform.datasets import DatasetRecord
-from osmosis_ai.platform.db.tables import Repository, Run, Token
-from osmosis_ai.platform.models import FoundModel
+from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbToken
+from osmosis_ai.platform.models import FoundLoraModel
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
-from osmosis_ai.platform.runs.read.run_store import FoundRun, RunSummary
-from osmosis_ai.platform.runs.read.training_curves import Curve, validation_of
+from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun
+from osmosis_ai.platform.runs.read.training_curves import MetricCurve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret
 
 MISSING = "–"
@@ -31,7 +31,7 @@ Cell = str | Link
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows under headings; ``empty`` stands in place of no rows."""
 
     columns: Sequence[str]
@@ -55,17 +55,17 @@ class Described:
 
     title: str
     facts: Sequence[tuple[str, Cell]]
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     log: Sequence[LogEntry] = ()
     problem: str = ""
     commands: Sequence[str] = field(default_factory=list)
 
 
-def runs_table(runs: Sequence[RunSummary], *, page: str, command: str) -> Table:
+def runs_table(runs: Sequence[ListedRun], *, page: str, command: str) -> PageTable:
     """Return runs of one kind, whose pages are under ``page``."""
     evaluated = command.startswith("osmosis eval ")
     told = ("Rows", "Result, over scored samples") if evaluated else ()
-    return Table(
+    return PageTable(
         ("Name", "Status", "Rollout", "Model", "Dataset", *told, "Reward", "Submitted", "By"),
         [
             (
@@ -74,7 +74,7 @@ def runs_table(runs: Sequence[RunSummary], *, page: str, command: str) -> Table:
                 run.rollout_name,
                 run.model_path,
                 run.dataset_name,
-                *(_told(run) if evaluated else ()),
+                *(_eval_cells(run) if evaluated else ()),
                 _reward_of(run.results),
                 moment(run.created_at),
                 run.creator_name or run.creator_email or MISSING,
@@ -85,9 +85,9 @@ def runs_table(runs: Sequence[RunSummary], *, page: str, command: str) -> Table:
     )
 
 
-def datasets_table(records: Sequence[DatasetRecord]) -> Table:
+def datasets_table(records: Sequence[DatasetRecord]) -> PageTable:
     """Return datasets."""
-    return Table(
+    return PageTable(
         ("Name", "Status", "Rows", "Bytes", "Uploaded", "By"),
         [
             (
@@ -104,9 +104,9 @@ def datasets_table(records: Sequence[DatasetRecord]) -> Table:
     )
 
 
-def models_table(found: Sequence[FoundModel]) -> Table:
+def models_table(found: Sequence[FoundLoraModel]) -> PageTable:
     """Return trained adapters."""
-    return Table(
+    return PageTable(
         ("Name", "Base model", "Run", "Step", "Reward", "Deployment"),
         [
             (
@@ -123,9 +123,9 @@ def models_table(found: Sequence[FoundModel]) -> Table:
     )
 
 
-def secrets_table(listed: Sequence[ListedSecret]) -> Table:
+def secrets_table(listed: Sequence[ListedSecret]) -> PageTable:
     """Return the names of secrets; nobody sees a value again."""
-    return Table(
+    return PageTable(
         ("Name", "Scope", "Changed", "By"),
         [
             (
@@ -140,9 +140,9 @@ def secrets_table(listed: Sequence[ListedSecret]) -> Table:
     )
 
 
-def repositories_table(repositories: Sequence[Repository]) -> Table:
+def repositories_table(repositories: Sequence[DbRepository]) -> PageTable:
     """Return what is connected, and how the last syncs went."""
-    return Table(
+    return PageTable(
         ("Repository", "Cloned from", "Commit", "Synced", "Problem"),
         [
             (
@@ -158,9 +158,9 @@ def repositories_table(repositories: Sequence[Repository]) -> Table:
     )
 
 
-def keys_table(tokens: Sequence[Token]) -> Table:
+def keys_table(tokens: Sequence[DbToken]) -> PageTable:
     """Return API keys; the keys themselves are not kept."""
-    return Table(
+    return PageTable(
         ("Name", "Made", "Works until", "Last used", "Id"),
         [
             (
@@ -181,7 +181,7 @@ def described_run(
     *,
     command: str,
     log: Sequence[LogEntry],
-    curves: Sequence[Curve],
+    curves: Sequence[MetricCurve],
     resumable: bool = False,
 ) -> Described:
     """Return a run; ``command`` is the group of commands about its kind, such as ``eval``."""
@@ -199,9 +199,9 @@ def described_run(
             "Progress",
             f"{count(done.get('completed'))} of {count(done.get('total'))} samples" if done else step,
         ),
-        *(_headline(run) if command == "eval" else ()),
+        *(_eval_facts(run) if command == "eval" else ()),
         ("Reward", _reward_of(results)),
-        *_validation(curves),
+        *_validation_facts(curves),
         ("Model", run.model_path),
         (
             "Dataset",
@@ -244,12 +244,14 @@ def described_dataset(record: DatasetRecord, *, log: Sequence[LogEntry]) -> Desc
     ]
     rows = [each for each in row.preview or [] if isinstance(each, Mapping)]
     columns = list(dict.fromkeys(str(key) for each in rows for key in each))
-    preview = Table(columns, [[shortened(each.get(key)) for key in columns] for each in rows], "First rows")
+    preview = PageTable(
+        columns, [[shortened(each.get(key)) for key in columns] for each in rows], "First rows"
+    )
     commands = [f"osmosis dataset download {row.name}"]
     return Described(row.name, facts, [preview] if rows else [], log, row.error or "", commands)
 
 
-def described_model(found: FoundModel) -> Described:
+def described_model(found: FoundLoraModel) -> Described:
     """Return a trained adapter."""
     model = found.model
     facts: list[tuple[str, Cell]] = [
@@ -291,14 +293,14 @@ def _reward_of(results: Mapping[str, Any] | None) -> str:
     return number(known.get("reward", stats.get("mean")))
 
 
-def _told(run: RunSummary) -> Iterator[Cell]:
+def _eval_cells(run: ListedRun) -> Iterator[Cell]:
     """Yield what a list says of an evaluation: its rows, and its result with what that leaves out."""
     headline, rows = headline_of(run), rows_of(run)
     yield rows.words if rows is not None else MISSING
     yield headline.brief if headline is not None else MISSING
 
 
-def _headline(run: Run) -> Iterator[tuple[str, Cell]]:
+def _eval_facts(run: DbRun) -> Iterator[tuple[str, Cell]]:
     """Yield the same of one evaluation, with what should stand beside it."""
     headline, rows = headline_of(run), rows_of(run)
     if rows is not None:
@@ -312,14 +314,14 @@ def _headline(run: Run) -> Iterator[tuple[str, Cell]]:
         yield "Warning", warning
 
 
-def _validation(curves: Sequence[Curve]) -> Iterator[tuple[str, Cell]]:
+def _validation_facts(curves: Sequence[MetricCurve]) -> Iterator[tuple[str, Cell]]:
     """Yield what a training run's newest validation came to, with what should stand beside it."""
     found = validation_of(curves)
     if found is not None:
         yield from found.facts()
 
 
-def _estimates(run: Run) -> Table | None:
+def _estimates(run: DbRun) -> PageTable | None:
     """Return the numbers over scored samples, each with its interval and what it stands on."""
     estimates = (run.metrics or {}).get("estimates")
     if not estimates:
@@ -331,7 +333,7 @@ def _estimates(run: Run) -> Table | None:
         for name, each in named
         if each is not None
     ]
-    return Table(("", "Value", "95 % interval", "Samples", "Rows"), rows, "Results") if rows else None
+    return PageTable(("", "Value", "95 % interval", "Samples", "Rows"), rows, "Results") if rows else None
 
 
 def _interval(estimate: Mapping[str, Any]) -> str:
@@ -340,7 +342,7 @@ def _interval(estimate: Mapping[str, Any]) -> str:
     return f"{number(estimate['low'])} to {number(estimate['high'])}"
 
 
-def _curves(curves: Sequence[Curve]) -> Table | None:
+def _curves(curves: Sequence[MetricCurve]) -> PageTable | None:
     rows = [
         (
             curve.title,
@@ -348,4 +350,4 @@ def _curves(curves: Sequence[Curve]) -> Table | None:
         )
         for curve in curves
     ]
-    return Table(("", "First", "Latest", "Least", "Most"), rows, "Metrics") if rows else None
+    return PageTable(("", "First", "Latest", "Least", "Most"), rows, "Metrics") if rows else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from osmosis_ai.platform.db.tables import Run, Workspace
+from osmosis_ai.platform.db.tables import DbRun, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices
 
 _RUNS = {"eval": "evals", "training": "training"}
 
 
-def page_url(services: PlatformServices, workspace: Workspace, *segments: str) -> str:
+def page_url(services: PlatformServices, workspace: DbWorkspace, *segments: str) -> str:
     """Return the address of a page of a workspace.
 
     Args:
@@ -22,7 +22,7 @@ def page_url(services: PlatformServices, workspace: Workspace, *segments: str) -
     return f"{services.config.base_url}/{path}"
 
 
-def runs_url(services: PlatformServices, workspace: Workspace, kind: str) -> str:
+def runs_url(services: PlatformServices, workspace: DbWorkspace, kind: str) -> str:
     """Return the address of the page below which the runs of a kind have theirs (:func:`run_url_below`)."""
     return page_url(services, workspace, _RUNS[kind])
 
@@ -32,6 +32,6 @@ def run_url_below(runs_url: str, name: str) -> str:
     return f"{runs_url}/{quote(name, safe='')}"
 
 
-def run_url(services: PlatformServices, workspace: Workspace, run: Run) -> str:
+def run_url(services: PlatformServices, workspace: DbWorkspace, run: DbRun) -> str:
     """Return the address of a run's page."""
     return run_url_below(runs_url(services, workspace, run.kind), run.name)

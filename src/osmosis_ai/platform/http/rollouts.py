@@ -9,7 +9,7 @@ from fastapi import Query
 from starlette.concurrency import run_in_threadpool
 
 from osmosis_ai.api.wire import rollouts as wire
-from osmosis_ai.platform.db.tables import Repository
+from osmosis_ai.platform.db.tables import DbRepository
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
@@ -72,7 +72,7 @@ def _not_synced(problem: str) -> ApiError:
     return ApiError(424, "GIT_SYNC_FAILED", problem)
 
 
-def _wire_rollout(rollout: RolloutAt, repository: Repository) -> wire.Rollout:
+def _wire_rollout(rollout: RolloutAt, repository: DbRepository) -> wire.Rollout:
     row = rollout.row
     return wire.Rollout(
         id=row.id,

@@ -11,15 +11,15 @@ from osmosis_ai.api.wire.base import Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.read.run_store import FoundRun, RunEndedError, Runs, RunSummary
+from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun, RunEndedError, RunStore
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
-from osmosis_ai.platform.runs.submit.submitter import Submission
+from osmosis_ai.platform.runs.submit.submitter import RunSubmission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 
@@ -55,7 +55,7 @@ async def submit(
         ApiError: with everything that is wrong with it in `issues`.
     """
     with _refusals(services, scope):
-        run = await asyncio.wrap_future(services.submits.start(_submission(scope, kind, body)))
+        run = await asyncio.wrap_future(services.submitter.start(_submission(scope, kind, body)))
     return SubmittedRun(
         id=run.id,
         name=run.name,
@@ -74,7 +74,7 @@ async def check(
         ApiError: that of the submit, with `dry_run` in it.
     """
     with _refusals(services, scope, dry_run=True):
-        checked = await asyncio.wrap_future(services.submits.start_check(_submission(scope, kind, body)))
+        checked = await asyncio.wrap_future(services.submitter.start_check(_submission(scope, kind, body)))
     repository = scope.repository
     source = parse_clone_url(repository.clone_url, allow_local=True)
     return SubmitCheck(
@@ -88,8 +88,8 @@ async def check(
     )
 
 
-def _submission(scope: Scope, kind: RunKind, body: Mapping[str, Any]) -> Submission:
-    return Submission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
+def _submission(scope: Scope, kind: RunKind, body: Mapping[str, Any]) -> RunSubmission:
+    return RunSubmission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def missing_secrets(
     return ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra)
 
 
-def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:
+def stop(runs: RunStore, scope: Scope, name_or_id: str) -> StopReply:
     """Ask for a run to stop; one that waited still has stopped with that.
 
     Raises:
@@ -130,7 +130,7 @@ def stop(runs: Runs, scope: Scope, name_or_id: str) -> StopReply:
     return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
 
 
-def summary_fields(run: RunSummary, runs_url: str) -> dict[str, Any]:
+def summary_fields(run: ListedRun, runs_url: str) -> dict[str, Any]:
     """Return a listed run's own fields, as far as they are known, and where its page is: below ``runs_url``."""
     own = _own_fields(run, run.creator_name, run.creator_email)
     return {**own, "platform_url": run_url_below(runs_url, run.name)}
@@ -143,7 +143,7 @@ def detail_fields(services: PlatformServices, scope: Scope, found: FoundRun) -> 
     return {**_own_fields(found.run, *by), "platform_url": run_url(services, scope.workspace, found.run)}
 
 
-def configuration(run: Run) -> dict[str, Any]:
+def configuration(run: DbRun) -> dict[str, Any]:
     """Return what a detail says of how a run was configured, as far as there is anything to say."""
     known = {
         "entrypoint": run.request["experiment_config"]["entrypoint"],
@@ -165,7 +165,7 @@ def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def elapsed_ms(run: Run, clock: Clock) -> float | None:
+def elapsed_ms(run: DbRun, clock: Clock) -> float | None:
     """Return how long the run has taken from its start to its end, or to now."""
     if run.started_at is None:
         return None
@@ -173,7 +173,9 @@ def elapsed_ms(run: Run, clock: Clock) -> float | None:
     return max(0.0, (until - run.started_at).total_seconds() * 1000)
 
 
-def _own_fields(run: Run | RunSummary, creator_name: str | None, creator_email: str | None) -> dict[str, Any]:
+def _own_fields(
+    run: DbRun | ListedRun, creator_name: str | None, creator_email: str | None
+) -> dict[str, Any]:
     return present(
         {
             "id": run.id,

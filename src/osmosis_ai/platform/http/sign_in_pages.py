@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from fastapi import Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from osmosis_ai.platform.db.tables import Workspace
+from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor, begin_session, end_session
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page, source_of
@@ -137,7 +137,7 @@ def cli_auth(
 
 
 def _let_in(
-    services: PlatformServices, visitor: Visitor, waiting: _Waiting, workspace: Workspace
+    services: PlatformServices, visitor: Visitor, waiting: _Waiting, workspace: DbWorkspace
 ) -> Response:
     """Give the device its token, in place of those it was given before."""
     accounts, user = services.accounts, visitor.user

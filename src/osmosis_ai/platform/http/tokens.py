@@ -11,7 +11,7 @@ from fastapi import Request
 
 from osmosis_ai.api.wire import auth as wire
 from osmosis_ai.platform.accounts import Principal
-from osmosis_ai.platform.db.tables import User
+from osmosis_ai.platform.db.tables import DbUser
 from osmosis_ai.platform.device_logins import PollRefused
 from osmosis_ai.platform.http.authentication import Authenticated, GitHeader, Services, resolve_scope
 from osmosis_ai.platform.http.errors import ApiError
@@ -80,7 +80,7 @@ def poll_device(services: Services, body: wire.DeviceTokenRequest) -> wire.Issue
     )
 
 
-def _wire_user(user: User) -> wire.User:
+def _wire_user(user: DbUser) -> wire.User:
     """Return how a user is told to clients."""
     return wire.User(id=user.id, email=user.email, name=user.name)
 

@@ -12,13 +12,13 @@ from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, brief
-from osmosis_ai.platform.runs.read.training_curves import Curve, read_curves
+from osmosis_ai.platform.runs.read.training_curves import MetricCurve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 
@@ -160,11 +160,11 @@ def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
     return {key: known[key] for key in ("current_step", "total_steps", "reward") if key in known}
 
 
-def _examples(run: Run) -> int | None:
+def _examples(run: DbRun) -> int | None:
     return (run.results or {}).get("examples_processed_count")
 
 
-def _overview(run: Run, curves: list[Curve], clock: Clock) -> wire.TrainingMetricsOverview:
+def _overview(run: DbRun, curves: list[MetricCurve], clock: Clock) -> wire.TrainingMetricsOverview:
     results = run.results or {}
     known = {
         "duration_ms": runs.elapsed_ms(run, clock),
@@ -187,7 +187,7 @@ def _overview(run: Run, curves: list[Curve], clock: Clock) -> wire.TrainingMetri
     return wire.TrainingMetricsOverview(**runs.present(known), metric_summaries=summaries)
 
 
-def _series(curve: Curve) -> wire.MetricSeries:
+def _series(curve: MetricCurve) -> wire.MetricSeries:
     return wire.MetricSeries(
         metric_key=curve.key,
         title=curve.title,

@@ -13,7 +13,7 @@ from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.db.tables import Workspace
+from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http import page_contents as contents
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
@@ -42,15 +42,15 @@ _TABS = {
 
 
 @dataclass(frozen=True)
-class _Desk:
-    """One visitor's request for a page of one workspace."""
+class _WorkspacePage:
+    """One page of one workspace, as one visitor asked for it."""
 
     request: Request
     services: PlatformServices
     visitor: Visitor
-    workspace: Workspace
+    workspace: DbWorkspace
 
-    def listed(self, tab: tuple[str, ...], table: contents.Table, **values: Any) -> Response:
+    def listed(self, tab: tuple[str, ...], table: contents.PageTable, **values: Any) -> Response:
         """Return the page of a tab."""
         shown = {"table": table, "page": 0, "more": False, **values}
         return self._page("list.html", tab, title=_TABS[tab], **shown)
@@ -77,14 +77,16 @@ class _NoSuchPage(NotFoundError):
     """Nothing the visitor may see is at this path."""
 
 
-def _desk(request: Request, services: Services, visitor: SignedIn, workspace: str) -> _Desk:
+def _workspace_page(
+    request: Request, services: Services, visitor: SignedIn, workspace: str
+) -> _WorkspacePage:
     found = visitor.workspace(workspace)
     if found is None:
         raise _NoSuchPage(f"you are in no workspace called '{workspace[:100]}'.")
-    return _Desk(request, services, visitor, found)
+    return _WorkspacePage(request, services, visitor, found)
 
 
-Desk = Annotated[_Desk, Depends(_desk)]
+WorkspacePage = Annotated[_WorkspacePage, Depends(_workspace_page)]
 
 
 async def _page_params(page: Annotated[int, Query(ge=0, le=_LAST_PAGE)] = 0) -> PageParams:
@@ -108,127 +110,127 @@ def first_page(request: Request, services: Services, visitor: SignedIn) -> Respo
 
 
 @router.get("/{workspace}", response_class=HTMLResponse, include_in_schema=False)
-def workspace_page(desk: Desk) -> Response:
+def workspace_first_page(page: WorkspacePage) -> Response:
     """Lead to the first list."""
-    return RedirectResponse(page_url(desk.services, desk.workspace, "evals"), status_code=303)
+    return RedirectResponse(page_url(page.services, page.workspace, "evals"), status_code=303)
 
 
 @router.get("/{workspace}/evals", response_class=HTMLResponse, include_in_schema=False)
-def eval_runs_page(desk: Desk, paging: Paging) -> Response:
+def eval_runs_page(page: WorkspacePage, paging: Paging) -> Response:
     """List evaluation runs."""
-    found, total = desk.services.eval_runs.page(desk.workspace.id, limit=paging.limit, offset=paging.offset)
+    found, total = page.services.eval_runs.page(page.workspace.id, limit=paging.limit, offset=paging.offset)
     table = contents.runs_table(found, page="evals", command="osmosis eval submit CONFIG")
-    return desk.listed(("evals",), table, **_pager(paging, total, len(found)))
+    return page.listed(("evals",), table, **_pager(paging, total, len(found)))
 
 
 @router.get("/{workspace}/evals/{name}", response_class=HTMLResponse, include_in_schema=False)
-def eval_run_page(desk: Desk, name: str) -> Response:
+def eval_run_page(page: WorkspacePage, name: str) -> Response:
     """Show an evaluation run."""
-    found = desk.services.eval_runs.get(desk.workspace.id, name)
-    log = desk.services.logs.page(found.run.id, limit=_LOG_LINES).logs
-    return desk.described(("evals",), contents.described_run(found, command="eval", log=log, curves=()))
+    found = page.services.eval_runs.get(page.workspace.id, name)
+    log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
+    return page.described(("evals",), contents.described_run(found, command="eval", log=log, curves=()))
 
 
 @router.get("/{workspace}/training", response_class=HTMLResponse, include_in_schema=False)
-def training_runs_page(desk: Desk, paging: Paging) -> Response:
+def training_runs_page(page: WorkspacePage, paging: Paging) -> Response:
     """List training runs."""
-    found, total = desk.services.training_runs.page(
-        desk.workspace.id, limit=paging.limit, offset=paging.offset
+    found, total = page.services.training_runs.page(
+        page.workspace.id, limit=paging.limit, offset=paging.offset
     )
     table = contents.runs_table(found, page="training", command="osmosis train submit CONFIG")
-    return desk.listed(("training",), table, **_pager(paging, total, len(found)))
+    return page.listed(("training",), table, **_pager(paging, total, len(found)))
 
 
 @router.get("/{workspace}/training/{name}", response_class=HTMLResponse, include_in_schema=False)
-def training_run_page(desk: Desk, name: str) -> Response:
+def training_run_page(page: WorkspacePage, name: str) -> Response:
     """Show a training run."""
-    found = desk.services.training_runs.get(desk.workspace.id, name)
-    log = desk.services.logs.page(found.run.id, limit=_LOG_LINES).logs
-    curves = read_curves(desk.services.db, found.run.id)
-    resumable = desk.services.resumption.resumable(found.run)
+    found = page.services.training_runs.get(page.workspace.id, name)
+    log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
+    curves = read_curves(page.services.db, found.run.id)
+    resumable = page.services.resumption.resumable(found.run)
     thing = contents.described_run(found, command="train", log=log, curves=curves, resumable=resumable)
-    return desk.described(("training",), thing)
+    return page.described(("training",), thing)
 
 
 @router.get("/{workspace}/datasets", response_class=HTMLResponse, include_in_schema=False)
-def datasets_page(desk: Desk, paging: Paging) -> Response:
+def datasets_page(page: WorkspacePage, paging: Paging) -> Response:
     """List datasets."""
-    found, total = desk.services.datasets.list(desk.workspace.id, limit=paging.limit, offset=paging.offset)
-    return desk.listed(("datasets",), contents.datasets_table(found), **_pager(paging, total, len(found)))
+    found, total = page.services.datasets.list(page.workspace.id, limit=paging.limit, offset=paging.offset)
+    return page.listed(("datasets",), contents.datasets_table(found), **_pager(paging, total, len(found)))
 
 
 @router.get("/{workspace}/datasets/{name}", response_class=HTMLResponse, include_in_schema=False)
-def dataset_page(desk: Desk, name: str) -> Response:
+def dataset_page(page: WorkspacePage, name: str) -> Response:
     """Show a dataset."""
-    record = desk.services.datasets.get(desk.workspace.id, name)
-    log = desk.services.logs.page(record.row.id, limit=_LOG_LINES).logs
-    return desk.described(("datasets",), contents.described_dataset(record, log=log))
+    record = page.services.datasets.get(page.workspace.id, name)
+    log = page.services.logs.page(record.row.id, limit=_LOG_LINES).logs
+    return page.described(("datasets",), contents.described_dataset(record, log=log))
 
 
 @router.get("/{workspace}/models", response_class=HTMLResponse, include_in_schema=False)
-def models_page(desk: Desk, paging: Paging) -> Response:
+def models_page(page: WorkspacePage, paging: Paging) -> Response:
     """List trained adapters."""
-    found, total, _ = desk.services.lora_models.page(
-        desk.workspace.id, limit=paging.limit, offset=paging.offset
+    found, total, _ = page.services.lora_models.page(
+        page.workspace.id, limit=paging.limit, offset=paging.offset
     )
-    return desk.listed(("models",), contents.models_table(found), **_pager(paging, total, len(found)))
+    return page.listed(("models",), contents.models_table(found), **_pager(paging, total, len(found)))
 
 
 @router.get("/{workspace}/models/{name}", response_class=HTMLResponse, include_in_schema=False)
-def model_page(desk: Desk, name: str) -> Response:
+def model_page(page: WorkspacePage, name: str) -> Response:
     """Show a trained adapter."""
-    found = desk.services.lora_models.get(desk.workspace.id, name)
-    return desk.described(("models",), contents.described_model(found))
+    found = page.services.lora_models.get(page.workspace.id, name)
+    return page.described(("models",), contents.described_model(found))
 
 
 @router.get("/{workspace}/secrets", response_class=HTMLResponse, include_in_schema=False)
-def secrets_page(desk: Desk, paging: Paging) -> Response:
+def secrets_page(page: WorkspacePage, paging: Paging) -> Response:
     """List the names of secrets."""
-    found, total = desk.services.secrets.page(
-        desk.workspace.id, desk.visitor.user.id, SECRET_SCOPES, limit=paging.limit, offset=paging.offset
+    found, total = page.services.secrets.page(
+        page.workspace.id, page.visitor.user.id, SECRET_SCOPES, limit=paging.limit, offset=paging.offset
     )
-    return desk.listed(("secrets",), contents.secrets_table(found), **_pager(paging, total, len(found)))
+    return page.listed(("secrets",), contents.secrets_table(found), **_pager(paging, total, len(found)))
 
 
 @router.get("/{workspace}/integrations/git", response_class=HTMLResponse, include_in_schema=False)
-def repositories_page(desk: Desk) -> Response:
+def repositories_page(page: WorkspacePage) -> Response:
     """List connected repositories."""
-    found = desk.services.workspaces.repositories(desk.workspace.id)
-    return desk.listed(("integrations", "git"), contents.repositories_table(found))
+    found = page.services.workspaces.repositories(page.workspace.id)
+    return page.listed(("integrations", "git"), contents.repositories_table(found))
 
 
 @router.get("/{workspace}/api-keys", response_class=HTMLResponse, include_in_schema=False)
-def api_keys_page(desk: Desk) -> Response:
+def api_keys_page(page: WorkspacePage) -> Response:
     """List the visitor's keys for served models."""
-    return _keys(desk)
+    return _keys(page)
 
 
 @router.post("/{workspace}/api-keys", response_class=HTMLResponse, include_in_schema=False)
 def change_api_keys(
-    desk: Desk,
+    page: WorkspacePage,
     action: Annotated[Literal["make", "revoke"], Form()],
     name: Annotated[str, Form(max_length=100)] = "",
     token_id: Annotated[str, Form(max_length=64)] = "",
     csrf: Annotated[str, Form(max_length=64)] = "",
 ) -> Response:
     """Make a key and show it, this once; or revoke one."""
-    if not is_own_form(desk.request, csrf):
-        return _keys(desk, problem=STALE_FORM)
-    accounts, user = desk.services.accounts, desk.visitor.user
+    if not is_own_form(page.request, csrf):
+        return _keys(page, problem=STALE_FORM)
+    accounts, user = page.services.accounts, page.visitor.user
     if action == "revoke":
-        if token_id not in {token.id for token in _own_keys(desk)}:
-            return _keys(desk, problem="There is no such key of yours.")
+        if token_id not in {token.id for token in _own_keys(page)}:
+            return _keys(page, problem="There is no such key of yours.")
         accounts.revoke_token(token_id, user_id=user.id)
-        return _keys(desk)
+        return _keys(page)
     _, plain = accounts.create_token(
-        user.id, "api_key", name=name.strip() or None, workspace_id=desk.workspace.id
+        user.id, "api_key", name=name.strip() or None, workspace_id=page.workspace.id
     )
-    return _keys(desk, made=plain)
+    return _keys(page, made=plain)
 
 
-def _keys(desk: _Desk, *, made: str = "", problem: str = "") -> Response:
-    keys = _own_keys(desk)
-    return desk.listed(
+def _keys(page: _WorkspacePage, *, made: str = "", problem: str = "") -> Response:
+    keys = _own_keys(page)
+    return page.listed(
         ("api-keys",),
         contents.keys_table(keys),
         keys=keys,
@@ -237,13 +239,13 @@ def _keys(desk: _Desk, *, made: str = "", problem: str = "") -> Response:
     )
 
 
-def _own_keys(desk: _Desk) -> list[Any]:
-    now = desk.services.clock.now()
+def _own_keys(page: _WorkspacePage) -> list[Any]:
+    now = page.services.clock.now()
     return [
         token
-        for token, _ in desk.services.accounts.tokens(user_id=desk.visitor.user.id)
+        for token, _ in page.services.accounts.tokens(user_id=page.visitor.user.id)
         if token.kind == "api_key"
-        and token.workspace_id in (None, desk.workspace.id)
+        and token.workspace_id in (None, page.workspace.id)
         and token.revoked_at is None
         and (token.expires_at is None or token.expires_at > now)
     ]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from osmosis_ai.api.wire import auth as wire
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.platform.accounts import Principal
-from osmosis_ai.platform.db.tables import Repository
+from osmosis_ai.platform.db.tables import DbRepository
 from osmosis_ai.platform.http.authentication import Authenticated, Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
@@ -64,14 +64,16 @@ def choose_quickstart(
     return {"completed": True}
 
 
-def _repositories_of(services: PlatformServices, principal: Principal, workspace_id: str) -> list[Repository]:
+def _repositories_of(
+    services: PlatformServices, principal: Principal, workspace_id: str
+) -> list[DbRepository]:
     for workspace, _, repositories in services.workspaces.of_user(principal.user.id):
         if workspace.id == workspace_id:
             return repositories
     raise ApiError(404, "WORKSPACE_NOT_FOUND", f"you are not a member of a workspace '{workspace_id}'.")
 
 
-def _wire_repository(repositories: list[Repository]) -> wire.ConnectedRepository | None:
+def _wire_repository(repositories: list[DbRepository]) -> wire.ConnectedRepository | None:
     if not repositories:
         return None
     return wire.ConnectedRepository(id=repositories[0].id, repo_full_name=repositories[0].identity)

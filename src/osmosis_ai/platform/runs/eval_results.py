@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.submit.eval_request import effective_settings
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
-    from osmosis_ai.platform.runs.read.run_store import RunSummary
+    from osmosis_ai.platform.runs.read.run_store import ListedRun
 
 
 def live_results(
@@ -62,17 +62,17 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
     )
 
 
-def headline_of(run: Run | RunSummary) -> Headline | None:
+def headline_of(run: DbRun | ListedRun) -> Headline | None:
     """Return a run's result in a line; None before anything is counted."""
     results, rows = run.results or {}, rows_of(run)
     planned = rows.rows * effective_settings(run.request)["n"] if rows is not None else 0
     return Headline.of_results(results, planned=planned, rows=rows)
 
 
-def rows_of(run: Run | RunSummary) -> RowsDrawn | None:
+def rows_of(run: DbRun | ListedRun) -> RowsDrawn | None:
     """Return how many rows of how many a run uses, and how they were chosen."""
     sampled = (run.results or {}).get("sampled_rows")
-    return RowChoice.read(run.selection).drawn(sampled) if run.selection and sampled is not None else None
+    return RowSelection.read(run.selection).drawn(sampled) if run.selection and sampled is not None else None
 
 
 def _headline(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
 
 LEASE = timedelta(seconds=30)
@@ -74,7 +74,7 @@ class Leases:
             token: a fresh random text, the new owner's own.
         """
         with self._db.transaction() as session:
-            run = session.get(Run, run_id, with_for_update=True)
+            run = session.get(DbRun, run_id, with_for_update=True)
             now = self._clock.now()
             if run is None or run.status not in OPEN or not is_free(run, now):
                 return None
@@ -97,7 +97,7 @@ class Leases:
     def is_to_stop(self, lease: Lease) -> bool:
         """Tell whether somebody asked for the run to stop."""
         with self._db.session() as session:
-            asked = select(Run.stop_requested_at).where(Run.id == lease.run_id)
+            asked = select(DbRun.stop_requested_at).where(DbRun.id == lease.run_id)
             return session.scalar(asked) is not None
 
     def release(self, run_id: str, token: str) -> None:
@@ -106,25 +106,25 @@ class Leases:
         For owners that leave work behind, and for whoever knows that an owner is dead.
         """
         with self._db.transaction() as session:
-            run = session.get(Run, run_id, with_for_update=True)
+            run = session.get(DbRun, run_id, with_for_update=True)
             if run is not None and run.lease_token == token:
                 _clear(run)
 
     @contextmanager
-    def writing(self, lease: Lease) -> Iterator[tuple[Session, Run]]:
+    def writing(self, lease: Lease) -> Iterator[tuple[Session, DbRun]]:
         """Write the run's row and what belongs to it, all or nothing; also renews the lease.
 
         Raises:
             LeaseLostError: the lease's run has another owner, or has ended; nothing is written.
         """
         with self._db.transaction() as session:
-            run = session.get(Run, lease.run_id, with_for_update=True)
+            run = session.get(DbRun, lease.run_id, with_for_update=True)
             if run is None or run.status != "running" or run.lease_token != lease.token:
                 raise LeaseLostError(f"the run {lease.run_id} is no longer this worker's.")
             _extend(run, self._clock.now())
             yield session, run
 
-    def end(self, run: Run, outcome: Outcome, error: str | None = None) -> None:
+    def end(self, run: DbRun, outcome: Outcome, error: str | None = None) -> None:
         """Give ``run``, as part of the caller's transaction, its final status; its secrets are forgotten.
 
         Raises:
@@ -139,7 +139,7 @@ class Leases:
         _clear(run)
 
 
-def is_free(run: Run, now: datetime) -> bool:
+def is_free(run: DbRun, now: datetime) -> bool:
     """Tell whether nobody owns the run, or its owner has been silent for too long."""
     if run.lease_token is None or run.lease_expires_at is None:
         return True
@@ -147,10 +147,10 @@ def is_free(run: Run, now: datetime) -> bool:
     return left <= timedelta() or left > LEASE + _CLOCK_SLACK
 
 
-def _extend(run: Run, now: datetime) -> None:
+def _extend(run: DbRun, now: datetime) -> None:
     run.heartbeat_at = now
     run.lease_expires_at = now + LEASE
 
 
-def _clear(run: Run) -> None:
+def _clear(run: DbRun) -> None:
     run.lease_token = run.lease_expires_at = None

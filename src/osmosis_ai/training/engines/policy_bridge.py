@@ -24,7 +24,7 @@ from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.chat import AssistantReply
 from osmosis_ai.inference.chat_format import ChatFormat
 from osmosis_ai.inference.completion import ChatCompletion, ChatStream
-from osmosis_ai.inference.protocol import ApiError, ChatRequest, parse_request
+from osmosis_ai.inference.protocol import ChatRequest, OpenAIError, parse_request
 from osmosis_ai.inference.sampling import SamplingParams
 from osmosis_ai.inference.template import TemplateError
 from osmosis_ai.llm.completion import read_usage
@@ -151,7 +151,7 @@ class PolicyBridge(RolloutBridge[_Session]):
         started = time.perf_counter()
         try:
             response = await self._completion(calls, body).whole()
-        except ApiError as error:
+        except OpenAIError as error:
             self._raise(error)
         metrics = CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
@@ -171,7 +171,7 @@ class PolicyBridge(RolloutBridge[_Session]):
                 async for chunk in chunks:
                     metrics.read(chunk)
                     call.answer.append(stream_event(chunk))
-        except ApiError as error:
+        except OpenAIError as error:
             self._raise(error)
         call.answer.append(DONE)
         metrics.usage = read_usage(completion.usage())
@@ -185,7 +185,7 @@ class PolicyBridge(RolloutBridge[_Session]):
         try:
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:
-            raise ApiError(400, f"{error}.", param="messages", code="invalid_value") from error
+            raise OpenAIError(400, f"{error}.", param="messages", code="invalid_value") from error
         room = self._room(recording, prompt)
         asked = request.max_completion_tokens or request.max_tokens
 
@@ -248,7 +248,7 @@ class PolicyBridge(RolloutBridge[_Session]):
             for choice in range(request.n or 1)
         ]
 
-    def _raise(self, error: ApiError) -> NoReturn:
+    def _raise(self, error: OpenAIError) -> NoReturn:
         """Raise a refusal as the failed model call that the endpoint's rules are about."""
         said = error.body()["error"]
         too_long = said["code"] == "context_length_exceeded"
@@ -263,5 +263,5 @@ class PolicyBridge(RolloutBridge[_Session]):
         ) from error
 
 
-def _too_long(message: str) -> ApiError:
-    return ApiError(400, message, param="messages", code="context_length_exceeded")
+def _too_long(message: str) -> OpenAIError:
+    return OpenAIError(400, message, param="messages", code="context_length_exceeded")

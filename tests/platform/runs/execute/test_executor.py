@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, SETBACKS
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, SET_BACK, worker_environment
 from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sentence
@@ -141,7 +141,7 @@ def test_a_run_that_is_to_stop_does_not_wait_for_its_next_try(
         if number < 5:
             clock.advance(300)
     with bench.services.db.transaction() as session:
-        session.get_one(Run, run_id).stop_requested_at = clock.now()
+        session.get_one(DbRun, run_id).stop_requested_at = clock.now()
     bench.executor.round()
     assert bench.run(run_id).status == "stopped"
 
@@ -257,7 +257,7 @@ def test_a_worker_that_ignores_a_stop_is_killed_after_its_grace(
     bench.executor.round()
     bench.claim(bench.started[0])
     with bench.services.db.transaction() as session:
-        session.get_one(Run, run_id).stop_requested_at = clock.now()
+        session.get_one(DbRun, run_id).stop_requested_at = clock.now()
     bench.executor.round()
     assert bench.started[0].status is None
     clock.advance(31)

@@ -21,11 +21,11 @@ pytest.importorskip("torch")
 from osmosis_ai import training
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict
+from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
@@ -104,7 +104,7 @@ class Bench:
         self.prepared: PreparedTraining | None = None
         self.error: Exception | None = None
 
-    def work(self, interrupt: Interrupt | None = None) -> Verdict | None:
+    def work(self, interrupt: Interrupt | None = None) -> WorkResult | None:
         """Let a worker work on the run once; return its verdict, or None with the error kept."""
         services = self.services
         lease: Lease | None = self.leases.claim(self.id, f"worker-{os.urandom(4).hex()}")
@@ -127,7 +127,7 @@ class Bench:
 
     def ask_to_stop(self) -> None:
         with self.services.db.transaction() as session:
-            session.get_one(Run, self.id).stop_requested_at = self.services.clock.now()
+            session.get_one(DbRun, self.id).stop_requested_at = self.services.clock.now()
 
     def checkpoints(self) -> list[int]:
         listed = self.api.get(f"{RUNS}/{self.name}/checkpoints").json()["checkpoints"]
@@ -170,7 +170,7 @@ def is_stopped(pretended: PretendedTrainer) -> Ending:
 
 def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:
     ends(finishes)
-    assert bench.work() == Verdict("finished")
+    assert bench.work() == WorkResult("finished")
     assert bench.checkpoints() == [5, STEPS]
     assert bench.steps() == list(range(1, STEPS + 1))
     assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
@@ -184,7 +184,7 @@ def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench
         return Ending("finished", f"all {STEPS} steps are done.", warning=fell)
 
     ends(falls)
-    assert bench.work() == Verdict("finished")
+    assert bench.work() == WorkResult("finished")
     notes = bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
     assert "The validation reward fell below that of the start by 0.29" in notes
 
@@ -205,13 +205,13 @@ def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those
     bench: Bench, ends: Any
 ) -> None:
     ends(is_stopped)
-    assert bench.work() == Verdict(None)
+    assert bench.work() == WorkResult(None)
     assert bench.checkpoints() == [5], "the run goes on: step 7 is no place where it ended"
     bench.ask_to_stop()
     interrupt = Interrupt()
     interrupt.set()
     ends(lambda _: pytest.fail("a run that is to stop is not trained any more"))
-    assert bench.work(interrupt) == Verdict(None)
+    assert bench.work(interrupt) == WorkResult(None)
     assert bench.checkpoints() == [5, 7]
 
 
@@ -225,7 +225,7 @@ def test_what_a_worker_that_was_killed_had_done_is_gathered(bench: Bench, ends: 
     bench.ask_to_stop()
     interrupt = Interrupt()
     interrupt.set()
-    assert bench.work(interrupt) == Verdict(None)
+    assert bench.work(interrupt) == WorkResult(None)
     assert (bench.steps(), bench.checkpoints()) == ([1, 2], [2])
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_has_nothing_more_to_learn_is_finished_and_says_why(bench: Be
         return Ending("nothing_to_learn", why)
 
     ends(falls_silent)
-    assert bench.work() == Verdict("finished")
+    assert bench.work() == WorkResult("finished")
     assert why in bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
     assert bench.checkpoints() == [5, 6]
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
 
     ends(goes_on)
     monkeypatch.setattr(LocalBlobStore, "put", put)
-    assert bench.work() == Verdict("finished")
+    assert bench.work() == WorkResult("finished")
     assert bench.checkpoints() == [5, STEPS]
     assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left on device" in bench.log()
 
@@ -318,7 +318,7 @@ def test_values_of_secrets_reach_the_agent_and_nothing_else(
     ends(looks)
     given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
     bench = Bench(api, services, secrets={"required": sorted(given), "provided": given})
-    assert bench.work() == Verdict("finished"), bench.error
+    assert bench.work() == WorkResult("finished"), bench.error
     (pretended,) = seen
     assert dict(pretended.spec.secret_values) == given
     assert "canary" not in repr([pretended.spec, pretended.environ, pretended.provenance, bench.prepared])

@@ -10,9 +10,9 @@ import pytest
 from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
-from osmosis_ai.platform.runs.work.eval_work import EvaluationWork
+from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
 from tests.platform.conftest import Member
@@ -29,10 +29,10 @@ def signals_as_they_were() -> Iterator[None]:
 def worked(bench: Bench, run_id: str, failure: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a worker fail at getting hold of what it needs."""
 
-    def prepare(_: EvaluationWork | TrainingWork) -> None:
+    def prepare(_: EvalWork | TrainingWork) -> None:
         raise failure
 
-    monkeypatch.setattr(EvaluationWork, "prepare", prepare)
+    monkeypatch.setattr(EvalWork, "prepare", prepare)
     monkeypatch.setattr(TrainingWork, "prepare", prepare)
     services = bench.services
     lease = bench.leases.claim(run_id, "w")
@@ -96,6 +96,6 @@ def test_a_run_that_is_to_stop_stops_whatever_failed(
 ) -> None:
     run_id = bench.add("a", member, stop_requested_at=bench.clock.now())
     with bench.services.db.transaction() as session:
-        session.get_one(Run, run_id).status = "running"
+        session.get_one(DbRun, run_id).status = "running"
     assert worked(bench, run_id, DatabaseBusyError("busy."), monkeypatch) == ENDED
     assert bench.run(run_id).status == "stopped"

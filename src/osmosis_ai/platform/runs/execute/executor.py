@@ -28,8 +28,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import LogLine, LogStore
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -96,7 +96,7 @@ class LocalExecutor:
         config: PlatformConfig,
         db: Database,
         clock: Clock,
-        logs: Logs,
+        logs: LogStore,
         *,
         start_worker: StartWorker | None = None,
         stop_grace_s: float = STOP_GRACE_S,
@@ -185,13 +185,15 @@ class LocalExecutor:
         trouble.not_before = self._clock.monotonic() + trouble.pause_s()
         reason = directory.take_setback() if status == SET_BACK else ""
         with self._db.transaction() as session:
-            run = session.get(Run, worker.run_id, with_for_update=True)
+            run = session.get(DbRun, worker.run_id, with_for_update=True)
             if run is None or run.status not in OPEN or run.lease_token not in (None, worker.token):
                 self._trouble.pop(worker.run_id, None)
                 return
             run.lease_token = run.lease_expires_at = None
             if trouble.setbacks < SETBACKS and trouble.deaths < FRUITLESS_DEATHS[run.kind]:
-                line = Line(_trying_again(worker, status, trouble, reason), level="warning", step="executor")
+                line = LogLine(
+                    _trying_again(worker, status, trouble, reason), level="warning", step="executor"
+                )
                 self._logs.add(session, run.id, [line])
                 return
             self._trouble.pop(worker.run_id, None)
@@ -199,7 +201,7 @@ class LocalExecutor:
                 self._leases.end(run, "stopped")
                 return
             sentence = _given_up(status, trouble, reason, directory, directory.resume_advice(run.name))
-            self._logs.add(session, run.id, [Line(sentence, level="error", step="executor")])
+            self._logs.add(session, run.id, [LogLine(sentence, level="error", step="executor")])
             self._leases.end(run, "failed", sentence)
 
     # -- stops ---------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ class LocalExecutor:
             return
         with self._db.session() as session:
             asked = session.scalars(
-                select(Run.id).where(Run.id.in_(self._workers), Run.stop_requested_at.is_not(None))
+                select(DbRun.id).where(DbRun.id.in_(self._workers), DbRun.stop_requested_at.is_not(None))
             ).all()
         for run_id in asked:
             worker = self._workers[run_id]
@@ -230,7 +232,7 @@ class LocalExecutor:
                 return
             self._start(chosen)
 
-    def _finish_stopped(self, run: Run) -> None:
+    def _finish_stopped(self, run: DbRun) -> None:
         """Bring a run that is to stop, and that nobody works on, to its end."""
         directory = WorkingDirectory(self._config.runs_dir, run.id)
         if directory.recorded(run.name):
@@ -238,13 +240,13 @@ class LocalExecutor:
             self._start(run)
             return
         with self._db.transaction() as session:
-            row = session.get(Run, run.id, with_for_update=True)
+            row = session.get(DbRun, run.id, with_for_update=True)
             if row is not None and row.status in OPEN and is_free(row, self._clock.now()):
                 self._leases.end(row, "stopped")
-                self._logs.add(session, row.id, [Line("stopped", step="run")])
+                self._logs.add(session, row.id, [LogLine("stopped", step="run")])
         directory.remove()
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: DbRun) -> None:
         directory = WorkingDirectory(self._config.runs_dir, run.id)
         directory.create()
         token = secrets.token_urlsafe(24)
@@ -252,35 +254,37 @@ class LocalExecutor:
         process = self._start_worker(run.id, token)
         self._workers[run.id] = _Worker(run.id, run.name, run.workspace_id, token, process, recorded)
 
-    def _to_be_stopped(self) -> list[Run]:
+    def _to_be_stopped(self) -> list[DbRun]:
         with self._db.session() as session:
             # A pending run is stopped by whoever asks; only running ones wait for it.
             runs = session.scalars(
-                select(Run).where(Run.status == "running", Run.stop_requested_at.is_not(None))
+                select(DbRun).where(DbRun.status == "running", DbRun.stop_requested_at.is_not(None))
             ).all()
         # Nobody who wants an end is made to wait for another try.
         return [run for run in runs if run.id not in self._workers and self._is_free(run)]
 
-    def _next(self) -> Run | None:
+    def _next(self) -> DbRun | None:
         """Return the run to start: the oldest of the workspace with the fewest workers."""
         at_work = Counter(worker.workspace_id for worker in self._workers.values())
         with self._db.session() as session:
             abandoned = session.scalars(
-                select(Run).where(Run.status == "running", Run.stop_requested_at.is_(None))
+                select(DbRun).where(DbRun.status == "running", DbRun.stop_requested_at.is_(None))
             ).all()
             oldest = (
-                select(Run.workspace_id, func.min(Run.created_at).label("created_at"))
-                .where(Run.status == "pending", Run.id.not_in(self._unavailable()))
-                .group_by(Run.workspace_id)
+                select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
+                .where(DbRun.status == "pending", DbRun.id.not_in(self._unavailable()))
+                .group_by(DbRun.workspace_id)
                 .subquery()
             )
             waiting = session.scalars(
-                select(Run)
+                select(DbRun)
                 .join(
                     oldest,
-                    and_(Run.workspace_id == oldest.c.workspace_id, Run.created_at == oldest.c.created_at),
+                    and_(
+                        DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at
+                    ),
                 )
-                .where(Run.status == "pending")
+                .where(DbRun.status == "pending")
             ).all()
         startable = [run for run in (*abandoned, *waiting) if self._can_start(run)]
         return min(
@@ -292,11 +296,11 @@ class LocalExecutor:
         paused = [run_id for run_id, trouble in self._trouble.items() if now < trouble.not_before]
         return [*self._workers, *paused]
 
-    def _can_start(self, run: Run) -> bool:
+    def _can_start(self, run: DbRun) -> bool:
         """Tell whether nobody works on the run, here or, as far as its lease tells, elsewhere."""
         return run.id not in self._unavailable() and self._is_free(run)
 
-    def _is_free(self, run: Run) -> bool:
+    def _is_free(self, run: DbRun) -> bool:
         if WorkingDirectory(self._config.runs_dir, run.id).is_worked_on():
             return False  # the worker of a platform that was killed is about to follow it
         if run.lease_token is not None and self._was_here(run):
@@ -305,7 +309,7 @@ class LocalExecutor:
             return True
         return is_free(run, self._clock.now())
 
-    def _was_here(self, run: Run) -> bool:
+    def _was_here(self, run: DbRun) -> bool:
         return WorkingDirectory(self._config.runs_dir, run.id).path.is_dir()
 
     def _remove_leftovers(self) -> None:
@@ -314,7 +318,7 @@ class LocalExecutor:
             return
         found = [path.name for path in self._config.runs_dir.iterdir() if path.is_dir()]
         with self._db.session() as session:
-            known = select(Run.id, Run.status, Run.completed_at).where(Run.id.in_(found))
+            known = select(DbRun.id, DbRun.status, DbRun.completed_at).where(DbRun.id.in_(found))
             runs = {run_id: (status, ended_at) for run_id, status, ended_at in session.execute(known)}
         for run_id in found:
             status, ended_at = runs.get(run_id, ("removed", None))
@@ -339,7 +343,7 @@ def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) 
         why = reason.rstrip(".") or "the platform could not do its part, and could not say why"
         return f"{why} (no fault of the run, {trouble.setbacks} of {SETBACKS} tries; {again})"
     times = f", {trouble.deaths} times in a row without getting anything done" if trouble.deaths > 1 else ""
-    return f"the worker ended unexpectedly ({_told(status)}){times}; {again}"
+    return f"the worker ended unexpectedly ({_exit_words(status)}){times}; {again}"
 
 
 def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory, advice: str) -> str:
@@ -348,13 +352,13 @@ def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDir
         why = reason or "the platform could not do its part, and could not say why: its disk may be full."
         return f"{why} {advice}".rstrip()
     return (
-        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_told(status)}) without getting "
+        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_exit_words(status)}) without getting "
         f"anything done; see {directory.log} on the platform's machine"
         f"{f'. {advice}' if advice else ', then submit again.'}"
     )
 
 
-def _told(status: int) -> str:
+def _exit_words(status: int) -> str:
     """Return how a process ended, in words."""
     if status == LEARNER_LOST:
         return "a process of its learner was lost"

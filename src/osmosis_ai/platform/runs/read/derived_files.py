@@ -21,7 +21,7 @@ from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import LogLine, Run, RunFile, Sample
+from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
 
 METRICS, SUMMARY, LOGS = "metrics.json", "summary.jsonl", "logs.txt"
 KINDS = {METRICS: "metrics", SUMMARY: "trajectories", LOGS: "logs"}
@@ -43,7 +43,7 @@ class DerivedFiles:
         self._db = db
         self._blobs = blobs
 
-    def make(self, run: Run, path: str) -> tuple[str, int]:
+    def make(self, run: DbRun, path: str) -> tuple[str, int]:
         """Write one of the files as of now; return its token and its size in bytes."""
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as content:
             digest, size = hashlib.sha256(), 0
@@ -56,7 +56,7 @@ class DerivedFiles:
                 self._blobs.put(_key(run, path, token), cast(BinaryIO, content))
         return token, size
 
-    def key(self, run: Run, path: str, token: str | None) -> str | None:
+    def key(self, run: DbRun, path: str, token: str | None) -> str | None:
         """Return the key of a file that was made before; made now without a token, None when it is gone."""
         if token is None:
             token, _ = self.make(run, path)
@@ -64,27 +64,27 @@ class DerivedFiles:
             return None
         return _key(run, path, token)
 
-    def _has(self, run: Run, path: str, token: str) -> bool:
+    def _has(self, run: DbRun, path: str, token: str) -> bool:
         try:
             self._blobs.size(_key(run, path, token))
         except BlobNotFound:
             return False
         return True
 
-    def _pieces(self, run: Run, path: str) -> Iterator[bytes]:
+    def _pieces(self, run: DbRun, path: str) -> Iterator[bytes]:
         if path == METRICS:
             return iter([_metrics(run)])
         return self._summary(run) if path == SUMMARY else self._log(run)
 
-    def _summary(self, run: Run) -> Iterator[bytes]:
+    def _summary(self, run: DbRun) -> Iterator[bytes]:
         """Yield one line per sample, by row and attempt, as the engine writes them on a user's machine."""
         with self._db.session() as session:
-            of_trajectories = (RunFile.run_id == run.id, RunFile.kind == "trajectories")
-            with_trajectory = set(session.scalars(select(RunFile.path).where(*of_trajectories)))
+            of_trajectories = (DbRunFile.run_id == run.id, DbRunFile.kind == "trajectories")
+            with_trajectory = set(session.scalars(select(DbRunFile.path).where(*of_trajectories)))
             rows = session.scalars(
-                select(Sample)
-                .where(Sample.run_id == run.id)
-                .order_by(Sample.row_index, Sample.run_index)
+                select(DbSample)
+                .where(DbSample.run_id == run.id)
+                .order_by(DbSample.row_index, DbSample.run_index)
                 .execution_options(yield_per=_BATCH)
             )
             for sample in rows:
@@ -104,12 +104,12 @@ class DerivedFiles:
                 known = {key: value for key, value in entry.items() if value is not None}
                 yield orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
 
-    def _log(self, run: Run) -> Iterator[bytes]:
+    def _log(self, run: DbRun) -> Iterator[bytes]:
         with self._db.session() as session:
             lines = session.scalars(
-                select(LogLine)
-                .where(LogLine.subject_id == run.id)
-                .order_by(LogLine.id)
+                select(DbLogLine)
+                .where(DbLogLine.subject_id == run.id)
+                .order_by(DbLogLine.id)
                 .execution_options(yield_per=_BATCH)
             )
             for line in lines:
@@ -119,7 +119,7 @@ class DerivedFiles:
                 yield text.encode("utf-8")
 
 
-def _metrics(run: Run) -> bytes:
+def _metrics(run: DbRun) -> bytes:
     metrics = run.metrics or {}
     document: dict[str, Any] = {
         "eval_run": {
@@ -140,7 +140,7 @@ def _metrics(run: Run) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
-def _nothing_measured(run: Run) -> dict[str, Any]:
+def _nothing_measured(run: DbRun) -> dict[str, Any]:
     counts = dict.fromkeys(("total_samples", "completed_samples", "graded", "passed", "failed", "skipped"), 0)
     threshold = (run.results or {}).get("pass_threshold")
     return {**counts, "pass_rate": 0.0, "pass_threshold": threshold, "tokens_used": 0}
@@ -150,5 +150,5 @@ def _moment(moment: Any) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _key(run: Run, path: str, token: str) -> str:
+def _key(run: DbRun, path: str, token: str) -> str:
     return f"runs/{run.id}/derived/{token}/{path}"

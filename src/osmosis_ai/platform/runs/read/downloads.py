@@ -14,7 +14,7 @@ from sqlalchemy import select
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run, RunFile
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.runs.read.derived_files import KINDS, DerivedFiles
 
 TYPES = ("metrics", "trajectories", "artifacts", "logs")
@@ -53,7 +53,7 @@ class Downloads:
         self._blobs = blobs
         self._derived = DerivedFiles(db, blobs)
 
-    def manifest(self, run: Run, types: Sequence[str], rows: str | None) -> list[DownloadableFile]:
+    def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> list[DownloadableFile]:
         """Return the files of the asked types, by path; samples' own only of the asked rows of the dataset.
 
         Raises:
@@ -72,12 +72,12 @@ class Downloads:
             files += self._stored(run, stored, ranges)
         return sorted(files, key=lambda file: file.path)
 
-    def urls(self, run: Run, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
+    def urls(self, run: DbRun, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
         """Return a URL for each wanted file that there is; the others are left out."""
         paths = {file.path for file in wanted if file.path not in KINDS}
-        named = (RunFile.run_id == run.id, RunFile.path.in_(paths))
+        named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
-            rows = session.execute(select(RunFile.path, RunFile.blob_key).where(*named))
+            rows = session.execute(select(DbRunFile.path, DbRunFile.blob_key).where(*named))
             keys = {row.path: row.blob_key for row in rows}
         found = []
         for file in wanted:
@@ -88,15 +88,15 @@ class Downloads:
                 found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
         return found
 
-    def _made(self, run: Run, path: str) -> DownloadableFile:
+    def _made(self, run: DbRun, path: str) -> DownloadableFile:
         token, size = self._derived.make(run, path)
         return DownloadableFile(path, size, KINDS[path], token)
 
     def _stored(
-        self, run: Run, kinds: Sequence[str], ranges: Sequence[tuple[int, int]] | None
+        self, run: DbRun, kinds: Sequence[str], ranges: Sequence[tuple[int, int]] | None
     ) -> Iterable[DownloadableFile]:
-        query = select(RunFile.path, RunFile.size, RunFile.kind, RunFile.source_row_index).where(
-            RunFile.run_id == run.id, RunFile.kind.in_(kinds)
+        query = select(DbRunFile.path, DbRunFile.size, DbRunFile.kind, DbRunFile.source_row_index).where(
+            DbRunFile.run_id == run.id, DbRunFile.kind.in_(kinds)
         )
         with self._db.session() as session:
             rows = session.execute(query.execution_options(yield_per=_BATCH))

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run
+from osmosis_ai.platform.db.tables import DbRun
 
 MAX_AGE_S = 30.0
 
@@ -50,18 +50,18 @@ class RunCounts:
         """Return how many runs the workspace has."""
         with self._lock:
             known = self._known.get(workspace_id)
-        runs = (Run.workspace_id == workspace_id, Run.kind == self._kind)
+        runs = (DbRun.workspace_id == workspace_id, DbRun.kind == self._kind)
         row = session.execute(
-            select(Run.created_at, Run.id)
+            select(DbRun.created_at, DbRun.id)
             .where(*runs)
-            .order_by(Run.created_at.desc(), Run.id.desc())
+            .order_by(DbRun.created_at.desc(), DbRun.id.desc())
             .limit(1)
         ).first()
         newest = (row[0], row[1]) if row is not None else None
         now = self._clock.monotonic()
         if known is not None and known.newest == newest and now - known.counted_at < MAX_AGE_S:
             return known.total
-        total = session.scalar(select(func.count()).select_from(Run).where(*runs)) or 0
+        total = session.scalar(select(func.count()).select_from(DbRun).where(*runs)) or 0
         with self._lock:
             if self._known.get(workspace_id) is known:
                 self._known[workspace_id] = _Count(total, newest, now)

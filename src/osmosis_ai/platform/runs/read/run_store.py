@@ -19,8 +19,8 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run, User
-from osmosis_ai.platform.logs import Direction, Line, Logs
+from osmosis_ai.platform.db.tables import DbRun, DbUser
+from osmosis_ai.platform.logs import Direction, LogLine, LogStore
 from osmosis_ai.platform.name_lookup import hint_of_name
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
@@ -30,7 +30,7 @@ from osmosis_ai.platform.runs.read.run_counts import RunCounts
 class RunEndedError(ConflictError):
     """A run that was to stop had ended before."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: DbRun) -> None:
         super().__init__(f"the run {run.name} has ended already: {run.status}.")
         self.run = run
 
@@ -39,13 +39,13 @@ class RunEndedError(ConflictError):
 class FoundRun:
     """A run and who submitted it."""
 
-    run: Run
-    creator: User | None
+    run: DbRun
+    creator: DbUser | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RunSummary:
-    """What a list shows of a run; the fields are columns of :class:`Run`, the last two of its creator.
+class ListedRun:
+    """What a list shows of a run; the fields are columns of :class:`DbRun`, the last two of its creator.
 
     An ended run's is one object for as long as it is remembered, so what is made of it can be remembered too.
     """
@@ -70,26 +70,26 @@ class RunSummary:
     creator_email: str | None
 
 
-_NEWEST_FIRST = (Run.created_at.desc(), Run.id.desc())
+_NEWEST_FIRST = (DbRun.created_at.desc(), DbRun.id.desc())
 # The ids come from the index alone, however far the offset; whole rows only of the page.
 _PAGE_IDS = (
-    select(Run.id)
-    .where(Run.workspace_id == bindparam("workspace_id"), Run.kind == bindparam("kind"))
+    select(DbRun.id)
+    .where(DbRun.workspace_id == bindparam("workspace_id"), DbRun.kind == bindparam("kind"))
     .order_by(*_NEWEST_FIRST)
     .limit(bindparam("limit"))
     .offset(bindparam("offset"))
 )
 # Plain columns cost half of what entities do, and a statement that is built once is also compiled once.
 _SUMMARIES: Select[Any] = (
-    select(*(getattr(Run, field.name) for field in fields(RunSummary)[:-2]), User.name, User.email)
-    .outerjoin(User, User.id == Run.creator_id)
-    .where(Run.id.in_(bindparam("ids", expanding=True)))
+    select(*(getattr(DbRun, field.name) for field in fields(ListedRun)[:-2]), DbUser.name, DbUser.email)
+    .outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+    .where(DbRun.id.in_(bindparam("ids", expanding=True)))
 )
 # Some 20 MB at most.
 _REMEMBERED = 4096
 
 
-class Runs:
+class RunStore:
     """The runs of one kind, of all workspaces.
 
     Args:
@@ -98,16 +98,16 @@ class Runs:
         counts: how many there are, shared with who adds some.
     """
 
-    def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: Logs, counts: RunCounts) -> None:
+    def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: LogStore, counts: RunCounts) -> None:
         self._kind = kind
         self._db = db
         self._counts = counts
         self._clock = clock
         self._logs = logs
         self._leases = Leases(db, clock)
-        self._ended: dict[str, RunSummary] = {}
+        self._ended: dict[str, ListedRun] = {}
 
-    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RunSummary], int]:
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[ListedRun], int]:
         """Return one page of a workspace's runs, the newest first, and how many there are in all."""
         asked = {"workspace_id": workspace_id, "kind": self._kind, "limit": limit, "offset": offset}
         with self._db.session() as session:
@@ -136,7 +136,7 @@ class Runs:
         run = self.get(workspace_id, name_or_id).run
         return self._logs.page(run.id, limit=limit, direction=direction, cursor=cursor)
 
-    def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> Run:
+    def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> DbRun:
         """Ask for a run to stop, and return it; asking again while it does so changes nothing.
 
         Args:
@@ -150,12 +150,12 @@ class Runs:
         """
         found = self.get(workspace_id, name_or_id).run
         with self._db.transaction() as session:
-            run = session.get_one(Run, found.id, with_for_update=True)
+            run = session.get_one(DbRun, found.id, with_for_update=True)
             if run.status not in OPEN:
                 raise RunEndedError(run)
             if run.stop_requested_at is not None:
                 return run
-            self._logs.add(session, run.id, [Line(f"{by} asked for the run to stop", step="run")])
+            self._logs.add(session, run.id, [LogLine(f"{by} asked for the run to stop", step="run")])
             if run.status == "pending":
                 self._leases.end(run, "stopped")
             else:
@@ -166,28 +166,28 @@ class Runs:
         """Forget what an ended run was remembered by: it has not ended any more."""
         self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
 
-    def _summaries(self, session: Session, ids: Sequence[str]) -> list[RunSummary]:
+    def _summaries(self, session: Session, ids: Sequence[str]) -> list[ListedRun]:
         ended = self._ended
         found = {id: ended[id] for id in ids if id in ended}
         missing = [id for id in ids if id not in found]
         if missing:
-            found |= {row.id: RunSummary(*row) for row in session.execute(_SUMMARIES, {"ids": missing})}
+            found |= {row.id: ListedRun(*row) for row in session.execute(_SUMMARIES, {"ids": missing})}
             if newly := {id: found[id] for id in missing if found[id].status not in OPEN}:
                 # Other threads read the one that is there; they never see it change.
                 self._ended = {**(ended if len(ended) < _REMEMBERED else {}), **newly}
         return [found[id] for id in ids]
 
     def _find(self, session: Session, workspace_id: str, name_or_id: str) -> FoundRun:
-        for column in (Run.name, Run.id):
+        for column in (DbRun.name, DbRun.id):
             row = session.execute(
-                select(Run, User)
-                .outerjoin(User, User.id == Run.creator_id)
-                .where(Run.workspace_id == workspace_id, Run.kind == self._kind, column == name_or_id)
+                select(DbRun, DbUser)
+                .outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+                .where(DbRun.workspace_id == workspace_id, DbRun.kind == self._kind, column == name_or_id)
             ).first()
             if row is not None:
                 return FoundRun(row[0], row[1])
-        newest = select(Run.name).where(Run.workspace_id == workspace_id, Run.kind == self._kind)
-        names = newest.order_by(Run.created_at.desc())
+        newest = select(DbRun.name).where(DbRun.workspace_id == workspace_id, DbRun.kind == self._kind)
+        names = newest.order_by(DbRun.created_at.desc())
         raise NotFoundError(
             f"there is no {KIND_NAMES[self._kind]} run '{name_or_id[:200]}' in this workspace.",
             hint=hint_of_name(session, name_or_id, names, f"see `{COMMAND_GROUPS[self._kind]} list`"),

@@ -10,15 +10,15 @@ from itertools import groupby
 from sqlalchemy import bindparam, select
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import MetricPoint
+from osmosis_ai.platform.db.tables import DbMetricPoint
 from osmosis_ai.training.objective.metrics import TITLES
 from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
 # Plain columns: a long run has hundreds of thousands of points.
 _POINTS = (
-    select(MetricPoint.key, MetricPoint.step, MetricPoint.value, MetricPoint.timestamp)
-    .where(MetricPoint.run_id == bindparam("run_id"))
-    .order_by(MetricPoint.key, MetricPoint.step)
+    select(DbMetricPoint.key, DbMetricPoint.step, DbMetricPoint.value, DbMetricPoint.timestamp)
+    .where(DbMetricPoint.run_id == bindparam("run_id"))
+    .order_by(DbMetricPoint.key, DbMetricPoint.step)
 )
 _POSITION = {key: position for position, key in enumerate(TITLES)}
 
@@ -33,7 +33,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MetricCurve:
     """One metric; at least one point, by rising step."""
 
     key: str
@@ -65,17 +65,17 @@ class Curve:
         return max(point.value for point in self.points)
 
 
-def read_curves(db: Database, run_id: str) -> list[Curve]:
+def read_curves(db: Database, run_id: str) -> list[MetricCurve]:
     """Return a run's curves in the order people want to see them; metrics of other trainers come last."""
     with db.session() as session:
         rows = session.execute(_POINTS, {"run_id": run_id}).all()
     curves = [
-        Curve(key, [CurvePoint(*row[1:]) for row in points])
+        MetricCurve(key, [CurvePoint(*row[1:]) for row in points])
         for key, points in groupby(rows, key=lambda row: row[0])
     ]
     return sorted(curves, key=lambda curve: (_POSITION.get(curve.key, len(_POSITION)), curve.key))
 
 
-def validation_of(curves: Sequence[Curve]) -> ValidationHeadline | None:
+def validation_of(curves: Sequence[MetricCurve]) -> ValidationHeadline | None:
     """Return what the newest validation of a run came to."""
     return ValidationHeadline.of({curve.key: [(p.step, p.value) for p in curve.points] for curve in curves})

@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, is_servable, unknown_adapter
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_request import (
     RunRequest,
     check_body,
@@ -42,13 +42,13 @@ class EvalRequest(RunRequest):
         """The same for every evaluation."""
         return SEED
 
-    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowSelection:
         """Choose the first ``limit`` rows, or a share of all.
 
         Raises:
             SubmitRejectedError: with all their attempts that is too much.
         """
-        rows = RowChoice.of(
+        rows = RowSelection.of(
             total_rows=total_rows, limit=self.evaluation.limit, sha256=sha256, extension=extension
         )
         planned = len(rows.rows()) * self.evaluation.n
@@ -57,7 +57,7 @@ class EvalRequest(RunRequest):
             raise rejected([Issue("evaluation.n", problem)])
         return rows
 
-    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+    def first_results(self, rows: RowSelection) -> dict[str, Any]:
         """Return how large the run is, and nothing done."""
         return {
             "pass_threshold": self.evaluation.pass_threshold,

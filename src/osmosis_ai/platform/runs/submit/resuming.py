@@ -13,10 +13,10 @@ from pathlib import Path
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import LogLine, LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
-from osmosis_ai.platform.runs.read.run_store import Runs
+from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_scopes
@@ -26,7 +26,7 @@ from osmosis_ai.platform.secrets import resolve_scopes
 class ResumedRun:
     """A run that waits for its worker again, and the step behind which it goes on."""
 
-    run: Run
+    run: DbRun
     step: int
 
 
@@ -39,14 +39,14 @@ class TrainingResumption:
         runs_dir: where runs keep their working files.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: Logs, runs: Runs, runs_dir: Path) -> None:
+    def __init__(self, db: Database, clock: Clock, logs: LogStore, runs: RunStore, runs_dir: Path) -> None:
         self._db = db
         self._clock = clock
         self._logs = logs
         self._runs = runs
         self._runs_dir = runs_dir
 
-    def resumable(self, run: Run) -> bool:
+    def resumable(self, run: DbRun) -> bool:
         """Tell whether a run has ended before its end, and has something to go on from."""
         return run.status in UNFINISHED and self._step(run) is not None
 
@@ -68,19 +68,19 @@ class TrainingResumption:
         names = read_training_request(found.request).secrets
         scopes = resolve_scopes(self._db, workspace_id, found.creator_id or "", names)
         with self._db.transaction() as session:
-            run = session.get_one(Run, found.id, with_for_update=True)
+            run = session.get_one(DbRun, found.id, with_for_update=True)
             if run.status not in UNFINISHED:
                 raise _not_to_be_resumed(run)
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = None
             run.secret_scopes = {**scopes}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
-            line = Line(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
+            line = LogLine(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
             self._logs.add(session, run.id, [line])
         self._runs.goes_on(run.id)
         return ResumedRun(run, step)
 
-    def _step_to_go_on_from(self, run: Run) -> int:
+    def _step_to_go_on_from(self, run: DbRun) -> int:
         if run.status not in UNFINISHED:
             raise _not_to_be_resumed(run)
         step = self._step(run)
@@ -92,13 +92,13 @@ class TrainingResumption:
             )
         return step
 
-    def _step(self, run: Run) -> int | None:
+    def _step(self, run: DbRun) -> int | None:
         if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:
             return None
         return WorkingDirectory(self._runs_dir, run.id).checkpoint_step()
 
 
-def _not_to_be_resumed(run: Run) -> ConflictError:
+def _not_to_be_resumed(run: DbRun) -> ConflictError:
     if run.status in OPEN and run.stop_requested_at is not None:
         return ConflictError(
             f"the run '{run.name}' is stopping: it can be resumed once it has stopped.",

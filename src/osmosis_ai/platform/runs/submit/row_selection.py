@@ -17,7 +17,7 @@ SAMPLED_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class RowChoice:
+class RowSelection:
     """How a run's rows are chosen.
 
     Attributes:
@@ -33,13 +33,13 @@ class RowChoice:
     extension: str
 
     @classmethod
-    def of(cls, *, total_rows: int, limit: int | None, sha256: str, extension: str) -> RowChoice:
+    def of(cls, *, total_rows: int, limit: int | None, sha256: str, extension: str) -> RowSelection:
         """Choose for a new run; without a limit, a draw of its own."""
         draw_seed = secrets.randbits(31) if limit is None else None
         return cls(total_rows, limit, draw_seed, sha256, extension)
 
     @classmethod
-    def read(cls, recorded: dict[str, Any]) -> RowChoice:
+    def read(cls, recorded: dict[str, Any]) -> RowSelection:
         """Return the choice that a run's row keeps."""
         return cls(**recorded)
 

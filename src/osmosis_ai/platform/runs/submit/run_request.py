@@ -18,7 +18,7 @@ from osmosis_ai.config.sections import Experiment
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.workspace.secrets_file import value_problem
 
 _LONGEST_NAME = 255
@@ -48,7 +48,7 @@ class RunRequest(ABC):
         """What the run's chance is drawn from."""
 
     @abstractmethod
-    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowSelection:
         """Decide which rows of a dataset the run uses.
 
         Raises:
@@ -56,7 +56,7 @@ class RunRequest(ABC):
         """
 
     @abstractmethod
-    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+    def first_results(self, rows: RowSelection) -> dict[str, Any]:
         """Return the results of the run before it has begun."""
 
 

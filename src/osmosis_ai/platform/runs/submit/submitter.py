@@ -23,13 +23,13 @@ from sqlalchemy.orm import Session
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.platform.db.tables import Dataset, Repository, Rollout, Run, User, new_id
+from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_request
 from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_names import draw_name
 from osmosis_ai.platform.runs.submit.run_request import RunRequest
 from osmosis_ai.platform.runs.submit.training_request import parse_training_request
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
-    from osmosis_ai.platform.rollouts import Rollouts
+    from osmosis_ai.platform.rollouts import RolloutStore
     from osmosis_ai.platform.runs.read.run_counts import RunCounts
     from osmosis_ai.platform.vault import Vault
 
@@ -55,13 +55,13 @@ _PARSERS: dict[RunKind, Callable[[Mapping[str, Any], IsAdapter], RunRequest]] = 
 
 
 @dataclass(frozen=True)
-class Submission:
+class RunSubmission:
     """Who submits what, from where."""
 
     kind: RunKind
     workspace_id: str
-    repository: Repository
-    user: User
+    repository: DbRepository
+    user: DbUser
     body: dict[str, Any] = field(repr=False)
 
 
@@ -74,17 +74,17 @@ class _Code:
 
 
 @dataclass(frozen=True)
-class CheckedSubmit:
+class CheckedSubmission:
     """A submit that nothing is wrong with, and all that was found out about it.
 
     Attributes:
         scopes: where the value of each secret comes from; ``run`` for those given with the request.
     """
 
-    submission: Submission
+    submission: RunSubmission
     request: RunRequest
-    dataset: Dataset
-    rows: RowChoice
+    dataset: DbDataset
+    rows: RowSelection
     code: _Code
     scopes: Mapping[str, str]
 
@@ -94,7 +94,7 @@ class CheckedSubmit:
         return self.code.sha
 
 
-class Submits:
+class RunSubmitter:
     """Takes on runs.
 
     Args:
@@ -110,7 +110,7 @@ class Submits:
         clock: Clock,
         vault: Vault,
         mirrors: MirrorStore,
-        rollouts: Rollouts,
+        rollouts: RolloutStore,
         counts: Mapping[RunKind, RunCounts],
     ) -> None:
         self._counts = counts
@@ -123,15 +123,15 @@ class Submits:
         self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
         self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")
 
-    def start(self, submission: Submission) -> Future[Run]:
+    def start(self, submission: RunSubmission) -> Future[DbRun]:
         """As :meth:`submit`, without blocking."""
         return self._threads.submit(self.submit, submission)
 
-    def start_check(self, submission: Submission) -> Future[CheckedSubmit]:
+    def start_check(self, submission: RunSubmission) -> Future[CheckedSubmission]:
         """As :meth:`check`, without blocking."""
         return self._threads.submit(self.check, submission)
 
-    def submit(self, submission: Submission) -> Run:
+    def submit(self, submission: RunSubmission) -> DbRun:
         """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most.
 
         Raises:
@@ -139,7 +139,7 @@ class Submits:
         """
         return self._create(self.check(submission))
 
-    def check(self, submission: Submission) -> CheckedSubmit:
+    def check(self, submission: RunSubmission) -> CheckedSubmission:
         """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does.
 
         Raises:
@@ -151,7 +151,7 @@ class Submits:
         rows = _choose_rows(request, dataset)
         code = self._code(submission.repository, request)
         scopes = self._secret_scopes(submission, request)
-        return CheckedSubmit(submission, request, dataset, rows, code, scopes)
+        return CheckedSubmission(submission, request, dataset, rows, code, scopes)
 
     def close(self) -> None:
         """End; nothing can be submitted afterwards."""
@@ -161,19 +161,19 @@ class Submits:
     def _is_adapter(self, workspace_id: str) -> IsAdapter:
         return lambda model_path: find_adapter(self._db, workspace_id, model_path) is not None
 
-    def _dataset(self, workspace_id: str, name: str) -> Dataset:
+    def _dataset(self, workspace_id: str, name: str) -> DbDataset:
         with self._db.session() as session:
-            of_workspace = Dataset.workspace_id == workspace_id
-            dataset = session.scalar(select(Dataset).where(of_workspace, Dataset.name == name))
+            of_workspace = DbDataset.workspace_id == workspace_id
+            dataset = session.scalar(select(DbDataset).where(of_workspace, DbDataset.name == name))
             if dataset is None:
-                names = session.scalars(select(Dataset.name).where(of_workspace)).all()
+                names = session.scalars(select(DbDataset.name).where(of_workspace)).all()
                 raise _no_dataset(name, list(names))
         known = (dataset.blob_key, dataset.row_count, dataset.sha256)
         if dataset.status != "uploaded" or None in known:
             raise _unusable_dataset(dataset)
         return dataset
 
-    def _code(self, repository: Repository, request: RunRequest) -> _Code:
+    def _code(self, repository: DbRepository, request: RunRequest) -> _Code:
         """Find the commit meant, and the rollout and its entrypoint in it."""
         sync_error = self._sync(repository)
         experiment = request.experiment
@@ -188,20 +188,20 @@ class Submits:
             raise _not_fetched(sync_error)
         self._check_rollout(repository, sha, experiment.rollout, experiment.entrypoint)
         with self._db.session() as session:
-            known = select(Rollout.id).where(
-                Rollout.repository_id == repository.id, Rollout.name == experiment.rollout
+            known = select(DbRollout.id).where(
+                DbRollout.repository_id == repository.id, DbRollout.name == experiment.rollout
             )
             return _Code(sha, session.scalar(known))
 
-    def _sync(self, repository: Repository) -> str | None:
+    def _sync(self, repository: DbRepository) -> str | None:
         """Fetch the repository; return why that could not be done in time, in a sentence, or None."""
-        syncing: Future[Repository] = self._syncs.submit(self._rollouts.sync, repository.id)
+        syncing: Future[DbRepository] = self._syncs.submit(self._rollouts.sync, repository.id)
         try:
             return syncing.result(timeout=SYNC_WAIT_S).sync_error
         except FutureTimeout:
             return f"fetching {repository.identity} takes longer than {SYNC_WAIT_S:.0f} s; try again in a moment."
 
-    def _check_rollout(self, repository: Repository, sha: str, rollout: str, entrypoint: str) -> None:
+    def _check_rollout(self, repository: DbRepository, sha: str, rollout: str, entrypoint: str) -> None:
         names = [entry.name for entry in self._mirrors.list_rollouts(repository, sha)]
         where = f"in {repository.identity} at {sha[:12]}"
         if rollout not in names:
@@ -214,13 +214,13 @@ class Submits:
             problem = f"there is no file {path} {where}; commit it and `git push`"
             raise rejected([Issue("experiment.entrypoint", problem)]) from None
 
-    def _secret_scopes(self, submission: Submission, request: RunRequest) -> dict[str, str]:
+    def _secret_scopes(self, submission: RunSubmission, request: RunRequest) -> dict[str, str]:
         """Return where the value of each secret comes from; ``run`` for those given with the request."""
         stored = [name for name in request.secrets if name not in request.provided]
         found = resolve_scopes(self._db, submission.workspace_id, submission.user.id, stored)
         return {name: found.get(name, "run") for name in request.secrets}
 
-    def _create(self, checked: CheckedSubmit) -> Run:
+    def _create(self, checked: CheckedSubmission) -> DbRun:
         submission, request, rows = checked.submission, checked.request, checked.rows
         run_id = new_id("run")
         sealed = None
@@ -253,10 +253,10 @@ class Submits:
         self._counts[request.kind].forget(run.workspace_id)
         return run
 
-    def _insert(self, described: dict[str, Any]) -> Run:
+    def _insert(self, described: dict[str, Any]) -> DbRun:
         draws = random.SystemRandom()
         for tries in range(_NAME_TRIES):
-            run = Run(**described, name=draw_name(draws, tries=tries))
+            run = DbRun(**described, name=draw_name(draws, tries=tries))
             try:
                 with self._db.transaction() as session:
                     if _is_free(session, run):
@@ -274,12 +274,12 @@ def secrets_context(run_id: str) -> str:
     return f"runs:{run_id}"
 
 
-def _is_free(session: Session, run: Run) -> bool:
-    taken = select(Run.id).where(Run.workspace_id == run.workspace_id, Run.name == run.name)
+def _is_free(session: Session, run: DbRun) -> bool:
+    taken = select(DbRun.id).where(DbRun.workspace_id == run.workspace_id, DbRun.name == run.name)
     return session.scalar(taken) is None
 
 
-def _choose_rows(request: RunRequest, dataset: Dataset) -> RowChoice:
+def _choose_rows(request: RunRequest, dataset: DbDataset) -> RowSelection:
     assert dataset.row_count is not None and dataset.sha256 is not None
     return request.choose_rows(
         total_rows=dataset.row_count, sha256=dataset.sha256, extension=dataset.extension
@@ -297,7 +297,7 @@ def _no_dataset(name: str, names: list[str]) -> SubmitRejectedError:
     )
 
 
-def _unusable_dataset(dataset: Dataset) -> SubmitRejectedError:
+def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
     name = dataset.name
     if dataset.status == "error":
         reason = (dataset.error or "it could not be read").rstrip(".")

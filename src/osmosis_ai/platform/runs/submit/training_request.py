@@ -14,7 +14,7 @@ from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
 from osmosis_ai.platform.runs.submit.model_path import MODEL_PATH, IsAdapter, unknown_adapter
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_request import (
     RunRequest,
     check_body,
@@ -40,11 +40,11 @@ class TrainingRequest(RunRequest):
         """What data order, sampling and the adapter's start are drawn from."""
         return self.settings.seed
 
-    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowChoice:
+    def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowSelection:
         """Choose every row: which are for training, and which for validation, is the trainer's to say."""
-        return RowChoice.of(total_rows=total_rows, limit=total_rows, sha256=sha256, extension=extension)
+        return RowSelection.of(total_rows=total_rows, limit=total_rows, sha256=sha256, extension=extension)
 
-    def first_results(self, rows: RowChoice) -> dict[str, Any]:
+    def first_results(self, rows: RowSelection) -> dict[str, Any]:
         """Return nothing: not even the number of steps is known before the trainer has planned."""
         return {}
 

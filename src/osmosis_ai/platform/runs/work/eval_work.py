@@ -22,13 +22,13 @@ from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.db.tables import Run, RunFile
-from osmosis_ai.platform.logs import Level, Line
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile
+from osmosis_ai.platform.logs import Level, LogLine
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_request
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
-from osmosis_ai.platform.runs.work.inputs import Materials
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher, record_metrics
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work, one_sentence
+from osmosis_ai.platform.runs.work.run_work import Interrupt, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
@@ -37,15 +37,15 @@ _LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERRO
 
 
 @dataclass(frozen=True)
-class PreparedEvaluation:
+class PreparedEval:
     """A run whose code, rows and secrets are at hand."""
 
-    run: Run
+    run: DbRun
     request: EvalRequest
     commit_sha: str
     rollout_dir: Path
     dataset: DatasetInput
-    rows: RowChoice
+    rows: RowSelection
     adapter: TrainedAdapter | None
     stored: frozenset[str]
     blobs: BlobStore
@@ -53,38 +53,36 @@ class PreparedEvaluation:
     redactor: Redactor = field(repr=False)
 
 
-class EvaluationWork(Work[PreparedEvaluation]):
+class EvalWork(RunWork[PreparedEval]):
     """The work on one evaluation run."""
 
-    def prepare(self) -> PreparedEvaluation:
+    def prepare(self) -> PreparedEval:
         """Get hold of everything the run needs; blocking.
 
         Raises:
             OsmosisError: something is no longer there.
         """
-        materials = Materials(self._config, self._db, self._directory, self._lease.run_id)
-        run = materials.run
+        inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
+        run = inputs.run
         with self._db.session() as session:
-            stored = frozenset(session.scalars(select(RunFile.path).where(RunFile.run_id == run.id)))
+            stored = frozenset(session.scalars(select(DbRunFile.path).where(DbRunFile.run_id == run.id)))
         request = read_request(run.request)
-        secret_values, policy = materials.secret_values(request.secrets), materials.policy()
-        return PreparedEvaluation(
+        secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
+        return PreparedEval(
             run=run,
             request=request,
-            commit_sha=materials.commit_sha,
-            rollout_dir=materials.source() / "rollouts" / run.rollout_name,
-            dataset=materials.dataset(),
-            rows=materials.rows,
+            commit_sha=inputs.commit_sha,
+            rollout_dir=inputs.source() / "rollouts" / run.rollout_name,
+            dataset=inputs.dataset(),
+            rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
             stored=stored,
-            blobs=materials.blobs,
+            blobs=inputs.blobs,
             secret_values=secret_values,
             redactor=Redactor(secret_values.values()),
         )
 
-    async def execute(
-        self, prepared: PreparedEvaluation, publisher: Publisher, interrupt: Interrupt
-    ) -> Verdict:
+    async def execute(self, prepared: PreparedEval, publisher: Publisher, interrupt: Interrupt) -> WorkResult:
         """Run the evaluation, or continue it.
 
         Raises:
@@ -92,7 +90,7 @@ class EvaluationWork(Work[PreparedEvaluation]):
         """
         run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
         if interrupt and not directory.events.exists():
-            return Verdict(None)
+            return WorkResult(None)
         files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, prepared.stored)
         publisher.follow(directory, files)
         runner = EvalRunner(
@@ -107,9 +105,9 @@ class EvaluationWork(Work[PreparedEvaluation]):
             provenance=_provenance(run, prepared),
             environ=program_environment(os.environ),
         )
-        return _verdict(await runner.run())
+        return _result(await runner.run())
 
-    def record(self, run: Run) -> None:
+    def record(self, run: DbRun) -> None:
         """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
         record_metrics(run, self._directory.evaluation(run.name))
 
@@ -126,10 +124,10 @@ class _Hooks(RunHooks):
     def note(self, message: str) -> None:
         # Some of what the engine notes it has just logged.
         if message != self._logged:
-            self._publisher.log(Line(message, step="run"))
+            self._publisher.log(LogLine(message, step="run"))
 
     def stage(self, message: str) -> None:
-        self._publisher.log(Line(message, step="run"))
+        self._publisher.log(LogLine(message, step="run"))
 
     def log_event(self, event: LogEvent, redact: Redactor) -> None:
         self._logged = event.message
@@ -156,25 +154,25 @@ class _Hooks(RunHooks):
         self._interrupt.listen(lambda: None)
 
 
-def _verdict(summary: RunSummary | None) -> Verdict:
+def _result(summary: RunSummary | None) -> WorkResult:
     assert summary is not None  # dispatch is never declined here
     if summary.complete:
-        return Verdict("finished")
+        return WorkResult("finished")
     stop = summary.stop
     if stop is not None and stop.kind == "interrupted":
-        return Verdict(None)
+        return WorkResult(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
-        return Verdict("failed", one_sentence(stop.error), stop.error.is_infrastructure)
+        return WorkResult("failed", one_sentence(stop.error), stop.error.is_infrastructure)
     reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
-    return Verdict("failed", one_sentence(OsmosisError(reason)))
+    return WorkResult("failed", one_sentence(OsmosisError(reason)))
 
 
-def _line(event: LogEvent) -> Line:
+def _line(event: LogEvent) -> LogLine:
     details = dict(event.details) or None
-    return Line(event.message, _LEVELS[event.level], event.step, details, timestamp=event.time)
+    return LogLine(event.message, _LEVELS[event.level], event.step, details, timestamp=event.time)
 
 
-def _provenance(run: Run, prepared: PreparedEvaluation) -> dict[str, Any]:
+def _provenance(run: DbRun, prepared: PreparedEval) -> dict[str, Any]:
     experiment = prepared.request.experiment
     return {
         "sdk_version": __version__,

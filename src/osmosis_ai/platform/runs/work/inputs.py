@@ -18,19 +18,19 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.lookup import open_dataset
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Repository, Run
+from osmosis_ai.platform.db.tables import DbRepository, DbRun
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.models import copy_adapter
-from osmosis_ai.platform.runs.submit.model_path import Policy, find_adapter
-from osmosis_ai.platform.runs.submit.row_selection import RowChoice
+from osmosis_ai.platform.runs.submit.model_path import PolicyWeights, find_adapter
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.vault import open_vault
 
 
-class Materials:
-    """The materials of one run.
+class RunInputs:
+    """The inputs of one run.
 
     Args:
         config, db: the platform's.
@@ -53,12 +53,12 @@ class Materials:
         self._vault = open_vault(config)
         self.blobs = open_blob_store(config, SystemClock())
         with db.session() as session:
-            self.run = session.get_one(Run, run_id)
+            self.run = session.get_one(DbRun, run_id)
             repository_id = self.run.repository_id
-            self._repository = session.get(Repository, repository_id) if repository_id else None
+            self._repository = session.get(DbRepository, repository_id) if repository_id else None
         assert self.run.commit_sha is not None
         self.commit_sha: str = self.run.commit_sha
-        self.rows = RowChoice.read(self.run.selection or {})
+        self.rows = RowSelection.read(self.run.selection or {})
 
     def source(self) -> Path:
         """Return the commit's files, exported anew: an agent may have written into its own since the last time.
@@ -102,7 +102,7 @@ class Materials:
             partial.replace(path)
         return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
 
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyWeights:
         """Return the weights of the run; those of an adapter in a copy of this run's own.
 
         Raises:
@@ -111,15 +111,15 @@ class Materials:
         base, _, _ = self.run.model_path.rpartition(":")
         adapter = self._directory.adapter
         if adapter.is_dir():
-            return Policy(base, adapter)
+            return PolicyWeights(base, adapter)
         model = find_adapter(self._db, self.run.workspace_id, self.run.model_path)
         if model is None:
-            return Policy(self.run.model_path)
+            return PolicyWeights(self.run.model_path)
         partial = adapter.with_name(f".{adapter.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         copy_adapter(self.blobs, model, partial)
         partial.rename(adapter)
-        return Policy(base, adapter)
+        return PolicyWeights(base, adapter)
 
     def secret_values(self, names: Sequence[str]) -> dict[str, str]:
         """Return the value of every secret: those given with the submit, and those stored by now."""

@@ -23,8 +23,8 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import Run, RunFile, Sample, upsert
-from osmosis_ai.platform.logs import Line, Logs, storable
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, upsert
+from osmosis_ai.platform.logs import LogLine, LogStore, storable
 from osmosis_ai.platform.runs.eval_results import live_results, summarised_results
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
@@ -45,13 +45,15 @@ class Publisher:
         redactor: blanks the run's secrets in everything that is published.
     """
 
-    def __init__(self, lease: Lease, leases: Leases, logs: Logs, clock: Clock, redactor: Redactor) -> None:
+    def __init__(
+        self, lease: Lease, leases: Leases, logs: LogStore, clock: Clock, redactor: Redactor
+    ) -> None:
         self._lease = lease
         self._leases = leases
         self._logs = logs
         self._clock = clock
         self._redactor = redactor
-        self._lines: deque[Line] = deque()
+        self._lines: deque[LogLine] = deque()
         self._writes: deque[Callable[[], None]] = deque()
         self._progress: ProgressSnapshot | None = None
         self._directory: RunDirectory | None = None
@@ -74,7 +76,7 @@ class Publisher:
         self._files = files
         self._directory = directory
 
-    def log(self, line: Line) -> None:
+    def log(self, line: LogLine) -> None:
         """Publish a log line, dated now unless it says otherwise; may be called from any thread."""
         self._lines.append(line if line.timestamp is not None else replace(line, timestamp=self._clock.now()))
 
@@ -108,7 +110,7 @@ class Publisher:
         if self._files is not None:
             for rows in self._files.take_rest():
                 with self._leases.writing(self._lease) as (session, _):
-                    upsert(session, RunFile, rows)
+                    upsert(session, DbRunFile, rows)
 
     def _work(self) -> None:
         while not self._closing:
@@ -159,18 +161,18 @@ class Publisher:
     def _write(
         self,
         session: Session,
-        run: Run,
+        run: DbRun,
         records: Iterable[tuple[int, int, TerminalRecord]],
-        lines: Iterable[Line],
+        lines: Iterable[LogLine],
         files: list[dict[str, Any]],
         progress: ProgressSnapshot | None,
     ) -> None:
         upsert(
             session,
-            Sample,
+            DbSample,
             [_row(run.id, record, resumed=offset < self._resumed_bytes) for offset, _, record in records],
         )
-        upsert(session, RunFile, files)
+        upsert(session, DbRunFile, files)
         if progress is not None:
             written = _metrics(self._directory) if self._directory is not None else None
             run.metrics = written or run.metrics
@@ -181,7 +183,7 @@ class Publisher:
         self._logs.add(session, run.id, lines, redactor=self._redactor)
 
 
-def record_metrics(run: Run, directory: RunDirectory) -> None:
+def record_metrics(run: DbRun, directory: RunDirectory) -> None:
     """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
     metrics = _metrics(directory)
     if metrics is not None:

@@ -13,7 +13,7 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
-    from osmosis_ai.platform.db.tables import Run
+    from osmosis_ai.platform.db.tables import DbRun
     from osmosis_ai.platform.runs.leases import Lease
     from osmosis_ai.platform.runs.lifecycle import Outcome
     from osmosis_ai.platform.runs.work.publisher import Publisher
@@ -25,7 +25,7 @@ MAX_SENTENCE_CHARS = 600
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorkResult:
     """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave.
 
     Attributes:
@@ -78,7 +78,7 @@ class Prepared(Protocol):
 P = TypeVar("P", bound=Prepared)
 
 
-class Work(ABC, Generic[P]):
+class RunWork(ABC, Generic[P]):
     """The work on one run.
 
     Args:
@@ -104,7 +104,7 @@ class Work(ABC, Generic[P]):
         """
 
     @abstractmethod
-    async def execute(self, prepared: P, publisher: Publisher, interrupt: Interrupt) -> Verdict:
+    async def execute(self, prepared: P, publisher: Publisher, interrupt: Interrupt) -> WorkResult:
         """Execute the run, or continue it.
 
         Raises:
@@ -112,7 +112,7 @@ class Work(ABC, Generic[P]):
         """
 
     @abstractmethod
-    def record(self, run: Run) -> None:
+    def record(self, run: DbRun) -> None:
         """Give ``run``, as part of the transaction that ends the turn, its last numbers."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.logs import Line
+from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.leases import LeaseLostError
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
 from osmosis_ai.training.objective.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
@@ -22,13 +22,13 @@ from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, Train
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher
     from osmosis_ai.platform.runs.work.run_work import Interrupt
-    from osmosis_ai.platform.runs.work.training_store import TrainingStore
+    from osmosis_ai.platform.runs.work.training_store import TrainingRunWriter
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 _SHOWN = {TRAINING_REWARD: "reward", VALIDATION_REWARD: "validation reward"}
 
 
-class TrainingFindings:
+class TrainingPublisher:
     """Copies one run's directory to the platform; every method blocks.
 
     Args:
@@ -39,7 +39,7 @@ class TrainingFindings:
     """
 
     def __init__(
-        self, directory: TrainingDirectory, store: TrainingStore, publisher: Publisher, *, save_freq: int
+        self, directory: TrainingDirectory, store: TrainingRunWriter, publisher: Publisher, *, save_freq: int
     ) -> None:
         self._directory = directory
         self._store = store
@@ -80,14 +80,14 @@ class TrainingFindings:
                 raise
             except (OSError, OsmosisError) as error:
                 message = f"the checkpoint of step {checkpoint.step} could not be stored: {error}"
-                self._publisher.log(Line(message, level="error", step="checkpoint"))
+                self._publisher.log(LogLine(message, level="error", step="checkpoint"))
                 complete = False
             else:
-                self._publisher.log(Line(f"kept as `{name}`", step="checkpoint"))
+                self._publisher.log(LogLine(f"kept as `{name}`", step="checkpoint"))
         return complete
 
 
-class PlatformHooks(TrainingHooks):
+class PublishingHooks(TrainingHooks):
     """Carries what the trainer says to the publisher, and what the platform says to the trainer.
 
     Args:
@@ -97,7 +97,11 @@ class PlatformHooks(TrainingHooks):
     """
 
     def __init__(
-        self, publisher: Publisher, findings: TrainingFindings, store: TrainingStore, interrupt: Interrupt
+        self,
+        publisher: Publisher,
+        findings: TrainingPublisher,
+        store: TrainingRunWriter,
+        interrupt: Interrupt,
     ) -> None:
         self._publisher = publisher
         self._findings = findings
@@ -133,7 +137,7 @@ class PlatformHooks(TrainingHooks):
         self._interrupt.listen(lambda: None if loop.is_closed() else stop())
 
     def _say(self, message: str, *, step: str = "run") -> None:
-        self._publisher.log(Line(message, step=step))
+        self._publisher.log(LogLine(message, step=step))
 
 
 def _described(plan: TrainingPlan) -> str:

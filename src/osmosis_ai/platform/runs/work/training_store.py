@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import LoraModel, MetricPoint, new_id, upsert
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, new_id, upsert
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.training.objective.metrics import TRAINING_REWARD, StepRecord, finite
 
@@ -25,7 +25,7 @@ ROLLOUTS = "rollout/samples"
 """The metric that counts the rollouts of a step; their sum is what a run has processed."""
 
 
-class TrainingStore:
+class TrainingRunWriter:
     """Writes one training run.
 
     Args:
@@ -55,8 +55,8 @@ class TrainingStore:
             steps_done: the step of the checkpoint that the run continues from; 0 for a new one.
         """
         with self._leases.writing(self._lease) as (session, run):
-            later = (MetricPoint.run_id == run.id, MetricPoint.step > steps_done)
-            session.execute(delete(MetricPoint).where(*later))
+            later = (DbMetricPoint.run_id == run.id, DbMetricPoint.step > steps_done)
+            session.execute(delete(DbMetricPoint).where(*later))
             run.results = _results(session, run.id, current_step=steps_done, total_steps=total_steps)
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
@@ -75,7 +75,7 @@ class TrainingStore:
             for key, value in finite(record.metrics).items()
         ]
         with self._leases.writing(self._lease) as (session, run):
-            upsert(session, MetricPoint, points)
+            upsert(session, DbMetricPoint, points)
             known = run.results or {}
             run.results = _results(
                 session,
@@ -87,7 +87,7 @@ class TrainingStore:
     def checkpoint_steps(self) -> set[int]:
         """Return the steps whose checkpoints are kept already."""
         with self._leases.writing(self._lease) as (session, run):
-            return set(session.scalars(select(LoraModel.step).where(LoraModel.run_id == run.id)))
+            return set(session.scalars(select(DbLoraModel.step).where(DbLoraModel.run_id == run.id)))
 
     def add_checkpoint(
         self, step: int, adapter: Path, *, provenance: Path | None = None, reward: float | None = None
@@ -108,10 +108,10 @@ class TrainingStore:
         files = {path.name: self._stored(step, path) for path in paths}
         with self._leases.writing(self._lease) as (session, run):
             model = session.scalar(
-                select(LoraModel).where(LoraModel.run_id == run.id, LoraModel.step == step)
+                select(DbLoraModel).where(DbLoraModel.run_id == run.id, DbLoraModel.step == step)
             )
             if model is None:
-                model = LoraModel(
+                model = DbLoraModel(
                     id=new_id("lora"),
                     workspace_id=run.workspace_id,
                     run_id=run.id,
@@ -134,14 +134,16 @@ class TrainingStore:
 
 def _results(session: Session, run_id: str, *, current_step: int, total_steps: int | None) -> dict[str, Any]:
     """Return what lists show of a run; derived from its points, so that repeating a step changes nothing."""
-    mine = MetricPoint.run_id == run_id
+    mine = DbMetricPoint.run_id == run_id
     reward = session.scalar(
-        select(MetricPoint.value)
-        .where(mine, MetricPoint.key == TRAINING_REWARD)
-        .order_by(MetricPoint.step.desc())
+        select(DbMetricPoint.value)
+        .where(mine, DbMetricPoint.key == TRAINING_REWARD)
+        .order_by(DbMetricPoint.step.desc())
         .limit(1)
     )
-    rollouts = session.scalar(select(func.sum(MetricPoint.value)).where(mine, MetricPoint.key == ROLLOUTS))
+    rollouts = session.scalar(
+        select(func.sum(DbMetricPoint.value)).where(mine, DbMetricPoint.key == ROLLOUTS)
+    )
     known = {
         "current_step": current_step,
         "total_steps": total_steps,

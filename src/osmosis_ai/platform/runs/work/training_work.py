@@ -18,16 +18,16 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run
-from osmosis_ai.platform.logs import Line
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request
-from osmosis_ai.platform.runs.work.inputs import Materials
+from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Verdict, Work, one_sentence
-from osmosis_ai.platform.runs.work.training_publisher import PlatformHooks, TrainingFindings
-from osmosis_ai.platform.runs.work.training_store import TrainingStore
+from osmosis_ai.platform.runs.work.run_work import Interrupt, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.training_publisher import PublishingHooks, TrainingPublisher
+from osmosis_ai.platform.runs.work.training_store import TrainingRunWriter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
@@ -46,7 +46,7 @@ HUB_TOKEN = "HF_TOKEN"
 class PreparedTraining:
     """A run whose code, rows, weights and secrets are at hand."""
 
-    run: Run
+    run: DbRun
     request: TrainingRequest
     commit_sha: str
     spec: TrainingSpec
@@ -54,8 +54,8 @@ class PreparedTraining:
     redactor: Redactor = field(repr=False)
 
 
-class TrainingWork(Work[PreparedTraining]):
-    """The work on one training run; arguments as of all :class:`Work`."""
+class TrainingWork(RunWork[PreparedTraining]):
+    """The work on one training run; arguments as of all :class:`RunWork`."""
 
     def __init__(
         self, config: PlatformConfig, db: Database, directory: WorkingDirectory, lease: Lease
@@ -70,40 +70,40 @@ class TrainingWork(Work[PreparedTraining]):
         Raises:
             OsmosisError: something is no longer there.
         """
-        materials = Materials(self._config, self._db, self._directory, self._lease.run_id)
-        run, request = materials.run, read_training_request(materials.run.request)
-        policy, secret_values = materials.policy(), materials.secret_values(request.secrets)
+        inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
+        run, request = inputs.run, read_training_request(inputs.run.request)
+        policy, secret_values = inputs.policy(), inputs.secret_values(request.secrets)
         spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
-            dataset=materials.dataset(),
-            rollout_dir=materials.source() / "rollouts" / run.rollout_name,
+            dataset=inputs.dataset(),
+            rollout_dir=inputs.source() / "rollouts" / run.rollout_name,
             entrypoint=request.experiment.entrypoint,
             adapter=policy.adapter,
             env=request.env,
             secret_values=secret_values,
         )
         redactor = Redactor(secret_values.values())
-        return PreparedTraining(run, request, materials.commit_sha, spec, materials.blobs, redactor)
+        return PreparedTraining(run, request, inputs.commit_sha, spec, inputs.blobs, redactor)
 
     async def execute(
         self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt
-    ) -> Verdict:
+    ) -> WorkResult:
         """Train, or go on training.
 
         Raises:
             OsmosisError: there is no point in going on; the error says why.
         """
-        store = TrainingStore(
+        store = TrainingRunWriter(
             self._lease, self._leases, prepared.blobs, SystemClock(), base_model=prepared.spec.model_path
         )
         directory, save_freq = self._directory.training, prepared.request.settings.checkpoint_save_freq
-        findings = TrainingFindings(directory, store, publisher, save_freq=save_freq)
+        findings = TrainingPublisher(directory, store, publisher, save_freq=save_freq)
         if interrupt:
             # Nothing is begun any more, but what an earlier worker did is gathered.
             await asyncio.to_thread(findings.catch_up)
             return await self._left(findings)
-        hooks = PlatformHooks(publisher, findings, store, interrupt)
+        hooks = PublishingHooks(publisher, findings, store, interrupt)
         try:
             summary = await self._train(prepared, hooks)
         except LearnerProcessLostError as loss:
@@ -113,14 +113,14 @@ class TrainingWork(Work[PreparedTraining]):
             raise
         finally:
             interrupt.listen(lambda: None)
-        return await self._verdict(summary, findings, publisher)
+        return await self._result(summary, findings, publisher)
 
-    def record(self, run: Run) -> None:
+    def record(self, run: DbRun) -> None:
         """Say on ``run`` why it ended before its last step, if it did so of its own accord, and how its policy fell."""
         if self._ending is not None:
             run.results = {**(run.results or {}), "ending": self._ending}
 
-    async def _train(self, prepared: PreparedTraining, hooks: PlatformHooks) -> TrainingSummary:
+    async def _train(self, prepared: PreparedTraining, hooks: PublishingHooks) -> TrainingSummary:
         from osmosis_ai.training.runs.trainer import Trainer
 
         hub_token = prepared.spec.secret_values.get(HUB_TOKEN)
@@ -135,9 +135,9 @@ class TrainingWork(Work[PreparedTraining]):
         )
         return await trainer.run()
 
-    async def _verdict(
-        self, summary: TrainingSummary, findings: TrainingFindings, publisher: Publisher
-    ) -> Verdict:
+    async def _result(
+        self, summary: TrainingSummary, findings: TrainingPublisher, publisher: Publisher
+    ) -> WorkResult:
         ending = summary.ending
         notes = [ending.message] if ending.because == "nothing_to_learn" else []
         notes += [_as_sentence(ending.warning)] if ending.warning else []
@@ -145,16 +145,16 @@ class TrainingWork(Work[PreparedTraining]):
             self._ending = " ".join(notes)
         if ending.because == "stopped":
             return await self._left(findings)
-        publisher.log(Line(ending.message, step="run"))
+        publisher.log(LogLine(ending.message, step="run"))
         if await asyncio.to_thread(findings.keep_last):
-            return Verdict("finished")
-        return Verdict("failed", one_sentence(_not_kept()))
+            return WorkResult("finished")
+        return WorkResult("failed", one_sentence(_not_kept()))
 
-    async def _left(self, findings: TrainingFindings) -> Verdict:
+    async def _left(self, findings: TrainingPublisher) -> WorkResult:
         """Leave the run as it is; what it learned is kept if this is its end and not the platform's."""
         if self._leases.is_to_stop(self._lease):
             await asyncio.to_thread(findings.keep_last)
-        return Verdict(None)
+        return WorkResult(None)
 
 
 def _as_sentence(text: str) -> str:
@@ -166,7 +166,7 @@ async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:
 
     Nothing is tidied up: a thread of the learner may wait in a driver for the lost process, and never come back.
     """
-    publisher.log(Line(loss.message, level="warning", step="run"))
+    publisher.log(LogLine(loss.message, level="warning", step="run"))
     try:
         await asyncio.to_thread(publisher.finish)
     finally:

@@ -22,8 +22,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Run
-from osmosis_ai.platform.logs import Line, Logs
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import LogLine, LogStore
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEASE_LOST,
@@ -32,9 +32,9 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     TOKEN_VARIABLE,
 )
 from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.work.eval_work import EvaluationWork
+from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Prepared, Verdict, Work, one_sentence
+from osmosis_ai.platform.runs.work.run_work import Interrupt, Prepared, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
@@ -53,7 +53,7 @@ class Worker:
     db: Database
     leases: Leases
     clock: Clock
-    logs: Logs
+    logs: LogStore
     directory: WorkingDirectory
     lease: Lease
 
@@ -61,8 +61,8 @@ class Worker:
         """Work on the run until it has ended or is to be left; return the exit status."""
         interrupt = Interrupt()
         signal.signal(signal.SIGTERM, lambda *_: interrupt.set())
-        heart = _Heart(self.leases, self.lease, on_stop=interrupt.set)
-        heart.start()
+        heartbeat = _Heartbeat(self.leases, self.lease, on_stop=interrupt.set)
+        heartbeat.start()
         work = self._work()
         redactor = Redactor(())
         publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
@@ -74,45 +74,47 @@ class Worker:
                 publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
                 publisher.start()
                 publisher.log(
-                    Line(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
+                    LogLine(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
                 )
-                verdict = event_loop.run(work.execute(prepared, publisher, interrupt))
+                result = event_loop.run(work.execute(prepared, publisher, interrupt))
             except Exception as error:  # the edge of this process: every end of a run is said on the run
-                verdict = _failed(error)
+                result = _failed(error)
                 if proof := _proof(error):
-                    publisher.log(Line(proof, level="error", step="run"))
+                    publisher.log(LogLine(proof, level="error", step="run"))
             publisher.finish()
             # A beat after the end would find no lease, and end this worker while it clears away.
-            heart.stop()
-            return self._conclude(verdict, work if prepared is not None else None, redactor)
+            heartbeat.stop()
+            return self._conclude(result, work if prepared is not None else None, redactor)
         finally:
-            heart.stop()
+            heartbeat.stop()
 
-    def _work(self) -> Work[Any]:
+    def _work(self) -> RunWork[Any]:
         with self.db.session() as session:
-            kind = session.get_one(Run, self.lease.run_id).kind
-        does = TrainingWork if kind == "training" else EvaluationWork
+            kind = session.get_one(DbRun, self.lease.run_id).kind
+        does = TrainingWork if kind == "training" else EvalWork
         return does(self.config, self.db, self.directory, self.lease)
 
-    def _conclude(self, verdict: Verdict, work: Work[Any] | None, redactor: Redactor) -> int:
+    def _conclude(self, result: WorkResult, work: RunWork[Any] | None, redactor: Redactor) -> int:
         """Write how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
         happened to it. What our own infrastructure failed at is left to the executor, which tries it again.
         """
         with self.leases.writing(self.lease) as (session, run):
-            outcome = "stopped" if run.stop_requested_at is not None else verdict.outcome
-            set_back = outcome == "failed" and verdict.is_infrastructure and verdict.error is not None
+            outcome = "stopped" if run.stop_requested_at is not None else result.outcome
+            set_back = outcome == "failed" and result.is_infrastructure and result.error is not None
             if work is not None:
                 work.record(run)
             if set_back:
-                self.directory.note_setback(redactor.text(verdict.error or ""))
+                self.directory.note_setback(redactor.text(result.error or ""))
             elif outcome is None:
-                line = Line("the worker was asked to end; the run goes on when the platform does", step="run")
+                line = LogLine(
+                    "the worker was asked to end; the run goes on when the platform does", step="run"
+                )
                 self.logs.add(session, run.id, [line], redactor=redactor)
             else:
-                sentence = redactor.text(verdict.error) if verdict.error and outcome == "failed" else None
+                sentence = redactor.text(result.error) if result.error and outcome == "failed" else None
                 if sentence and (advice := self.directory.resume_advice(run.name)):
                     sentence = f"{sentence} {advice}"
-                line = Line(sentence or outcome, level="error" if sentence else "info", step="run")
+                line = LogLine(sentence or outcome, level="error" if sentence else "info", step="run")
                 self.logs.add(session, run.id, [line], redactor=redactor)
                 self.leases.end(run, outcome, sentence)
         if set_back or outcome is None:
@@ -124,7 +126,7 @@ class Worker:
         return SET_BACK if set_back else ENDED
 
 
-class _Heart:
+class _Heartbeat:
     """Renews the lease in a thread of its own, and hears whether the run is to stop.
 
     A worker that has lost its lease ends at once: its children follow, and its successor waits for nothing else.
@@ -135,7 +137,7 @@ class _Heart:
         self._lease = lease
         self._on_stop = on_stop
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="heart", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._listen()
@@ -163,10 +165,10 @@ class _Heart:
             self._on_stop()
 
 
-def _failed(error: Exception) -> Verdict:
+def _failed(error: Exception) -> WorkResult:
     if isinstance(error, OsmosisError):
-        return Verdict("failed", one_sentence(error), error.is_infrastructure)
-    return Verdict(
+        return WorkResult("failed", one_sentence(error), error.is_infrastructure)
+    return WorkResult(
         "failed",
         f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",
     )
@@ -197,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     lease = leases.claim(run_id, token)
     if lease is None:
         return NOT_MINE
-    worker = Worker(config, db, leases, clock, Logs(db, clock), directory, lease)
+    worker = Worker(config, db, leases, clock, LogStore(db, clock), directory, lease)
     try:
         return worker.run()
     except LeaseLostError:

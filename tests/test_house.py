@@ -1,0 +1,170 @@
+"""The house rules that a program can check: sizes, names and what stands once.
+
+Layers and import circles are import-linter's (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "osmosis_ai"
+
+# Each list names what is not yet as it should be. They only shrink.
+NAMED_TWICE: set[str] = {
+    "ApiError",
+    "Checkpoint",
+    "Completion",
+    "Counts",
+    "Curve",
+    "Dataset",
+    "Datasets",
+    "Ending",
+    "Entry",
+    "EvalMetrics",
+    "Issue",
+    "Judgement",
+    "LoopState",
+    "LoraModel",
+    "Membership",
+    "MetricPoint",
+    "ModelFile",
+    "Moment",
+    "Policy",
+    "Preview",
+    "Redactor",
+    "Reply",
+    "ResumeRefusedError",
+    "Rollout",
+    "RolloutEntry",
+    "Rollouts",
+    "Run",
+    "RunSummary",
+    "Runs",
+    "Sample",
+    "Secret",
+    "Secrets",
+    "Section",
+    "ServedModel",
+    "Step",
+    "Submission",
+    "Table",
+    "ToolCall",
+    "TrainingSettings",
+    "Turn",
+    "Upload",
+    "User",
+    "Verdict",
+    "Workspace",
+    "Workspaces",
+}
+SHORT: set[str] = {
+    "api/resources/rollouts.py",
+    "api/resources/workspaces.py",
+    "api/wire/rollouts.py",
+    "cli/connection.py",
+    "cli/eval_runs/durations.py",
+    "cli/eval_runs/live_numbers.py",
+    "cli/options.py",
+    "cli/platform/extra.py",
+    "config/spelling.py",
+    "driving/concurrency.py",
+    "driving/seeds.py",
+    "platform/name_lookup.py",
+    "platform/runs/lifecycle.py",
+    "rollout/server/auth.py",
+    "services/auth/tokens.py",
+    "training/extra.py",
+    "training/loopback.py",
+}
+# Paths that users know and re-export names, and schema steps: short by nature.
+SHORT_BY_NATURE = {
+    "_version.py",
+    "rollout/controller/listener.py",
+    "rollout/controller/llm_bridge.py",
+    "rollout/driver.py",
+    "rollout/grader.py",
+    "rollout/http_driver.py",
+    "rubric_eval.py",
+    "rubric_types.py",
+}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return path below the package -> syntax tree of every module, but for the schema's steps."""
+    paths = (path for path in SOURCE.rglob("*.py") if "versions" not in path.parts)
+    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text("utf-8")) for path in paths}
+
+
+@cache
+def lengths() -> dict[str, int]:
+    """Return path below the package -> lines."""
+    return {path: len((SOURCE / path).read_text("utf-8").splitlines()) for path in modules()}
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node
+
+
+def is_command(path: str, tree: ast.Module) -> bool:
+    """Tell whether a module of ``cli`` is a command: it has a function of its own name."""
+    stem = Path(path).stem
+    return path.startswith("cli/") and any(
+        isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == stem for node in tree.body
+    )
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function's body, without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_a_public_class_name_stands_once() -> None:
+    homes = defaultdict(list)
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(path)
+    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in NAMED_TWICE} == {}
+
+
+def test_no_module_is_longer_than_450_lines() -> None:
+    assert {path: lines for path, lines in lengths().items() if lines > 450} == {}
+
+
+def test_no_function_body_is_longer_than_60_lines() -> None:
+    too_long = [
+        f"{path}:{function.lineno} {function.name}"
+        for path, function in functions()
+        if body_lines(function) > 60
+    ]
+    assert too_long == []
+
+
+def test_a_module_of_under_30_lines_is_a_command_or_an_entry() -> None:
+    short = {
+        path
+        for path, lines in lengths().items()
+        if lines < 30
+        and Path(path).name not in ("__init__.py", "__main__.py", "env.py")
+        and not is_command(path, modules()[path])
+    }
+    assert sorted(short - SHORT_BY_NATURE - SHORT) == []
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "base_classes"}
+    assert [path for path in modules() if empty & set(Path(path).with_suffix("").parts)] == []
+
+
+def test_no_two_modules_of_a_package_differ_by_one_letter() -> None:
+    known = {path.removesuffix(".py").removesuffix("/__init__") for path in modules()}
+    assert sorted(path for path in known if f"{path}s" in known) == []

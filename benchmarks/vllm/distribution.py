@@ -30,7 +30,7 @@ from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.torch_model import end_tokens_of
 from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
-from osmosis_ai.training.engines.vllm_server import VllmServer, VllmServerSpec
+from osmosis_ai.training.engines.vllm_server import VllmServer
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.sequences import SampledTurn, merge_turns
 
@@ -97,17 +97,15 @@ async def measure(case: Case, program: str, folder: Path) -> bool:
     learner = Learner("osmosis/tiny", SETTINGS, "cpu")
     prompts = probe_prompts(iter_rows(DATASET), BuiltInChat(model), longest=SETTINGS.max_prompt_length)
     server = VllmServer(
-        VllmServerSpec(
-            command=program,
-            model=str(model),
-            served_as="osmosis/tiny",
-            lora_rank=SETTINGS.lora_rank,
-            max_positions=POSITIONS,
-            dtype="float32",
-            log_path=folder / "server.log",
-            args=("--enforce-eager", *case.args),
-            environ={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
-        )
+        program,
+        model=str(model),
+        served_as="osmosis/tiny",
+        lora_rank=SETTINGS.lora_rank,
+        max_positions=POSITIONS,
+        dtype="float32",
+        log_path=folder / "server.log",
+        args=("--enforce-eager", *case.args),
+        environ={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
     )
     started = time.monotonic()
     as_expected = True

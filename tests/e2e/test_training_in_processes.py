@@ -96,7 +96,10 @@ async def test_two_processes_learn_what_one_does_and_end_with_the_run(shard_mode
 
 
 async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tmp_path):
-    with pytest.raises(OsmosisError, match=r"process 1 of the learner ended \(signal 9\)") as caught:
+    with pytest.raises(
+        OsmosisError,
+        match=r"process 1 of the learner ended \(signal 9, as when the machine has no memory left\)",
+    ) as caught:
         await trainer(tmp_path / "run", Watching(kill_after=1), learner_processes=2).run()
     assert "goes on from the last checkpoint" in str(caught.value.hint)
     # In this very process, which was connected with the lost one.
@@ -108,7 +111,10 @@ async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tm
 async def test_a_process_that_is_killed_before_a_split_model_is_served_is_said_in_one_sentence(tmp_path):
     await trainer(tmp_path / "run", TrainingHooks()).run()  # leaves an adapter to serve first
     hooks = Watching(kill_before="opening the policy's engine")
-    with pytest.raises(OsmosisError, match=r"process 1 of the learner ended \(signal 9\)") as caught:
+    with pytest.raises(
+        OsmosisError,
+        match=r"process 1 of the learner ended \(signal 9, as when the machine has no memory left\)",
+    ) as caught:
         await trainer(tmp_path / "run", hooks, learner_processes=2, shard_model=True).run()
     assert "goes on from the last checkpoint" in str(caught.value.hint)
 

@@ -134,7 +134,6 @@ def _service(rollout: ServerSpec, port: int, health_timeout_s: float) -> Service
         late_hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
         f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
         secret_values=rollout.secret_values,
-        code="VALIDATION",
     )
 
 

@@ -89,6 +89,7 @@ class InferenceServer(Service):
                 # be one without modules, or a user's `random.py` would be imported as Python's own.
                 cwd=MODELS_DIR,
                 announces='{"base_url"',
+                code="INTERNAL",
                 start_timeout_s=START_TIMEOUT_S[engine] if start_timeout_s is None else start_timeout_s,
             )
         )

@@ -81,7 +81,7 @@ class ServiceSpec:
     restarts: int = 0
     guarded: bool = False
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
-    code: ErrorCode = "INTERNAL"
+    code: ErrorCode = "VALIDATION"
 
 
 class ServiceError(OsmosisError):

@@ -116,25 +116,23 @@ async def _open_vllm(
 ) -> PolicyEngine:
     from osmosis_ai.inference.torch_model import end_tokens_of
     from osmosis_ai.training.engines.vllm_engine import VllmEngine
-    from osmosis_ai.training.engines.vllm_server import VllmServer, VllmServerSpec
+    from osmosis_ai.training.engines.vllm_server import VllmServer
 
     settings = spec.settings
     source = model_source(spec.model_path, allow_download=settings.allow_download)
     server = None
     if settings.vllm_command is not None:
         server = VllmServer(
-            VllmServerSpec(
-                command=settings.vllm_command,
-                model=source,
-                served_as=spec.model_path,
-                lora_rank=settings.lora_rank,
-                dtype="float32" if device == "cpu" else "bfloat16",
-                max_positions=settings.max_prompt_length + settings.max_response_length,
-                args=settings.vllm_args,
-                environ=environ,
-                log_path=directory.engine_log,
-                start_timeout_s=settings.vllm_start_timeout_s,
-            ),
+            settings.vllm_command,
+            model=source,
+            served_as=spec.model_path,
+            lora_rank=settings.lora_rank,
+            dtype="float32" if device == "cpu" else "bfloat16",
+            max_positions=settings.max_prompt_length + settings.max_response_length,
+            args=settings.vllm_args,
+            environ=environ,
+            log_path=directory.engine_log,
+            start_timeout_s=settings.vllm_start_timeout_s,
             note=note,
         )
         await stack.enter_async_context(server)

@@ -13,14 +13,15 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_json
-from osmosis_ai.supervision import ChildProcess, free_port, watch_parent
+from osmosis_ai.supervision import Service, ServiceError, ServiceSpec, free_port, watch_parent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +35,6 @@ T = TypeVar("T")
 GIVE_UP_S = 10.0
 # From a broken connection to the end of the process that held its other end.
 LOSS_S = 2.0
-LOG_TAIL_LINES = 12
 STOP_GRACE_S = 10.0
 
 
@@ -55,7 +55,7 @@ class LearnerRanks:
         self._spec = spec
         self._directory = directory
         self._environ = environ
-        self._processes: dict[int, ChildProcess] = {}
+        self._ranks: list[Service] = []
         self._before: dict[str, str | None] = {}
 
     async def __aenter__(self) -> Self:
@@ -77,7 +77,8 @@ class LearnerRanks:
         write_json(self._directory / "learner.json", _learner_document(self._spec), durable=False)
         try:
             for rank in range(1, size):
-                self._processes[rank] = self._start(rank, meeting)
+                self._ranks.append(self._rank(rank, meeting))
+                await self._ranks[-1].start()
         except BaseException:
             await self.__aexit__()
             raise
@@ -91,8 +92,7 @@ class LearnerRanks:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        for process in self._processes.values():
-            await process.stop(grace_s=STOP_GRACE_S)
+        await asyncio.gather(*(rank.stop() for rank in self._ranks))
         from osmosis_ai.training.learner.distributed import World
 
         World.drop()  # nothing is left of it when the learner was closed in order
@@ -103,19 +103,14 @@ class LearnerRanks:
         done: Future[T] = Future()
         threading.Thread(target=_fulfil, args=(done, work), name="learner-start", daemon=True).start()
         doing = asyncio.wrap_future(done)
-        ended = [asyncio.create_task(process.wait()) for process in self._processes.values()]
-        try:
-            waiting: set[asyncio.Future[Any]] = {doing, *ended}
+        async with self._deaths() as deaths:
+            waiting: set[asyncio.Future[Any]] = {doing, *deaths}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done() and (loss := self._loss()):
                 # That it waits in vain is no news: it is called off next, and nobody asks how it ended.
                 doing.add_done_callback(lambda late: late.cancelled() or late.exception())
-                raise OsmosisError(loss)
+                raise loss
             return await doing
-        finally:
-            for task in ended:
-                task.cancel()
-            await asyncio.gather(*ended, return_exceptions=True)
 
     async def run(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
         """Do ``work`` for as long as all of them live.
@@ -128,58 +123,54 @@ class LearnerRanks:
             LearnerProcessLostError: one of them has ended.
         """
         doing = asyncio.ensure_future(work)
-        ends = [asyncio.create_task(process.wait()) for process in self._processes.values()]
         try:
-            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done() and not isinstance(doing.exception(), RuntimeError):
-                return doing.result()
-            if doing.done():
-                # So torch says that a peer does not answer; the system takes a moment to say that it ended.
-                await asyncio.wait(ends, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
+            async with self._deaths() as deaths:
+                await asyncio.wait({doing, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+                if doing.done() and isinstance(doing.exception(), RuntimeError):
+                    # So torch says that a peer does not answer; the system takes a moment to say that it ended.
+                    await asyncio.wait(deaths, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
+                elif doing.done():
+                    return doing.result()
             if (loss := self._loss()) is None:
                 return doing.result()
             abandon()
             doing.cancel()
             await asyncio.wait({doing}, timeout=GIVE_UP_S)
-            raise LearnerProcessLostError(loss, hint="the next session goes on from the last checkpoint")
+            raise LearnerProcessLostError(
+                loss.message, details=loss.details, hint="the next session goes on from the last checkpoint"
+            )
         except asyncio.CancelledError:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
             raise
+
+    @asynccontextmanager
+    async def _deaths(self) -> AsyncIterator[list[asyncio.Task[ServiceError]]]:
+        """Wait for the end of each of them while the block lasts."""
+        deaths = [asyncio.create_task(rank.death()) for rank in self._ranks]
+        try:
+            yield deaths
         finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            for death in deaths:
+                death.cancel()
+            await asyncio.gather(*deaths, return_exceptions=True)
 
-    def _loss(self) -> str | None:
-        """Return what to say when one of them is not there any more; None while all are."""
-        for rank, process in self._processes.items():
-            status = process.poll()
-            if status is not None:
-                lines = self._log(rank).read_text(encoding="utf-8", errors="replace").splitlines()
-                tail = "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
-                how = f"signal {-status}" if status < 0 else f"exit status {status}"
-                last_words = f"; the end of {self._log(rank)}:\n{tail}" if lines else "."
-                return f"process {rank} of the learner ended ({how}), so the others can not go on{last_words}"
-        return None
+    def _loss(self) -> ServiceError | None:
+        """Return why one of them is not there any more; None while all are."""
+        return next((failure for rank in self._ranks if (failure := rank.failure()) is not None), None)
 
-    def _start(self, rank: int, meeting: Mapping[str, str]) -> ChildProcess:
-        descriptor = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "ab") as log:
-            return ChildProcess(
-                [
-                    sys.executable,
-                    "-m",
-                    "osmosis_ai.training.learner.ranks",
-                    str(self._directory / "learner.json"),
-                ],
+    def _rank(self, rank: int, meeting: Mapping[str, str]) -> Service:
+        document = str(self._directory / "learner.json")
+        return Service(
+            ServiceSpec(
+                name=f"process {rank} of the learner",
+                command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", document],
                 env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 cwd=Path.cwd(),
-                stdout=log,
+                log_path=self._directory / f"process-{rank}.log",
+                stop_grace_s=STOP_GRACE_S,
             )
-
-    def _log(self, rank: int) -> Path:
-        return self._directory / f"process-{rank}.log"
+        )
 
 
 def _fulfil(done: Future[T], work: Callable[[], T]) -> None:

@@ -12,7 +12,7 @@ from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.callback_registry import TerminalCallbackResult
 from osmosis_ai.driving.classify import classify
 from osmosis_ai.driving.dispatcher import Dispatcher
-from osmosis_ai.driving.machine import MachineWatch
+from osmosis_ai.driving.machine import LimitTally, MachineWatch
 from osmosis_ai.driving.overload import blame_machine, overloaded, suspected_since
 from osmosis_ai.driving.pace import Pace
 from osmosis_ai.driving.server_health import ServerHealth
@@ -175,8 +175,8 @@ class Machine:
         self.limited = False
         self.asked = 0
         self.pace = Pace(ceiling, clock=clock)
+        self.tally = LimitTally()
         self.watch = MachineWatch(
-            self.pace,
             engine=lambda: self.engine,
             server=lambda: self.server,
             ask_server=self.ask,
@@ -188,6 +188,9 @@ class Machine:
         self.asked += 1
         return self.anew
 
+    def tick(self, *, in_flight: int) -> bool:
+        return self.watch.tick(self.pace, self.tally, in_flight=in_flight)
+
 
 @pytest.mark.parametrize("late", ["engine", "server"])
 def test_the_later_of_engine_and_server_sets_the_pace(clock: Clock, late: str) -> None:
@@ -195,7 +198,7 @@ def test_the_later_of_engine_and_server_sets_the_pace(clock: Clock, late: str) -
     setattr(machine, late, LoopState(0.3, late_ago_s=0.0))
     changes = []
     for _ in range(10):
-        changes.append(machine.watch.tick(in_flight=4))
+        changes.append(machine.tick(in_flight=4))
         clock.now += 0.25
     assert changes.count(True) == 1
     assert machine.pace.allowed == 12
@@ -215,17 +218,17 @@ async def test_a_lateness_is_found_where_it_was_and_not_before_the_attempt(clock
 
 def test_the_result_says_what_held_the_run_back(clock: Clock) -> None:
     machine = Machine(clock)
-    assert machine.watch.limited_by() is None
-    machine.watch.tick(in_flight=0)
-    assert machine.watch.limited_by() is None, "a run that has nothing in flight is held back by nobody"
+    assert machine.tally.limited_by() is None
+    machine.tick(in_flight=0)
+    assert machine.tally.limited_by() is None, "a run that has nothing in flight is held back by nobody"
     for _ in range(6):
-        machine.watch.tick(in_flight=4)
+        machine.tick(in_flight=4)
     machine.limited = True
     for _ in range(3):
-        machine.watch.tick(in_flight=4)
+        machine.tick(in_flight=4)
     machine.server = LoopState(0.05, busy=0.97)
-    machine.watch.tick(in_flight=4)
-    found = machine.watch.limited_by()
+    machine.tick(in_flight=4)
+    found = machine.tally.limited_by()
     assert found is not None
     assert found.model_dump() == {
         "most": "provider",
@@ -234,8 +237,8 @@ def test_the_result_says_what_held_the_run_back(clock: Clock) -> None:
         "this_machine": 0.1,
     }
     for _ in range(20):
-        machine.watch.tick(in_flight=4)
-    found = machine.watch.limited_by()
+        machine.tick(in_flight=4)
+    found = machine.tally.limited_by()
     assert found is not None and found.most == "this_machine"
 
 

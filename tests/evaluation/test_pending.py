@@ -10,7 +10,7 @@ from osmosis_ai.driving.concurrency import choose_limit
 from osmosis_ai.driving.seeds import attempt_seeds, call_seed
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
-from osmosis_ai.evaluation.pending import pending_items, selected_rows
+from osmosis_ai.evaluation.pending import pending_attempts, selected_rows
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_work_comes_by_row_then_by_attempt_and_skips_what_is_done(rows: Path) ->
     selection = select_rows(10, limit=None, rows="2,5,9")
     items = [
         (item.row_index, item.row.source_row_index, item.run_index)
-        for item in pending_items(rows, selection, ledger)
+        for item in pending_attempts(rows, selection, ledger, 7)
     ]
     assert items == [(0, 2, 0), (2, 9, 0), (2, 9, 1)]
 

@@ -15,9 +15,11 @@ from typing import Any
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults
 from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.checkpoints import CheckpointStore
 from osmosis_ai.training.learner.learner import StepRefusedError
 from osmosis_ai.training.learner.step_metrics import StepMetrics
@@ -26,7 +28,7 @@ from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
 from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
-from osmosis_ai.training.runs.sampler import Attempt, Sample
+from osmosis_ai.training.runs.sampler import RolloutSampler
 from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
 from tests.training.samples import recorded
 
@@ -92,8 +94,8 @@ class VersionEngine:
         self.version = version
 
 
-class ScriptedSampler:
-    """Gives each attempt the reward that the script says, sampled by the engine's version."""
+class ScriptedRunner:
+    """Gives each attempt the reward that the script says, sampled by the engine's version; it is the bridge, too."""
 
     def __init__(self, engine: VersionEngine, rewards: Rewards) -> None:
         self._engine = engine
@@ -105,9 +107,7 @@ class ScriptedSampler:
         self.hanging = asyncio.Event()
         self.cancelled = False
 
-    async def sample(
-        self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
-    ) -> list[Sample]:
+    async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
         kind, number, *_ = attempts[0].name.split("-")
         step = int(number)
         self.asked.append(f"{kind} {step}")
@@ -116,11 +116,15 @@ class ScriptedSampler:
             self._begun.set()
             if step == self.hang_at:
                 await self._hang()
-        samples = [self._made(attempt, step if kind == "train" else 0) for attempt in attempts]
-        for sample in samples:
-            finished(sample)
+        for attempt in attempts:
+            await results.record(self._made(attempt, step if kind == "train" else 0))
         await asyncio.sleep(0)
-        return samples
+
+    def take(self, rollout_id: str) -> RecordedRollout:
+        return recorded(versions=(self._engine.version,))
+
+    def discard(self, rollout_id: str) -> None:
+        pass
 
     async def until_begun(self, batches: int) -> None:
         """Wait until so many batches have been asked for."""
@@ -136,15 +140,14 @@ class ScriptedSampler:
             self.cancelled = True
             raise
 
-    def _made(self, attempt: Attempt, step: int) -> Sample:
-        reward = self._rewards(step, attempt.index)
+    def _made(self, attempt: Attempt, step: int) -> AttemptResult:
+        reward = self._rewards(step, attempt.run_index)
         verdict = (
             Verdict("success", reward=reward)
             if reward is not None
             else Verdict("failed", error_type="agent_error", boundary="agent", error="the agent broke")
         )
-        tokens = recorded(versions=(self._engine.version,))
-        return Sample(attempt, verdict, tokens, RolloutUsage(), 1.0)
+        return AttemptResult(attempt, attempt.name, verdict, RolloutUsage(), 1.0)
 
 
 @dataclass
@@ -188,7 +191,7 @@ class LoopWorld:
         self.settings = TrainingSettings(**{**known, "checkpoint_save_freq": 100, **settings})
         self.learner = learner or NumberLearner()
         self.engine = VersionEngine()
-        self.sampler = ScriptedSampler(self.engine, rewards)
+        self.runner = ScriptedRunner(self.engine, rewards)
         self.history = MetricsHistory(path / "metrics.jsonl")
         self.checkpoints = CheckpointStore(
             path / "checkpoints", keep_every=self.settings.checkpoint_save_freq
@@ -207,7 +210,7 @@ class LoopWorld:
             rows=split,
             order=order,
             validation=ValidationPlan(),
-            sampler=self.sampler,  # type: ignore[arg-type]
+            sampler=RolloutSampler(self.runner, self.runner),  # type: ignore[arg-type]
             learner=self.learner,
             engine=self.engine,  # type: ignore[arg-type]
             history=self.history,

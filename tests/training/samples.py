@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.attempts import Attempt
 from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
-from osmosis_ai.training.runs.sampler import Attempt, Sample
+from osmosis_ai.training.runs.sampler import Sample
 
 _numbers = itertools.count()
 
@@ -42,7 +43,7 @@ def recorded(*, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Recorde
 
 
 def sample(verdict: Verdict, tokens: RecordedRollout | None = None) -> Sample:
-    attempt = Attempt(dataset_row(), 0, "train-000001-row-0-0", lambda call: call)
+    attempt = Attempt(dataset_row(), 0, 0, lambda call: call, name="train-000001-row-0-0")
     return Sample(attempt, verdict, tokens or recorded(), RolloutUsage(), duration_ms=5.0)
 
 

@@ -74,12 +74,9 @@ class LiteLLMBridge(ModelBridge):
         return True
 
     def _find(self, rollout_id: str) -> tuple[RolloutCalls, SeedFor | None]:
-        calls, seed_for = super()._find(rollout_id)
-        if calls is None:
+        if rollout_id not in self._rollouts:
             self.open(rollout_id)
-            calls, seed_for = super()._find(rollout_id)
-        assert calls is not None
-        return calls, seed_for
+        return self._rollouts[rollout_id]
 
 
 def _endpoint(model: str, api_key: str | None, api_base: str | None) -> ModelEndpoint:

@@ -182,16 +182,16 @@ class CallbackStore:
         session = self._session(rollout_id)
         while session.commit is not None:
             await asyncio.wait({session.commit})
-        if session.result is None:
-            result = TerminalCallbackResult(
-                rollout_id,
-                source,
-                completion=session.completion,
-                acknowledgment=dict(acknowledgment) if acknowledgment is not None else accepted(),
-            )
-            self._accept(session, result)
-        assert session.result is not None
-        return session.result
+        if session.result is not None:
+            return session.result
+        ended = TerminalCallbackResult(
+            rollout_id,
+            source,
+            completion=session.completion,
+            acknowledgment=dict(acknowledgment) if acknowledgment is not None else accepted(),
+        )
+        self._accept(session, ended)
+        return ended
 
     async def wait_terminal(self, rollout_id: str) -> TerminalCallbackResult:
         """Wait for the rollout's terminal; a commit that fails and is tried again is waited for.

@@ -44,6 +44,9 @@ class Dispatcher(Generic[Item]):
         attempt: returns whether the item is finished; False gives it back. What it raises is a fault.
         limit: attempts in flight at most; :meth:`narrow` lets fewer start for a while.
         gate: asked before each start; a reason closes the gate for good.
+
+    Attributes:
+        in_flight: attempts under way.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Dispatcher(Generic[Item]):
     ) -> None:
         self._items = items
         self._attempt = attempt
-        self._limit = limit
+        self.limit = limit
         self._allowed = limit
         self._gate = gate
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -68,7 +71,7 @@ class Dispatcher(Generic[Item]):
     async def run(self) -> Stop | None:
         """Run to the end; return why work is left, or None when none is."""
         self._workers = {
-            asyncio.create_task(self._work()) for _ in range(self._limit if not self._stop else 0)
+            asyncio.create_task(self._work()) for _ in range(self.limit if not self._stop else 0)
         }
         try:
             await asyncio.gather(*self._workers, return_exceptions=True)
@@ -80,7 +83,7 @@ class Dispatcher(Generic[Item]):
 
     def narrow(self, allowed: int) -> None:
         """Start no attempt while ``allowed`` or more are in flight; what is in flight goes on."""
-        self._allowed = max(1, min(allowed, self._limit))
+        self._allowed = max(1, min(allowed, self.limit))
         self._admit()
 
     def halt(self, stop: Stop) -> None:

@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
 
 
+DEFAULT_DEADLINE_S = 3600.0
+CALLBACK_GRACE_S = 60.0
+
+
+@dataclass(frozen=True)
+class AttemptTimeouts:
+    """Seconds that the agent and the grader of an attempt may take; None is unbounded."""
+
+    agent_s: float | None
+    grader_s: float | None
+
+    @property
+    def callback_s(self) -> float:
+        """Seconds that an admitted attempt may take before nobody waits for its callback any more."""
+        if self.agent_s is None or self.grader_s is None:
+            return DEFAULT_DEADLINE_S
+        total = self.agent_s + self.grader_s
+        return total + CALLBACK_GRACE_S if total > 0 else DEFAULT_DEADLINE_S
+
+
 @dataclass(frozen=True)
 class RolloutRunRequest:
     """One rollout to run.

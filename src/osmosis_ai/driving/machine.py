@@ -42,11 +42,30 @@ class LimitedBy(BaseModel):
     this_machine: float
 
 
+class LimitTally:
+    """Counts what held a session back while it had rollouts in flight, one look at a time."""
+
+    def __init__(self) -> None:
+        self._looks: Counter[LimitName] = Counter()
+
+    def add(self, limit: LimitName) -> None:
+        """Count a look."""
+        self._looks[limit] += 1
+
+    def limited_by(self) -> LimitedBy | None:
+        """Return what held the session back, as shares of the time with work in flight; None before any."""
+        total = sum(self._looks.values())
+        if not total:
+            return None
+        most: LimitName = max(LIMITS, key=lambda name: self._looks[name])
+        shares = {name: round(self._looks[name] / total, 4) for name in LIMITS}
+        return LimitedBy(most=most, **shares)
+
+
 class MachineWatch:
-    """Follows the lag of engine and rollout server while a run dispatches.
+    """Follows the lag of engine and rollout server while rollouts are dispatched.
 
     Args:
-        pace: told how late the machine is.
         engine: how this process's event loop does.
         server: how the server's does, as last heard.
         ask_server: asks it anew.
@@ -56,7 +75,6 @@ class MachineWatch:
 
     def __init__(
         self,
-        pace: Pace,
         *,
         engine: Callable[[], LoopState],
         server: Callable[[], LoopState],
@@ -64,33 +82,33 @@ class MachineWatch:
         rate_limited: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace = pace
         self._engine = engine
         self._server = server
         self._ask_server = ask_server
         self._rate_limited = rate_limited
         self._clock = clock
-        self._ticks: Counter[LimitName] = Counter()
 
-    def tick(self, *, in_flight: int) -> bool:
-        """Look once; return whether the pace has changed."""
+    def tick(self, pace: Pace, tally: LimitTally, *, in_flight: int) -> bool:
+        """Look once, tell ``pace`` how late the machine is, and return whether that has changed it."""
         engine, server = self._engine(), self._server()
         lag_s = max(engine.lag_s, server.lag_s)
-        changed = self._pace.observe(lag_s)
+        changed = pace.observe(lag_s)
         if in_flight:
             saturated = max(engine.busy, server.busy) >= _SATURATED
-            if lag_s >= LATE_S or saturated or self._pace.narrowed:
-                self._ticks["this_machine"] += 1
+            if lag_s >= LATE_S or saturated or pace.narrowed:
+                tally.add("this_machine")
             else:
-                self._ticks["rate_limit" if self._rate_limited() else "provider"] += 1
+                tally.add("rate_limit" if self._rate_limited() else "provider")
         return changed
 
-    async def watch(self, *, in_flight: Callable[[], int], changed: Callable[[], None]) -> None:
+    async def watch(
+        self, pace: Pace, tally: LimitTally, *, in_flight: Callable[[], int], changed: Callable[[], None]
+    ) -> None:
         """Look several times a second until cancelled; call ``changed`` whenever the pace has."""
         asking = asyncio.create_task(self._keep_asking())
         try:
             while True:
-                if self.tick(in_flight=in_flight()):
+                if self.tick(pace, tally, in_flight=in_flight()):
                     changed()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -104,15 +122,6 @@ class MachineWatch:
         # What it said last may be older than what is asked about.
         answer = await self._ask_server()
         return answer is not None and self._reaches(answer, since)
-
-    def limited_by(self) -> LimitedBy | None:
-        """Return what held the run back, as shares of the time with work in flight; None before any."""
-        total = sum(self._ticks.values())
-        if not total:
-            return None
-        most: LimitName = max(LIMITS, key=lambda name: self._ticks[name])
-        shares = {name: round(self._ticks[name] / total, 4) for name in LIMITS}
-        return LimitedBy(most=most, **shares)
 
     def _reaches(self, state: LoopState, since: float) -> bool:
         return state.late_ago_s is not None and self._clock() - state.late_ago_s >= since

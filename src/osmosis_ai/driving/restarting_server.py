@@ -1,6 +1,6 @@
 """Keeps a rollout's server running, so that an attempt meets either a live server or a clear end.
 
-When the server dies, everything it was working on is lost with it; the host says so to each of
+When the server dies, everything it was working on is lost with it; it is said to each of
 those attempts at once and starts another server. It gives up when servers die one after the other
 without a single attempt finishing in between.
 """
@@ -8,17 +8,24 @@ without a single attempt finishing in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.transport import open_session
 
 if TYPE_CHECKING:
+    import aiohttp
     from typing_extensions import Self
 
     from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
 
 MAX_RESTARTS = 3
+SETTLE_LIMIT_S = 120.0
+_POLL_S = 0.5
+_STILL_BUSY = frozenset({"queued", "running", "grading"})
 # A dying server refuses connections a little before its end is noticed.
 _DEATH_NOTICE_S = 1.0
 
@@ -84,7 +91,7 @@ class _Generation:
 
 
 class RestartingRolloutServer:
-    """Runs rollouts on a server that is started again when it dies; an async context manager.
+    """Runs rollouts on a server that is started again when it dies; an async context manager, made on its event loop.
 
     Args:
         make_server: a new, not yet started server.
@@ -102,7 +109,7 @@ class RestartingRolloutServer:
         self._make_server = make_server
         self._connect = connect
         self._note = note
-        self._ready: asyncio.Future[_Generation] | None = None
+        self._ready: asyncio.Future[_Generation] = asyncio.get_running_loop().create_future()
         self._keeper: asyncio.Task[None] | None = None
         self._finished_since_start = 0
         self._fruitless = 0
@@ -117,7 +124,7 @@ class RestartingRolloutServer:
     def base_url(self) -> str | None:
         """Address of the server that runs now; None while there is none."""
         ready = self._ready
-        if ready is None or not ready.done() or ready.cancelled() or ready.exception() is not None:
+        if not ready.done() or ready.cancelled() or ready.exception() is not None:
             return None
         return ready.result().server.base_url
 
@@ -127,7 +134,6 @@ class RestartingRolloutServer:
         Raises:
             OsmosisError: when it does not become healthy, with the end of its log.
         """
-        self._ready = asyncio.get_running_loop().create_future()
         generation = await self._start()
         self._capacity = generation.server.capacity
         self._ready.set_result(generation)
@@ -158,7 +164,6 @@ class RestartingRolloutServer:
         """
         import aiohttp
 
-        assert self._ready is not None, "the host is not running"
         generation = await asyncio.shield(self._ready)
         rollout = asyncio.create_task(generation.driver.run(request))
         generation.rollouts.add(rollout)
@@ -178,6 +183,25 @@ class RestartingRolloutServer:
         finally:
             generation.rollouts.discard(rollout)
 
+    async def wait_until_ended(
+        self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
+    ) -> frozenset[str]:
+        """Wait until the server has let go of cancelled rollouts; return those that it still has after ``limit_s``.
+
+        A backend may hold containers or machines for a rollout; ending its process at once would leave them
+        behind. A backend that knows nothing of a rollout has nothing to wait for.
+        """
+        busy = set(rollout_ids)
+        deadline = time.monotonic() + limit_s
+        async with open_session(timeout_s=5.0) as http:
+            while True:
+                for rollout_id in list(busy):
+                    if self.base_url is None or not await _is_busy(http, self.base_url, rollout_id):
+                        busy.discard(rollout_id)
+                if not busy or time.monotonic() >= deadline:
+                    return frozenset(busy)
+                await asyncio.sleep(_POLL_S)
+
     async def _start(self) -> _Generation:
         server = self._make_server()
         try:
@@ -195,11 +219,9 @@ class RestartingRolloutServer:
                 self._lose(generation, cause)
                 await self._release(generation)
                 generation = await self._replace(cause)
-                assert self._ready is not None
                 self._ready.set_result(generation)
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
-            assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()
@@ -246,3 +268,19 @@ class RestartingRolloutServer:
             details=cause.details,
             hint="mend the rollout, then start the run again: what is finished is kept",
         )
+
+
+async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) -> bool:
+    """Tell whether a rollout is under way; one whose status cannot be read may well be."""
+    import aiohttp
+
+    try:
+        async with http.get(f"{base_url}/rollout/{quote(rollout_id, safe='')}/status") as reply:
+            if reply.status != 200:
+                return reply.status >= 500
+            body = await reply.json(content_type=None)
+    except aiohttp.ClientConnectorError:
+        return False  # nobody is there any more
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+        return True
+    return isinstance(body, dict) and body.get("status") in _STILL_BUSY

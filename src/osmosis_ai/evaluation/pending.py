@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.datasets import DatasetRow, Selection, iter_rows, row_digest
+from osmosis_ai.driving.attempts import Attempt
+from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
-
-
-@dataclass(slots=True)
-class WorkItem:
-    """One attempt to be made.
-
-    Attributes:
-        row: the row, ready for a rollout.
-        row_index: its position among the selected rows.
-        run_index: which attempt on it this is, from 0.
-        row_digest: what the row is, wherever it stands.
-        losses: how often the attempt was lost with the server that ran it.
-        overloads: how often it was lost to a machine that was late.
-    """
-
-    row: DatasetRow
-    row_index: int
-    run_index: int
-    row_digest: str
-    losses: int = 0
-    overloads: int = 0
 
 
 def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
@@ -51,11 +31,12 @@ def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, Datas
     raise OsmosisError(f"`{path}` has no row {target[1]} any more: the file was changed.")
 
 
-def pending_items(path: Path, selection: Selection, ledger: Ledger) -> Iterator[WorkItem]:
-    """Yield what the ledger still asks for, by row, then by attempt."""
+def pending_attempts(path: Path, selection: Selection, ledger: Ledger, seed: int) -> Iterator[Attempt]:
+    """Yield what the ledger still asks for, by row, then by attempt; ``seed`` is the run's."""
     for row_index, row in selected_rows(path, selection):
         if ledger.row_is_open(row_index):
             digest = row_digest(row)
             for run_index in range(ledger.n):
                 if ledger.is_open(row_index, run_index):
-                    yield WorkItem(row, row_index, run_index, digest)
+                    seed_for = attempt_seeds(seed, row.source_row_index, run_index)
+                    yield Attempt(row, row_index, run_index, seed_for, row_digest=digest)

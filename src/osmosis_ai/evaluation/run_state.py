@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.driving.machine import LimitedBy
+from osmosis_ai.driving.machine import LimitTally
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.journal_chain import Chain
@@ -70,7 +69,7 @@ class RunState:
         pass_threshold: a sample passes at this reward or above.
 
     Attributes:
-        limited_by: tells what has held this session back so far; set by whoever dispatches.
+        tally: of what holds this session back.
         unverified: replayed records that have no digest, so that damage to them could not be seen.
     """
 
@@ -93,7 +92,7 @@ class RunState:
         self.redact = redact
         self.unverified = 0
         self._pass_threshold = pass_threshold
-        self.limited_by: Callable[[], LimitedBy | None] = lambda: None
+        self.tally = LimitTally()
         self._reward_sum = 0.0
         self._scored = 0
         self._passed = 0
@@ -144,7 +143,7 @@ class RunState:
         with self._metrics_lock:
             frozen = copy.deepcopy(self.metrics)
         summary = frozen.summary()
-        limited = {"limited_by": self.limited_by()}
+        limited = {"limited_by": self.tally.limited_by()}
         return summary.model_copy(update={"estimates": summary.estimates.model_copy(update=limited)})
 
     def progress(self, *, in_flight: int | None, elapsed_s: float) -> ProgressSnapshot:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.run_name import check_run_name
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
 
 RESERVED_ENV_PREFIX = "_OSMOSIS_"
-DEFAULT_ITEM_DEADLINE_S = 3600.0
-CALLBACK_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,9 @@ class EvalRunSpec:
         )
 
     @property
-    def item_deadline_s(self) -> float:
-        """Seconds an admitted attempt may take before the controller gives up on its callback."""
-        if self.agent_timeout_sec is None or self.grader_timeout_sec is None:
-            return DEFAULT_ITEM_DEADLINE_S
-        total = self.agent_timeout_sec + self.grader_timeout_sec
-        return total + CALLBACK_GRACE_S if total > 0 else DEFAULT_ITEM_DEADLINE_S
+    def timeouts(self) -> AttemptTimeouts:
+        """What each attempt may take."""
+        return AttemptTimeouts(self.agent_timeout_sec, self.grader_timeout_sec)
 
 
 @dataclass(frozen=True)

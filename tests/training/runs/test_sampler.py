@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving import pace
+from osmosis_ai.driving.attempts import MAX_LOSSES
+from osmosis_ai.driving.dispatcher import Dispatcher
+from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.restarting_server import RolloutServerDiedError
-from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
-from osmosis_ai.evaluation.attempts import MAX_LOSSES
+from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
+from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.runs.rollout_batch import attempts_of_step
 from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
 from osmosis_ai.training.runs.validation import ValidationPlan, split_rows, validate, validation_metrics
-from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, LATE_AGENT, write_rollout, write_rows
 from tests.training.policy_world import MODEL_DIR, TOKEN
 
 pytestmark = pytest.mark.e2e
@@ -28,24 +32,21 @@ pytestmark = pytest.mark.e2e
 
 @asynccontextmanager
 async def sampling(
-    tmp_path: Path, *, agent_timeout_s: float = 60.0, grader_timeout_s: float = 60.0
+    tmp_path: Path, *, source: str = AGENT, agent_timeout_s: float = 60.0, grader_timeout_s: float = 60.0
 ) -> AsyncIterator[tuple[RolloutSampler, list[str]]]:
-    """A sampler on the test agent; and what it notes."""
-    rollout_dir, notes = write_rollout(tmp_path / "rollout"), []
-
-    def server() -> RolloutServer:
-        return RolloutServer(
-            ServerSpec(
-                rollout_dir=rollout_dir,
-                entrypoint="main.py",
-                python=Path(sys.executable),
-                env=os.environ,
-                artifact_root=tmp_path / "trials",
-                port=None,
-                log_path=tmp_path / "server.log",
-            )
-        )
-
+    """A sampler on the test agent, or another; and what it notes."""
+    notes: list[str] = []
+    _, make_server = await prepare_server(
+        write_rollout(tmp_path / "rollout", source),
+        "main.py",
+        environ=os.environ,
+        variables={},
+        secret_values={},
+        artifact_root=tmp_path / "trials",
+        log_path=tmp_path / "server.log",
+        cache_dir=tmp_path / "cache",
+        note=lambda _: None,
+    )
     with InferenceEngine(Model.load(MODEL_DIR)) as engine:
         bridge = PolicyBridge(
             InProcessPolicyEngine(engine),
@@ -55,16 +56,16 @@ async def sampling(
             limits=RolloutLimits(max_prompt_length=200, max_response_length=24),
             sampling=RolloutSampling(),
         )
-        sampler = RolloutSampler(
+        runner = RolloutRunner(
             bridge,
             bridge_token=TOKEN,
-            make_server=server,
-            agent_timeout_s=agent_timeout_s,
-            grader_timeout_s=grader_timeout_s,
+            make_server=make_server,
+            timeouts=AttemptTimeouts(agent_timeout_s, grader_timeout_s),
+            redact=Redactor(()),
             note=notes.append,
         )
-        async with sampler:
-            yield sampler, notes
+        async with runner:
+            yield RolloutSampler(runner, bridge), notes
 
 
 def rows(*prompts: str) -> list[DatasetRow]:
@@ -130,6 +131,34 @@ async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_
     assert [sample.unscored_because for sample in samples] == ["rollout_server_died"] * 2
     assert "exit status 7" in str(samples[0].verdict.error)
     assert len(notes) >= MAX_LOSSES
+
+
+async def test_attempts_that_a_late_machine_lost_are_made_again_and_cost_no_reward(tmp_path):
+    prompts = rows(f"never heard once: {tmp_path / 'asked'}", "What is 2 * 3?")
+    async with sampling(tmp_path, source=LATE_AGENT) as (sampler, _):
+        attempts = attempts_of_step(1, prompts, 2, seed=0)
+        samples = await sampler.sample(attempts)
+        assert sampler.runner.dispatched == len(attempts) + 1
+    assert [sample.reward for sample in samples] == [1.0] * 4
+    assert sorted(attempt.overloads for attempt in attempts) == [0, 0, 0, 1]
+    assert [attempt.losses for attempt in attempts] == [0] * 4
+
+
+async def test_a_machine_that_stays_late_gets_fewer_rollouts_at_once(tmp_path, monkeypatch):
+    narrowed: list[int] = []
+    narrow = Dispatcher.narrow
+    monkeypatch.setattr(pace, "SUSTAINED_S", 0.1)
+    monkeypatch.setattr(Dispatcher, "narrow", lambda self, to: (narrowed.append(to), narrow(self, to)))
+
+    def stand_still(_sample: Sample) -> None:
+        time.sleep(0.3)  # the loop that serves the agents' model calls
+
+    async with sampling(tmp_path) as (sampler, notes):
+        attempts = attempts_of_step(1, rows("What is 2 * 3?"), 16, seed=0)
+        samples = await sampler.sample(attempts, finished=stand_still)
+    assert [sample.reward for sample in samples] == [0.0] * 16
+    assert narrowed and min(narrowed) < 16
+    assert len([note for note in notes if "this machine is late" in note]) == 1
 
 
 async def test_a_server_that_does_not_come_back_ends_the_sampling(tmp_path):

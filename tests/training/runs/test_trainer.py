@@ -47,7 +47,7 @@ async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
     assert steps(world) == [0, 1, 2, 3, 4]
     validated = [step for step, _ in series(list(read_history(world.history.path)), "eval/validation/reward")]
     assert validated == [0, 2, 4]
-    assert world.sampler.asked == [
+    assert world.runner.asked == [
         "valid 0", "train 1", "train 2", "valid 2", "train 3", "train 4", "valid 4"
     ]  # fmt: skip
 
@@ -55,7 +55,7 @@ async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
 async def test_on_policy_every_batch_is_sampled_by_the_policy_that_learns_from_it(tmp_path):
     world = LoopWorld(tmp_path)
     await world.run()
-    assert world.sampler.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
+    assert world.runner.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
     assert [(updates, versions) for updates, _, versions in world.learner.seen] == [
         (0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))
     ]  # fmt: skip
@@ -69,11 +69,11 @@ async def test_with_staleness_batches_are_sampled_while_the_learner_works_and_ne
     world.learner.go_on.clear()
     running = asyncio.create_task(world.run())
     await asyncio.to_thread(world.learner.learning.wait, 30)
-    await world.sampler.until_begun(1 + max_staleness)
+    await world.runner.until_begun(1 + max_staleness)
     assert world.learner.seen == []
     world.learner.go_on.set()
     await running
-    assert {step: step - 1 - version for step, version in world.sampler.begun_at.items()} == {
+    assert {step: step - 1 - version for step, version in world.runner.begun_at.items()} == {
         step: min(step - 1, max_staleness) for step in range(1, 7)
     }
     records = list(read_history(world.history.path))
@@ -92,13 +92,13 @@ async def test_a_checkpoint_follows_every_step_and_only_those_due_are_kept(tmp_p
 
 async def test_a_stop_while_sampling_cancels_the_rollouts_and_leaves_a_kept_checkpoint(tmp_path):
     world = LoopWorld(tmp_path)
-    world.sampler.hang_at = 3
+    world.runner.hang_at = 3
     running = asyncio.create_task(world.run())
-    await world.sampler.hanging.wait()
+    await world.runner.hanging.wait()
     world.loop.stop()
     ending = await running
     assert (ending.because, world.loop.state.step) == ("stopped", 2)
-    assert world.sampler.cancelled
+    assert world.runner.cancelled
     latest = world.checkpoints.latest()
     assert latest is not None
     assert (latest.step, latest.kept) == (2, True)
@@ -124,12 +124,12 @@ async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_pa
     await undisturbed.run()
 
     world = LoopWorld(tmp_path / "stopped")
-    world.sampler.hang_at = 3
+    world.runner.hang_at = 3
     running = asyncio.create_task(world.run())
-    await world.sampler.hanging.wait()
+    await world.runner.hanging.wait()
     world.loop.stop()
     await running
-    world.sampler.hang_at = None
+    world.runner.hang_at = None
     world.resume()
     assert (await world.run()).because == "finished"
     assert steps(world) == steps(undisturbed)
@@ -147,10 +147,10 @@ async def test_a_step_whose_checkpoint_was_not_written_is_computed_again_and_sta
 async def test_a_finished_run_that_is_called_again_has_nothing_to_do(tmp_path):
     world = LoopWorld(tmp_path)
     await world.run()
-    asked = list(world.sampler.asked)
+    asked = list(world.runner.asked)
     world.resume()
     assert (await world.run()).because == "finished"
-    assert world.sampler.asked == asked
+    assert world.runner.asked == asked
 
 
 async def test_equal_rewards_are_warned_of_and_end_a_run_that_never_learned(tmp_path):
@@ -187,7 +187,7 @@ def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settin
     """Learning goes on as ever; the held-out rows get what is said, validation by validation."""
     world = LoopWorld(path, held_out=12, eval_interval=2, **settings)
     rewards = iter(rewards_by_validation)
-    made, current = world.sampler._made, {}
+    made, current = world.runner._made, {}
 
     def validated(attempt: Any, step: int) -> Any:
         sample = made(attempt, step)
@@ -204,7 +204,7 @@ def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settin
         )
         return replace(sample, verdict=verdict)
 
-    world.sampler._made = validated  # type: ignore[method-assign]
+    world.runner._made = validated  # type: ignore[method-assign]
     return world
 
 
@@ -276,7 +276,7 @@ async def test_a_refused_step_leaves_the_policy_and_the_run_goes_on(tmp_path):
     assert world.learner.updates == 3
     assert world.told.records[2].warnings == ["the step was refused: its loss is not a finite number."]
     assert "train/loss" not in world.told.records[2].metrics
-    assert world.sampler.begun_at == {1: 0, 2: 1, 3: 1, 4: 2}
+    assert world.runner.begun_at == {1: 0, 2: 1, 3: 1, 4: 2}
 
 
 async def test_steps_refused_again_and_again_end_the_run(tmp_path):

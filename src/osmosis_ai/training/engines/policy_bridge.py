@@ -1,7 +1,7 @@
 """The policy, as an agent sees it: the OpenAI endpoint of its rollout, which remembers every token.
 
 Routes, authentication, retries, streams and errors are those of every rollout's endpoint
-(``controller.bridge``). Behind them is an engine that continues token ids. What a call read and what it
+(``driving.bridge``). Behind them is an engine that continues token ids. What a call read and what it
 sampled is recorded before its answer, or the last piece of it, is given to anyone; so there is no
 answered call that the learner will not see, and none that it sees twice.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
@@ -66,6 +66,10 @@ class _Session(RolloutCalls):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
+
+    def usage(self, model: str) -> RolloutUsage:
+        """Add everything up; the learner has the tokens, and the rollout's trajectory does without."""
+        return replace(super().usage(model), report=None)
 
 
 class PolicyBridge(RolloutBridge[_Session]):

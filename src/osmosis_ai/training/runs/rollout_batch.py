@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osmosis_ai.driving.attempts import Attempt
 from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
 from osmosis_ai.training.objective.metrics import TRAINING_REWARD, finite
-from osmosis_ai.training.runs.sampler import Attempt, Sample
+from osmosis_ai.training.runs.sampler import Sample
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow
@@ -71,9 +72,10 @@ def attempts_of_step(step: int, rows: Sequence[DatasetRow], group_size: int, see
     return [
         Attempt(
             row,
+            row.source_row_index,
             index,
-            f"train-{step:06d}-row-{row.source_row_index}-{index}",
             attempt_seeds(seed, row.source_row_index, step * group_size + index),
+            name=f"train-{step:06d}-row-{row.source_row_index}-{index}",
         )
         for row in rows
         for index in range(group_size)

@@ -174,7 +174,7 @@ class Trainer:
 
         spec, directory = self._spec, self._directory
         hooks.stage("preparing the rollout's environment")
-        python = await self._prepare_python(hooks)
+        make_server = await self._prepare_server(hooks)
         if spec.settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
             ranks = LearnerRanks(spec, directory.learner, self._environ)
             self._ranks = await stack.enter_async_context(ranks)
@@ -200,7 +200,7 @@ class Trainer:
         chat = chat_format_of(spec, note=hooks.note)
         await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
         hooks.stage("starting the rollout's server")
-        sampler = await stack.enter_async_context(self._sampler(engine, chat, python, hooks))
+        sampler = await self._open_sampler(stack, engine, chat, make_server, hooks)
         hooks.plan(self._plan(rows, order, state, str(learner.device)))
         parts = LoopParts(
             settings=spec.settings,
@@ -227,14 +227,22 @@ class Trainer:
             return await work
         return await self._ranks.run(work, self._learner.abandon)
 
-    async def _prepare_python(self, hooks: TrainingHooks) -> Path:
-        from osmosis_ai.driving.environment import prepare_environment
+    async def _prepare_server(self, hooks: TrainingHooks) -> Callable[[], RolloutServer]:
+        from osmosis_ai.driving.rollout_runner import prepare_server
 
-        environment = await asyncio.to_thread(
-            prepare_environment, self._spec.rollout_dir, cache_dir=self._rollout_cache, note=hooks.note
+        spec, directory = self._spec, self._directory
+        _, make_server = await prepare_server(
+            spec.rollout_dir,
+            spec.entrypoint,
+            environ=self._environ,
+            variables=spec.env,
+            secret_values=spec.secret_values,
+            artifact_root=directory.trials,
+            log_path=directory.server_log,
+            cache_dir=self._rollout_cache,
+            note=hooks.note,
         )
-        hooks.note(f"environment: {environment.note}")
-        return environment.python
+        return make_server
 
     async def _probe(
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
@@ -254,49 +262,37 @@ class Trainer:
         )
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
 
-    def _sampler(
-        self, engine: PolicyEngine, chat: ChatFormat, python: Path, hooks: TrainingHooks
+    async def _open_sampler(
+        self,
+        stack: AsyncExitStack,
+        engine: PolicyEngine,
+        chat: ChatFormat,
+        make_server: Callable[[], RolloutServer],
+        hooks: TrainingHooks,
     ) -> RolloutSampler:
+        from osmosis_ai.driving.driver import AttemptTimeouts
+        from osmosis_ai.driving.rollout_runner import RolloutRunner
         from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
         from osmosis_ai.training.runs.sampler import RolloutSampler
 
-        spec, settings = self._spec, self._spec.settings
-        token = secrets.token_urlsafe(32)
-        self._redact.add([token])
+        settings, token = self._spec.settings, secrets.token_urlsafe(32)
         bridge = PolicyBridge(
             engine,
             chat,
-            model_path=spec.model_path,
+            model_path=self._spec.model_path,
             auth_token=token,
             limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
             sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
         )
-        return RolloutSampler(
+        runner = RolloutRunner(
             bridge,
             bridge_token=token,
-            make_server=lambda: self._server(python),
-            agent_timeout_s=settings.agent_workflow_timeout_s,
-            grader_timeout_s=settings.grader_timeout_s,
+            make_server=make_server,
+            timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),
+            redact=self._redact,
             note=hooks.note,
         )
-
-    def _server(self, python: Path) -> RolloutServer:
-        from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
-
-        spec = self._spec
-        return RolloutServer(
-            ServerSpec(
-                rollout_dir=spec.rollout_dir,
-                entrypoint=spec.entrypoint,
-                python=python,
-                env={**self._environ, **spec.env, **spec.secret_values},
-                artifact_root=self._directory.trials,
-                port=None,
-                log_path=self._directory.server_log,
-                secret_values=frozenset(spec.secret_values.values()),
-            ),
-            health_timeout_s=health_timeout(self._environ),
-        )
+        return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
     def _checkpoint_provenance(self) -> dict[str, Any]:
         """Return what an adapter says of the run that made it, wherever it is copied to."""

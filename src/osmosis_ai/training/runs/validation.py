@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
-from osmosis_ai.driving.seeds import attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
-from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
+from osmosis_ai.evaluation.metrics import EvalMetrics
 from osmosis_ai.training.objective.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -28,9 +27,9 @@ from osmosis_ai.training.objective.metrics import (
     VALIDATION_SCORED,
     finite,
 )
-from osmosis_ai.training.runs.sampler import Attempt, Sample
 
 if TYPE_CHECKING:
+    from osmosis_ai.driving.attempts import AttemptResult
     from osmosis_ai.training.runs.sampler import RolloutSampler
 
 
@@ -59,19 +58,6 @@ class ValidationPlan:
             )
         if self.max_rows < 1 or self.attempts < 1:
             raise OsmosisError("a validation needs at least one row and one attempt.")
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What a validation came to.
-
-    Attributes:
-        metrics: in the evaluation's numbers.
-        rewards: of each row, the mean over its scored attempts; None where none was scored.
-    """
-
-    metrics: EvalMetrics
-    rewards: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -116,53 +102,24 @@ async def validate(
     *,
     seed: int,
     step: int,
-    finished: Callable[[Sample], None],
-) -> Validation:
+    finished: Callable[[AttemptResult], None],
+) -> MeasuredRows:
     """Measure the policy on ``rows``.
 
     Args:
         step: after which this is done; names the rollouts and changes nothing else.
-        finished: told of each sample as it comes.
+        finished: told of each result as it comes.
     """
-    attempts = [
-        Attempt(
-            row,
-            index,
-            f"valid-{step:06d}-row-{row.source_row_index}-{index}",
-            attempt_seeds(seed, row.source_row_index, index),
-        )
-        for row in rows
-        for index in range(plan.attempts)
-    ]
-    samples = await sampler.sample(attempts, finished=finished)
-    metrics = MetricsAccumulator(
-        rows=len(rows),
+    return await evaluate_in_memory(
+        sampler.runner,
+        rows,
         n=plan.attempts,
         pass_threshold=plan.pass_threshold,
-        clusters=RowCopies.of(rows).clusters(),
+        seed=seed,
+        name=f"valid-{step:06d}",
+        finished=finished,
+        forget=sampler.bridge.discard,
     )
-    for place, sample in enumerate(samples):
-        verdict, usage = sample.verdict, sample.usage
-        metrics.add(
-            *divmod(place, plan.attempts),
-            verdict.status,
-            verdict.reward,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            duration_ms=sample.duration_ms,
-            model_latency_ms=sum(usage.model_latency_s) * 1000,
-            model_calls=usage.calls,
-            boundary=verdict.boundary,
-            error_type=verdict.error_type,
-        )
-    size = plan.attempts
-    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
-    return Validation(metrics.summary(), [_mean([sample.reward for sample in group]) for group in groups])
-
-
-def _mean(rewards: Sequence[float | None]) -> float | None:
-    scored = [reward for reward in rewards if reward is not None]
-    return sum(scored) / len(scored) if scored else None
 
 
 def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:

@@ -1,0 +1,290 @@
+"""One attempt from dispatch to its result.
+
+Invariants: an attempt is recorded at most once, and its terminal callback is acknowledged only when it is
+recorded. Whether an attempt was recorded or given up is decided here, in one place and without a pause in
+between: a result that arrives after its attempt was given up is acknowledged and dropped, because the
+attempt is made again under a fresh id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from osmosis_ai.driving.classify import Verdict, classify, failed, rejected
+from osmosis_ai.driving.driver import AttemptTimeouts, RolloutRunRequest
+from osmosis_ai.driving.http_driver import RolloutProtocolError
+from osmosis_ai.driving.overload import (
+    MAX_OVERLOADS,
+    OverloadedError,
+    blame_machine,
+    overloaded,
+    suspected_since,
+)
+from osmosis_ai.driving.restarting_server import AttemptLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiohttp import web
+
+    from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.driving.call_record import RolloutUsage
+    from osmosis_ai.driving.callback_registry import TerminalCallbackResult
+    from osmosis_ai.driving.machine import MachineWatch
+    from osmosis_ai.driving.restarting_server import RestartingRolloutServer
+    from osmosis_ai.rollout.types import GraderCompleteRequest
+
+MAX_LOSSES = 3
+"""How often an attempt is made again whose server, or the connection to it, went away."""
+
+LOST = "rollout_server_died"
+
+
+class Bridge(Protocol):
+    """Serves the model to agents (:class:`osmosis_ai.driving.bridge.RolloutBridge`)."""
+
+    def open(self, rollout_id: str, *, seed_for: Callable[[int], int] | None = None) -> None:
+        """Serve a rollout's calls from now on."""
+
+    def usage(self, rollout_id: str) -> RolloutUsage:
+        """Say what its calls came to so far."""
+
+    def close(self, rollout_id: str) -> RolloutUsage:
+        """Serve no more of them, and say what they came to."""
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        """Return the routes to mount."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt to be made.
+
+    Attributes:
+        row: the row, ready for a rollout.
+        row_index: what the rollout's files call the row.
+        run_index: which attempt on it this is, from 0.
+        seed_for: the seed of its model call with this number.
+        name: what its ids begin with, for those who read logs and trajectories.
+        row_digest: what the row is, wherever it stands; where that is recorded.
+        losses: how often the attempt was lost with the server that ran it.
+        overloads: how often it was lost to a machine that was late.
+    """
+
+    row: DatasetRow
+    row_index: int
+    run_index: int
+    seed_for: Callable[[int], int]
+    name: str = ""
+    row_digest: str = ""
+    losses: int = 0
+    overloads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """What became of an attempt.
+
+    Attributes:
+        attempt: what was asked for.
+        rollout_id: of the rollout that ended it; earlier ones were lost.
+        verdict: how it ended.
+        usage: what its model calls came to.
+        duration_ms: from dispatch to the result.
+        grader: what the grader reported, whatever became of the workflow.
+    """
+
+    attempt: Attempt
+    rollout_id: str
+    verdict: Verdict
+    usage: RolloutUsage
+    duration_ms: float
+    grader: GraderCompleteRequest | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """What the grader gave; None for an attempt that did not succeed."""
+        return self.verdict.reward if self.verdict.status == "success" else None
+
+
+class AttemptResults(ABC):
+    """Where the results of attempts go."""
+
+    @abstractmethod
+    async def record(self, result: AttemptResult) -> None:
+        """Keep a result; the rollout's server hears that it arrived when this returns."""
+
+    def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
+        """Take note of a lost attempt: None makes it again, a verdict ends it.
+
+        Raises:
+            OsmosisError: to make no further attempts at all.
+        """
+        if attempt.losses <= MAX_LOSSES:
+            return None
+        return failed(LOST, "rollout_server", loss.death.message if loss.death is not None else str(loss))
+
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:  # noqa: B027 - who counts no spending has nothing to do
+        """Take note of a rollout that left no result, and of what it used."""
+
+
+@dataclass(frozen=True)
+class AttemptServices:
+    """What attempts run on: the model's bridge, the rollout's server, and the watch over this machine."""
+
+    bridge: Bridge
+    server: RestartingRolloutServer
+    machine: MachineWatch
+    timeouts: AttemptTimeouts
+
+
+class RunningAttempt:
+    """One attempt under way, under an id of its own.
+
+    Args:
+        attempt: what is made.
+        services: what it runs on.
+        results: where its result goes.
+        on_fault: told of an error that no later result can survive (a full disk).
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        services: AttemptServices,
+        results: AttemptResults,
+        *,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        fresh = uuid.uuid4().hex
+        self.rollout_id = f"{attempt.name}-{fresh[:12]}" if attempt.name else fresh
+        self.recording: asyncio.Task[None] | None = None
+        self._attempt = attempt
+        self._services = services
+        self._results = results
+        self._on_fault = on_fault
+        self._started = time.monotonic()
+        self._usage: RolloutUsage | None = None
+        self._given_up = False
+        self._overloaded: OverloadedError | None = None
+
+    async def run(self) -> bool:
+        """Make the attempt; return whether it was recorded, False when it has to be made again.
+
+        Raises:
+            OsmosisError: when there is no point in going on (no server, no disk).
+        """
+        services = self._services
+        services.bridge.open(self.rollout_id, seed_for=self._attempt.seed_for)
+        try:
+            loss = await self._drive()
+            if self.recording is not None:
+                await asyncio.shield(self.recording)
+                services.server.attempt_finished()
+                return True
+            self._given_up = True
+            missing = AttemptLostError("its server reported no result", death=None)
+            return await self._lose(self._overloaded or loss or missing)
+        finally:
+            usage = self._close_endpoint()
+            if self.recording is None:
+                self._given_up = True
+                self._results.unrecorded(self.rollout_id, usage)
+
+    async def commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
+        """Record a terminal result and return its acknowledgement.
+
+        Raises:
+            Exception: the result could not be recorded.
+        """
+        if self._given_up:
+            return {"ok": True}
+        usage = self._close_endpoint()
+        late = await self._was_late(terminal, usage)
+        if late and self._attempt.overloads < MAX_OVERLOADS:
+            self._overloaded, self._given_up = overloaded(usage), True
+        if self._given_up:
+            return {"ok": True}
+        verdict = classify(terminal, usage.last_error)
+        if late and usage.requests:
+            verdict = blame_machine(verdict, times=self._attempt.overloads + 1)
+        await self._record(verdict, terminal.grader)
+        return acknowledgement(usage)
+
+    def used_so_far(self) -> RolloutUsage:
+        """Return what its model calls came to so far."""
+        return self._services.bridge.usage(self.rollout_id)
+
+    async def _drive(self) -> AttemptLostError | None:
+        """Run the rollout; return why it has no result when it has none."""
+        attempt, timeouts = self._attempt, self._services.timeouts
+        request = RolloutRunRequest(
+            messages=attempt.row.messages,
+            label=attempt.row.label,
+            metadata=attempt.row.metadata,
+            rollout_id=self.rollout_id,
+            agent_timeout_sec=timeouts.agent_s,
+            grader_timeout_sec=timeouts.grader_s,
+            extra_fields={"row_index": attempt.row_index, "run_index": attempt.run_index},
+        )
+        try:
+            await self._services.server.run(request)
+        except AttemptLostError as lost:
+            return lost
+        except RolloutProtocolError as error:
+            if not 400 <= error.status_code < 500:
+                return AttemptLostError(str(error), death=None)
+            await self._record(rejected(error.status_code, str(error)), None)
+        return None
+
+    async def _was_late(self, terminal: TerminalCallbackResult, usage: RolloutUsage) -> bool:
+        """Whether this machine, being late, explains the attempt's failure."""
+        since = suspected_since(
+            terminal,
+            usage,
+            started=self._started,
+            ended=time.monotonic(),
+            agent_timeout_s=self._services.timeouts.agent_s,
+        )
+        return since is not None and await self._services.machine.was_late(since)
+
+    async def _lose(self, loss: AttemptLostError) -> bool:
+        """Count a loss; return whether the attempt is over with it."""
+        if isinstance(loss, OverloadedError):
+            self._attempt.overloads += 1
+        else:
+            self._attempt.losses += 1
+        verdict = self._results.lost(self._attempt, loss)
+        if verdict is None:
+            return False
+        await self._record(verdict, None)
+        return True
+
+    async def _record(self, verdict: Verdict, grader: GraderCompleteRequest | None) -> None:
+        usage = self._close_endpoint()
+        duration_ms = (time.monotonic() - self._started) * 1000
+        result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
+        # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
+        self.recording = asyncio.create_task(self._results.record(result))
+        try:
+            await asyncio.shield(self.recording)
+        except Exception as error:  # whatever it is, the next result would meet it too
+            self._on_fault(error)
+            raise
+
+    def _close_endpoint(self) -> RolloutUsage:
+        """End the rollout's model calls and return what they came to, however often it is asked."""
+        if self._usage is None:
+            self._usage = self._services.bridge.close(self.rollout_id)
+        return self._usage
+
+
+def acknowledgement(usage: RolloutUsage) -> dict[str, Any]:
+    """Return the acknowledgement of a callback, with what the server adds to the rollout's trajectory."""
+    return {"ok": True} if usage.report is None else {"ok": True, "trajectory": usage.report}

@@ -1,0 +1,296 @@
+"""Runs rollouts: the callback server, the rollout's server and the watch over this machine, around a dispatcher.
+
+One runner serves a whole run: an evaluation hands it all its attempts at once, a training run a batch or a
+validation at a time. Whatever ends :meth:`RolloutRunner.run`, results on their way are recorded before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.driving.attempts import (
+    Attempt,
+    AttemptResults,
+    AttemptServices,
+    Bridge,
+    RunningAttempt,
+    acknowledgement,
+)
+from osmosis_ai.driving.callback_registry import CallbackStore
+from osmosis_ai.driving.callback_server import CallbackListener
+from osmosis_ai.driving.concurrency import choose_limit
+from osmosis_ai.driving.dispatcher import Dispatcher, Stop
+from osmosis_ai.driving.driver import AttemptTimeouts
+from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
+from osmosis_ai.driving.http_driver import HttpRolloutDriver
+from osmosis_ai.driving.machine import LimitTally, MachineWatch
+from osmosis_ai.driving.pace import Pace
+from osmosis_ai.driving.restarting_server import RestartingRolloutServer, Server
+from osmosis_ai.driving.server_health import ServerHealth
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.event_loop import LoopLag, LoopState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.driving.call_record import RolloutUsage
+    from osmosis_ai.driving.callback_registry import TerminalCallbackResult
+    from osmosis_ai.redaction import Redactor
+
+
+async def prepare_server(
+    rollout_dir: Path,
+    entrypoint: str,
+    *,
+    environ: Mapping[str, str],
+    variables: Mapping[str, str],
+    secret_values: Mapping[str, str],
+    artifact_root: Path,
+    log_path: Path,
+    cache_dir: Path,
+    note: Callable[[str], None],
+    port: int | None = None,
+) -> tuple[RolloutEnvironment, Callable[[], RolloutServer]]:
+    """Build a rollout's environment; return it and what makes the rollout's servers in it.
+
+    Args:
+        environ: what the server inherits; ``variables`` and ``secret_values`` are added.
+        artifact_root: where the server puts trajectories and artifacts.
+        log_path: the file that its output is appended to.
+        cache_dir: where environments are kept.
+        note: told what is ignored, what takes time, and what the environment is.
+        port: of the server; None takes a free one.
+
+    Raises:
+        OsmosisError: the environment cannot be built, or ``environ`` asks for what makes no sense.
+    """
+    environment = await asyncio.to_thread(prepare_environment, rollout_dir, cache_dir=cache_dir, note=note)
+    note(f"environment: {environment.note}")
+    spec = ServerSpec(
+        rollout_dir=rollout_dir,
+        entrypoint=entrypoint,
+        python=environment.python,
+        env={**environ, **variables, **secret_values},
+        artifact_root=artifact_root,
+        port=port,
+        log_path=log_path,
+        secret_values=frozenset(secret_values.values()),
+    )
+    start_timeout_s = health_timeout(environ)
+    return environment, lambda: RolloutServer(spec, health_timeout_s=start_timeout_s)
+
+
+class UnknownAttemptError(RuntimeError):
+    """A terminal arrived for a rollout that nobody dispatched."""
+
+
+class RolloutRunner:
+    """Makes attempts on a rollout's server that it keeps running; an async context manager, made on its event loop.
+
+    Args:
+        bridge: serves the model to the agents, who show ``bridge_token``.
+        make_server: a new rollout server, not yet started (:func:`prepare_server`).
+        timeouts: of each attempt.
+        redact: told of the run's keys.
+        note: told, in a sentence, when the server died and when this machine is late.
+        log: takes a step, a message and details.
+        rate_limited: whether the provider's rate limit holds calls back now.
+
+    Attributes:
+        dispatched: attempts started.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        *,
+        bridge_token: str,
+        make_server: Callable[[], Server],
+        timeouts: AttemptTimeouts,
+        redact: Redactor,
+        note: Callable[[str], None],
+        log: Callable[..., None] = lambda *_, **__: None,
+        rate_limited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
+        redact.add([self._bridge_token, self._callback_token])
+        self._timeouts = timeouts
+        self._note, self._log = note, log
+        self._registry = CallbackStore(
+            on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
+        )
+        self._callbacks = CallbackListener(
+            self._registry, auth_token=self._callback_token, bridge=bridge, bridge_token=bridge_token
+        )
+        self._server = RestartingRolloutServer(make_server=make_server, connect=self._connect, note=note)
+        self._lag, self._health = LoopLag(), ServerHealth()
+        self._machine = MachineWatch(
+            engine=self._lag.state,
+            server=lambda: self._health.state,
+            ask_server=self._ask_server,
+            rate_limited=rate_limited,
+        )
+        self._bridge = bridge
+        self._services = AttemptServices(bridge, self._server, self._machine, timeouts)
+        self._running: dict[str, RunningAttempt] = {}
+        self._cancelled: list[str] = []
+        self._told_late = False
+        self._stack = AsyncExitStack()
+        self.dispatched = 0
+
+    async def __aenter__(self) -> Self:
+        """Listen, and start the rollout's server.
+
+        Raises:
+            OsmosisError: when the server does not become healthy, with the end of its log.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._callbacks)
+            self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
+            await stack.enter_async_context(self._server)
+            self._log("server", "the rollout's server is healthy", capacity=self.capacity)
+            self._lag.start()
+            stack.callback(self._lag.stop)
+            stack.push_async_callback(self._health.aclose)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts the server runs at once, as far as it says."""
+        return self._server.capacity
+
+    def used_in_flight(self) -> Iterator[RolloutUsage]:
+        """Yield what each attempt under way has used."""
+        return (running.used_so_far() for running in self._running.values())
+
+    def dispatcher(
+        self,
+        attempts: Iterator[Attempt],
+        results: AttemptResults,
+        *,
+        limit: int,
+        gate: Callable[[], str | None] = lambda: None,
+    ) -> Dispatcher[Attempt]:
+        """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once.
+
+        Args:
+            results: where their results go.
+            gate: asked before each start; a reason closes the gate for good.
+        """
+
+        def halt(error: Exception) -> None:
+            made.halt(Stop("fault", str(error), error))
+
+        made = Dispatcher(
+            attempts, lambda attempt: self._make(attempt, results, halt), limit=limit, gate=gate
+        )
+        return made
+
+    async def run(self, dispatcher: Dispatcher[Attempt], *, tally: LimitTally | None = None) -> Stop | None:
+        """Make the attempts, as many at once as the machine keeps up with; return why some are left, or None.
+
+        Args:
+            tally: counts what holds them back.
+        """
+        pace = Pace(dispatcher.limit)
+        following = asyncio.create_task(
+            self._machine.watch(
+                pace,
+                tally or LimitTally(),
+                in_flight=lambda: dispatcher.in_flight,
+                changed=lambda: self._follow(pace, dispatcher),
+            )
+        )
+        try:
+            return await dispatcher.run()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            recordings = [running.recording for running in self._running.values() if running.recording]
+            await asyncio.gather(*recordings, return_exceptions=True)
+
+    async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
+        """Make all ``attempts``, as many at once as the server takes.
+
+        Raises:
+            OsmosisError: when there is no rollout server any more.
+        """
+        limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
+        stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
+        if stop is not None:
+            raise stop.error or OsmosisError(stop.reason)
+
+    async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
+        """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
+        cancelled = self._cancelled
+        if not cancelled or self._server.base_url is None:
+            return
+        stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
+        busy = await self._server.wait_until_ended(cancelled)
+        self._log("cancel", "cancelled rollouts have ended", cancelled=len(cancelled), still_busy=len(busy))
+        if busy:
+            self._note(f"{len(busy)} cancelled rollouts did not end in time; their server is stopped anyway.")
+
+    async def _make(
+        self, attempt: Attempt, results: AttemptResults, on_fault: Callable[[Exception], None]
+    ) -> bool:
+        running = RunningAttempt(attempt, self._services, results, on_fault=on_fault)
+        self._running[running.rollout_id] = running
+        self.dispatched += 1
+        try:
+            return await running.run()
+        except asyncio.CancelledError:
+            self._cancelled.append(running.rollout_id)
+            raise
+        finally:
+            if running.recording is None or running.recording.done():
+                del self._running[running.rollout_id]
+            else:
+                running.recording.add_done_callback(lambda _: self._running.pop(running.rollout_id, None))
+
+    async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
+        running = self._running.get(terminal.rollout_id)
+        if running is None:
+            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is under way")
+        return await running.commit(terminal)
+
+    def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
+        # The server writes the conversation before it reports the result, and needs to know what its calls came to.
+        return acknowledgement(self._bridge.usage(rollout_id))
+
+    def _connect(self, base_url: str) -> HttpRolloutDriver:
+        return HttpRolloutDriver(
+            rollout_base_url=base_url,
+            callback_store=self._registry,
+            completion_url_for=self._callbacks.completion_url,
+            grader_url_for=self._callbacks.grader_url,
+            chat_completions_url_for=self._callbacks.chat_completions_url,
+            chat_api_key=self._bridge_token,
+            controller_api_key=self._callback_token,
+            callback_timeout_sec=self._timeouts.callback_s,
+        )
+
+    async def _ask_server(self) -> LoopState | None:
+        base_url = self._server.base_url
+        return await self._health.ask(base_url) if base_url is not None else None
+
+    def _follow(self, pace: Pace, dispatcher: Dispatcher[Attempt]) -> None:
+        """Let as many rollouts be in flight as the machine keeps up with."""
+        dispatcher.narrow(pace.allowed)
+        self._log("schedule", "this machine sets the pace", in_flight=pace.allowed, of=pace.ceiling)
+        if not self._told_late:
+            self._told_late = True
+            self._note(
+                "this machine is late: fewer rollouts run at once until it keeps up "
+                f"({pace.allowed} of {pace.ceiling} now)."
+            )

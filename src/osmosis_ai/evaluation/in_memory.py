@@ -1,0 +1,114 @@
+"""An evaluation that leaves no files: the same attempts, verdicts, records and numbers, kept in memory.
+
+It is for whoever measures a policy on the way to something else, such as a trainer that validates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults
+from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.redaction import Redactor
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.driving.call_record import RolloutUsage
+    from osmosis_ai.driving.rollout_runner import RolloutRunner
+
+
+@dataclass(frozen=True)
+class MeasuredRows:
+    """What an evaluation came to.
+
+    Attributes:
+        metrics: its numbers.
+        rewards: of each row, the mean over its scored attempts; None where none was scored.
+    """
+
+    metrics: EvalMetrics
+    rewards: list[float | None]
+
+
+async def evaluate_in_memory(
+    runner: RolloutRunner,
+    rows: Sequence[DatasetRow],
+    *,
+    n: int,
+    pass_threshold: float,
+    seed: int,
+    name: str,
+    finished: Callable[[AttemptResult], None],
+    forget: Callable[[str], None],
+) -> MeasuredRows:
+    """Make ``n`` attempts on each of ``rows`` and return what they came to.
+
+    Args:
+        pass_threshold: a sample passes at this reward or above.
+        seed: of the run; the same gives the same attempts.
+        name: what the ids of the rollouts begin with.
+        finished: told of each result as it comes.
+        forget: told the id of every rollout that is over, whether it left a result or not.
+
+    Raises:
+        OsmosisError: when there is no rollout server any more.
+    """
+    attempts = [
+        Attempt(
+            row,
+            row.source_row_index,
+            run_index,
+            attempt_seeds(seed, row.source_row_index, run_index),
+            name=f"{name}-row-{row.source_row_index}-{run_index}",
+        )
+        for row in rows
+        for run_index in range(n)
+    ]
+    recorder = _MetricsRecorder(rows, n=n, pass_threshold=pass_threshold, finished=finished, forget=forget)
+    await runner.run_all(attempts, recorder)
+    return recorder.measured()
+
+
+class _MetricsRecorder(AttemptResults):
+    """Counts the results of ``n`` attempts on each of ``rows``."""
+
+    def __init__(
+        self,
+        rows: Sequence[DatasetRow],
+        *,
+        n: int,
+        pass_threshold: float,
+        finished: Callable[[AttemptResult], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        self._places = {row.source_row_index: place for place, row in enumerate(rows)}
+        self._rewards: list[list[float | None]] = [[None] * n for _ in rows]
+        self._metrics = MetricsAccumulator(
+            rows=len(rows), n=n, pass_threshold=pass_threshold, clusters=RowCopies.of(rows).clusters()
+        )
+        self._redact = Redactor(())
+        self._finished = finished
+        self._forget = forget
+
+    async def record(self, result: AttemptResult) -> None:
+        place, run_index = self._places[result.attempt.row.source_row_index], result.attempt.run_index
+        self._rewards[place][run_index] = result.reward
+        self._metrics.add_record(replace(record_of(result, self._redact), row_index=place))
+        self._forget(result.rollout_id)
+        self._finished(result)
+
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+        self._forget(rollout_id)
+
+    def measured(self) -> MeasuredRows:
+        return MeasuredRows(self._metrics.summary(), [_mean(rewards) for rewards in self._rewards])
+
+
+def _mean(rewards: Sequence[float | None]) -> float | None:
+    scored = [reward for reward in rewards if reward is not None]
+    return sum(scored) / len(scored) if scored else None

@@ -1,0 +1,133 @@
+"""How an attempt's result becomes a record: durable in the journal, or numbers in memory alone.
+
+A record is complete by itself, and the same whoever asks for it: a run of its own, on this machine or on a
+platform, journals it before it is acknowledged; a trainer's validation counts it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
+
+if TYPE_CHECKING:
+    from osmosis_ai.driving.call_record import RolloutUsage
+    from osmosis_ai.driving.restarting_server import AttemptLostError
+    from osmosis_ai.evaluation.journal import Journal
+    from osmosis_ai.evaluation.run_state import RunState
+    from osmosis_ai.redaction import Redactor
+
+_MAX_ERROR_CHARS = 2000
+_SHOWN_ROWS = 10
+
+
+class LostTooOftenError(OsmosisError):
+    """The same attempt was lost again and again."""
+
+    default_code = "INTERNAL"
+
+
+class JournalRecorder(AttemptResults):
+    """Makes results durable, then part of what the run has come to.
+
+    Args:
+        journal: keeps the records.
+        state: what they become part of.
+    """
+
+    def __init__(self, journal: Journal, state: RunState) -> None:
+        self._journal = journal
+        self._state = state
+        # (source row, run) of attempts that went down with their server, and how often. Those come first
+        # again, so there are never many.
+        self._deaths: Counter[tuple[int, int]] = Counter()
+
+    async def record(self, result: AttemptResult) -> None:
+        """Write a result to the journal.
+
+        Raises:
+            JournalWriteError: when the disk refused the record.
+        """
+        record = record_of(result, self._state.redact)
+        await self._state.prepare(record)
+        offset = await self._journal.append(record)
+        expects_trajectory = result.grader is not None and result.grader.sample is not None
+        self._state.add(record, offset, expects_trajectory=expects_trajectory)
+        self._deaths.pop((result.attempt.row.source_row_index, result.attempt.run_index), None)
+
+    def lost(self, attempt: Attempt, loss: AttemptLostError) -> None:
+        """Log a lost attempt.
+
+        Raises:
+            LostTooOftenError: it was lost too often to make it again.
+        """
+        if loss.death is not None:
+            self._deaths[attempt.row.source_row_index, attempt.run_index] += 1
+        self._state.log.write(
+            "dispatch",
+            f"attempt lost: {loss}",
+            level="WARNING",
+            row_index=attempt.row_index,
+            run_index=attempt.run_index,
+            losses=attempt.losses + attempt.overloads,
+        )
+        if attempt.losses > MAX_LOSSES:
+            raise self._lost_too_often(attempt, loss)
+
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+        """Count what was spent for nothing."""
+        self._state.spending.add(calls=usage.calls, tokens=usage.total_tokens, cost_usd=usage.cost_usd)
+
+    def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> LostTooOftenError:
+        source_row = attempt.row.source_row_index
+        if loss.death is None:
+            return LostTooOftenError(
+                f"row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
+                f"the last time because {loss}.",
+                details={"source_row_index": source_row, "run_index": attempt.run_index},
+                hint="what is finished is kept; the rest stays pending",
+            )
+        # Any of the rows that were under way each time may be the one; the others went down with it.
+        often = self._deaths[source_row, attempt.run_index] - 1
+        rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
+        at_work = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
+        return LostTooOftenError(
+            f"the rollout's server died {attempt.losses} times while {at_work} under way. "
+            f"The last time: {loss.death.message}",
+            details={"source_rows": rows, **loss.death.details},
+            hint=(
+                f"see what row {shown} makes the agent do" if len(rows) == 1 else "one of these rows does it"
+            )
+            + f": try it alone with `--rows {rows[0]}`. What is finished is kept",
+        )
+
+
+def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
+    """Return the record of a result, without secrets."""
+    attempt, verdict, usage = result.attempt, result.verdict, result.usage
+    called = usage.calls > 0
+    return TerminalRecord(
+        row_index=attempt.row_index,
+        run_index=attempt.run_index,
+        rollout_id=result.rollout_id,
+        status=verdict.status,
+        duration_ms=round(result.duration_ms),
+        source_row_index=attempt.row.source_row_index,
+        reward=verdict.reward,
+        tokens=usage.total_tokens if called else None,
+        error_type=verdict.error_type,
+        boundary=verdict.boundary,
+        category=verdict.category,
+        error=redact.text(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
+        model_calls=usage.calls,
+        prompt_tokens=usage.prompt_tokens if called else None,
+        completion_tokens=usage.completion_tokens if called else None,
+        cost_usd=usage.cost_usd if called else None,
+        model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
+        lost_attempts=(attempt.losses + attempt.overloads) or None,
+        row_digest=attempt.row_digest,
+    )

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from osmosis_ai.cli.connection import platform_context
@@ -83,7 +82,7 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except OsmosisError as error:
-        raise click.UsageError(
+        raise typer.BadParameter(
             f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message
         ) from None
 

@@ -4,6 +4,10 @@ A repository is data that strangers wrote: no hook, helper, submodule or configu
 asks nobody for anything, and every command has a deadline at which it ends with all its children. The
 settings of the machine and of the user are not read either; what Git shall know (a proxy, a certificate, a
 credential helper) stands in the file ``config`` beside the mirrors.
+
+Reads are the binary's, too. GitPython has deprecated its own reader of objects, for its security and speed; a delta of
+a stranger's would be put together in the platform's memory, where Git's process streams it and ends at its deadline. And
+one branch that is not named in UTF-8 would hide all others: it decodes `packed-refs` strictly.
 """
 
 from __future__ import annotations

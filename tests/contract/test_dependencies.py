@@ -1,0 +1,106 @@
+"""What is declared is used, and what is used is declared."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+USED_WITHOUT_AN_IMPORT = {
+    "httptools": "uvicorn parses HTTP with it when it is there, several times as fast as without",
+    "mcp": "LiteLLM imports it for calls with tools; its own extra of that name makes strands unsolvable",
+    "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
+    "python-multipart": "FastAPI reads uploads and forms with it",
+    "tomli-w": "the configs that the demo writes",
+    "uv": "a program: it builds the environments of rollouts",
+}
+"""Distributions that our code never names, and who imports them for us."""
+
+NOT_YET_USED = {
+    "s3": "blobs in a bucket: comes with the workers on several machines",
+    "ray": "workers on a Ray cluster: comes with them",
+    "openai-agents": "agents of that framework: comes with the whole rollout line",
+    "strands": "likewise",
+}
+"""Extras whose names are kept for what will use them; `all` and the docs do not name them."""
+
+
+def declared(requirements: list[str]) -> set[str]:
+    names = {canonicalize_name(Requirement(text).name) for text in requirements}
+    return names - {"osmosis-ai"}
+
+
+def runtime_dependencies() -> set[str]:
+    extras = [each for name, each in EXTRAS.items() if name != "dev" and name not in NOT_YET_USED]
+    return declared(PROJECT["dependencies"]).union(*map(declared, extras))
+
+
+def imported_modules() -> set[str]:
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                found.add(node.module)
+    top = {name.partition(".")[0] for name in found}
+    return top - sys.stdlib_module_names - {"osmosis_ai"}
+
+
+@cache
+def modules_by_distribution() -> dict[str, set[str]]:
+    """What each installed distribution puts on the path (`packages_distributions` of Python 3.10 knows half of it)."""
+    return {
+        canonicalize_name(found.metadata["Name"]): {
+            file.parts[0].partition(".")[0] for file in found.files or ()
+        }
+        for found in metadata.distributions()
+    }
+
+
+def distributions_of(module: str) -> set[str]:
+    """The distributions that bring a module; one that is not installed here is called as its module is."""
+    named = {name for name, modules in modules_by_distribution().items() if module in modules}
+    return named or {canonicalize_name(module)}
+
+
+def test_every_dependency_is_imported_or_it_is_said_who_imports_it() -> None:
+    used = set().union(*map(distributions_of, imported_modules()))
+    assert runtime_dependencies() - used == USED_WITHOUT_AN_IMPORT.keys()
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    missing = {name for name in imported_modules() if not distributions_of(name) & runtime_dependencies()}
+    assert not missing
+
+
+def test_an_extra_that_nothing_uses_yet_is_in_no_other_and_in_no_page() -> None:
+    used = set().union(*map(distributions_of, imported_modules()))
+    pages = "\n".join(
+        path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    )
+    for extra in NOT_YET_USED:
+        assert not declared(EXTRAS[extra]) & used, f"{extra} is used now: declare it as such"
+        named = {name for text in EXTRAS["all"] for name in Requirement(text).extras}
+        assert extra not in named
+        assert not re.search(rf"`{extra}`|\[[a-z,-]*\b{extra}\b[a-z,-]*\]", pages)
+
+
+def test_the_reasons_are_sentences_and_not_empty() -> None:
+    assert all(len(reason) > 5 for reason in (*USED_WITHOUT_AN_IMPORT.values(), *NOT_YET_USED.values()))

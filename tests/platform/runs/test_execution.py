@@ -258,6 +258,30 @@ def test_runs_go_on_after_the_platform_was_closed(
     assert before.items() <= after.items()
 
 
+def test_a_run_whose_journal_was_damaged_fails_with_what_people_of_a_platform_can_do(
+    api: TestClient, services: PlatformServices, executor: LocalExecutor
+) -> None:
+    run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
+    wait_until(lambda: len(samples_of(services, run["id"])) > 2)
+    executor.close()
+    (journal,) = (services.config.runs_dir / run["id"]).glob("evaluation/*/events.jsonl")
+    first, second, *rest = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))
+    damaged = journal.read_bytes()
+    published = samples_of(services, run["id"])
+    successor = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    successor.start()
+    try:
+        detail = ended(api, run["name"])["eval_run"]
+    finally:
+        successor.close()
+    assert detail["status"] == "failed"
+    assert detail["error"].startswith(f"the journal `{journal}` is damaged at line 2")
+    assert "submit the run again" in detail["error"] and "--" not in detail["error"]
+    assert journal.read_bytes() == damaged, "whoever runs the platform can look at it"
+    assert published.items() <= samples_of(services, run["id"]).items()
+
+
 def test_a_worker_that_always_dies_fails_the_run_in_one_sentence(
     api: TestClient, services: PlatformServices
 ) -> None:

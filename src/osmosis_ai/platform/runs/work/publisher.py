@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.evaluation.journal import JournalCorruptionError, replay
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -43,6 +43,9 @@ class Publisher:
         leases, logs: where it is written.
         clock: dates the lines.
         redactor: blanks the run's secrets in everything that is published.
+
+    Attributes:
+        damage: of the journal, where it was found damaged; what stands before that is published.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Publisher:
         self._closing = False
         self._thread: threading.Thread | None = None
         self.failure: Exception | None = None
+        self.damage: JournalCorruptionError | None = None
 
     def start(self) -> None:
         """Publish from now on, round by round."""
@@ -153,10 +157,13 @@ class Publisher:
         )
 
     def _new_records(self) -> Iterator[tuple[int, int, TerminalRecord]]:
-        if self._directory is None or not self._directory.events.exists():
+        if self._directory is None or self.damage or not self._directory.events.exists():
             return
-        for entry in replay(self._directory.events, self._read_bytes):
-            yield entry.offset, entry.end, entry.record
+        try:
+            for entry in replay(self._directory.events, self._read_bytes):
+                yield entry.offset, entry.end, entry.record
+        except JournalCorruptionError as error:
+            self.damage = error
 
     def _write(
         self,

@@ -31,11 +31,13 @@ class WorkResult:
     Attributes:
         error: why it failed, in a sentence.
         is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
+        keeps_files: whether its working directory stays as it is, for whoever runs the platform to look at.
     """
 
     outcome: Outcome | None
     error: str | None = None
     is_infrastructure: bool = False
+    keeps_files: bool = False
 
 
 class Interrupt:

@@ -19,6 +19,7 @@ from typing import Any
 
 from osmosis_ai import event_loop
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
@@ -77,11 +78,14 @@ class Worker:
                     LogLine(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
                 )
                 result = event_loop.run(work.execute(prepared, publisher, interrupt))
-            except Exception as error:  # the edge of this process: every end of a run is said on the run
+            except Exception as caught:  # the edge of this process: every end of a run is said on the run
+                error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
                 result = _failed(error)
                 if proof := _proof(error):
                     publisher.log(LogLine(proof, level="error", step="run"))
             publisher.finish()
+            if publisher.damage is not None:
+                result = _failed(_DamagedRunError(publisher.damage))
             # A beat after the end would find no lease, and end this worker while it clears away.
             heartbeat.stop()
             return self._conclude(result, work if prepared is not None else None, redactor)
@@ -121,7 +125,7 @@ class Worker:
             self.leases.release(self.lease.run_id, self.lease.token)
         elif outcome == "finished":
             self.directory.remove()
-        else:
+        elif not result.keeps_files:
             self.directory.keep_what_resumes()
         return SET_BACK if set_back else ENDED
 
@@ -165,9 +169,21 @@ class _Heartbeat:
             self._on_stop()
 
 
+class _DamagedRunError(OsmosisError):
+    """A journal on the platform's machine is damaged; what the engine advises is for commands on one's own."""
+
+    def __init__(self, damage: JournalCorruptionError) -> None:
+        super().__init__(
+            damage.message,
+            hint="submit the run again: it begins anew, and what this one has published stays. The file is kept on "
+            "the platform's machine: whoever runs it should check that disk",
+        )
+
+
 def _failed(error: Exception) -> WorkResult:
     if isinstance(error, OsmosisError):
-        return WorkResult("failed", one_sentence(error), error.is_infrastructure)
+        damaged = isinstance(error, _DamagedRunError)
+        return WorkResult("failed", one_sentence(error), error.is_infrastructure, keeps_files=damaged)
     return WorkResult(
         "failed",
         f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",

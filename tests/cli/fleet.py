@@ -12,6 +12,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import (
     Column,
     Conversation,
+    ConversationTurn,
     DetailResult,
     ListResult,
     MessageResult,
@@ -22,7 +23,6 @@ from osmosis_ai.cli.output.results import (
     Styled,
     Table,
     Text,
-    Turn,
 )
 from osmosis_ai.errors import NotFoundError
 
@@ -81,7 +81,8 @@ def info(name: str) -> DetailResult:
             Table(["Port", "Days"], [["Lemnos", 3]], title="Route", note="in order", in_plain=True),
             Text("a hidden remark"),
             Conversation(
-                [Turn("user", "Row!"), Turn("tool", "7", "count")], closing=Styled("reward 1", "good")
+                [ConversationTurn("user", "Row!"), ConversationTurn("tool", "7", "count")],
+                closing=Styled("reward 1", "good"),
             ),
         ],
         hints=["Sink it: osmosis fleet sink NAME"],

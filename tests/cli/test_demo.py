@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.services import demo as service
-from osmosis_ai.services.demo import DemoOutcome, Message, Sample, Scratch
+from osmosis_ai.services.demo import DemoOutcome, Scratch
+from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, Message
 from tests.cli.conftest import Cli
 
 
@@ -23,11 +24,11 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def leave(scored: int) -> None:
         def run(
-            scratch: Scratch, *, display: str, tell: Callable[[str], None], keep: bool = False
+            scratch: Scratch, *, tell: Callable[[str], None], keep: bool = False, **_: Any
         ) -> DemoOutcome:
             tell("$ osmosis eval submit configs/eval/multiply.toml")
             results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-            sample = Sample(
+            sample = DemoSample(
                 row_index=3,
                 run_index=0,
                 reward=1.0,
@@ -40,19 +41,16 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
                     Message("assistant", "#### 6"),
                 ),
             )
-            return DemoOutcome(
-                scratch=scratch,
+            evaluation = DemoEvaluation(
                 status=0,
                 results=results,
-                counts={"planned": 4, "scored": scored},
-                metrics={"summary": {}},
+                metrics={"summary": {}, "estimates": {"counts": {"planned": 4, "scored": scored}}},
                 sample=sample,
                 run={"run_name": "demo", "metrics": {}},
-                platform_url="http://127.0.0.1:8733" if keep else None,
             )
+            return DemoOutcome(scratch, evaluation, platform_url="http://127.0.0.1:8733" if keep else None)
 
-        monkeypatch.setattr(service, "run_local_demo", run)
-        monkeypatch.setattr(service, "run_platform_demo", run)
+        monkeypatch.setattr(service, "run_demo", run)
 
     return leave
 

@@ -10,25 +10,26 @@ import pytest
 
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.services import demo as service
-from osmosis_ai.services.demo import DemoOutcome, Scratch, TrainedRun, TrainingOutcome
+from osmosis_ai.services.demo import DemoOutcome, Scratch
+from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoTraining, TrainedRun
 from tests.cli.conftest import Cli
 
 
-def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored: int) -> DemoOutcome:
+def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored: int) -> DemoEvaluation:
     estimate = {"value": pass_rate, "low": pass_rate - 0.05, "high": pass_rate + 0.05}
-    return DemoOutcome(
-        scratch=scratch,
+    counts = {
+        "planned": 400,
+        "scored": scored,
+        "failed_by_boundary": {"agent": 400 - scored} if scored < 400 else {},
+    }
+    return DemoEvaluation(
         status=0,
         results=scratch.workspace / ".osmosis" / "evals" / name,
-        counts={
-            "planned": 400,
-            "scored": scored,
-            "failed_by_boundary": {"agent": 400 - scored} if scored < 400 else {},
-        },
         metrics={
             "eval_run": {"name": name, "model_name": model},
             "summary": {},
             "estimates": {
+                "counts": counts,
                 "pass_threshold": 1.0,
                 "pass_rate": estimate,
                 "reward": estimate,
@@ -46,20 +47,24 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     pytest.importorskip("torch")  # the command refuses to begin without it
     asked: dict[str, Any] = {"scored": 400}
 
-    def run(scratch: Scratch, **options: Any) -> TrainingOutcome:
+    def run(scratch: Scratch, **options: Any) -> DemoOutcome:
         asked.update(options)
         model = "osmosis/tiny:calm-fern-1-step-40"
         difference = Estimate(0.535, 0.02, 0.495, 0.575, 800, 100, "student-t")
-        return TrainingOutcome(
+        training = DemoTraining(
             base=evaluated(scratch, "before", "osmosis/tiny", 0.4175, 400),
-            trained=evaluated(scratch, "after", model, 0.9525, asked["scored"]),
             run=TrainedRun("calm-fern-1", options["seed"], (0.4, 0.9), 61.0, "calm-fern-1-step-40", model),
             pass_rate=difference,
             reward=difference,
+        )
+        return DemoOutcome(
+            scratch,
+            evaluated(scratch, "after", model, 0.9525, asked["scored"]),
+            training,
             platform_url="http://127.0.0.1:8733" if options["keep"] else None,
         )
 
-    monkeypatch.setattr(service, "run_training_demo", run)
+    monkeypatch.setattr(service, "run_demo", run)
     return asked
 
 

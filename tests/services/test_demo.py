@@ -10,17 +10,9 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.process_state import running_platform
-from osmosis_ai.services.demo import (
-    CONFIG,
-    DemoOutcome,
-    Message,
-    Scratch,
-    local,
-    prepare_scratch,
-    run_local_demo,
-    run_platform_demo,
-)
-from osmosis_ai.services.demo.conversation import most_telling_sample
+from osmosis_ai.services.demo import CONFIG, DemoOutcome, prepare_scratch, run_demo
+from osmosis_ai.services.demo.outcome import Message, most_telling_sample
+from osmosis_ai.services.demo.session import Session
 
 TRAJECTORY = {
     "schema_version": "ATIF-v1.7",
@@ -61,16 +53,16 @@ def write_results(
 
 
 def evaluation_that_leaves(monkeypatch: pytest.MonkeyPatch, status: int, **left: Any) -> None:
-    def evaluate(scratch: Scratch, *_: Any, **__: Any) -> tuple[int, None]:
+    def evaluate(session: Session, *_: str, **__: Any) -> tuple[int, None]:
         if left:
-            write_results(scratch.workspace / ".osmosis" / "evals" / "demo", **left)
+            write_results(session.scratch.workspace / ".osmosis" / "evals" / "demo", **left)
         return status, None
 
-    monkeypatch.setattr(local, "run_shown", evaluate)
+    monkeypatch.setattr(Session, "watch", evaluate)
 
 
-def run_demo(directory: Path) -> DemoOutcome:
-    return run_local_demo(prepare_scratch(directory), display="rich", tell=lambda _: None)
+def run_here(directory: Path) -> DemoOutcome:
+    return run_demo(prepare_scratch(directory), display="rich", tell=lambda _: None, local=True)
 
 
 def test_the_scratch_is_a_workspace_of_its_own_outside_the_users_home(home: Path) -> None:
@@ -116,7 +108,7 @@ def test_a_conversation_is_read_turn_by_turn_with_calls_and_their_results(tmp_pa
     write_results(tmp_path, planned=1, scored=1, trajectories={0: TRAJECTORY})
     sample = most_telling_sample(tmp_path)
     assert sample is not None
-    assert (sample.reward, sample.label, sample.used_a_tool) == (1.0, "6", True)
+    assert (sample.reward, sample.label) == (1.0, "6")
     assert sample.messages == (
         Message("user", "Compute 2 * 3."),
         Message("assistant", 'Let me see.\nmultiply(a=2, b="é")\nthink(not JSON)', "calls a tool"),
@@ -147,8 +139,9 @@ def test_the_demo_is_complete_only_when_every_sample_is_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, planned: int, scored: int, complete: bool
 ) -> None:
     evaluation_that_leaves(monkeypatch, status, planned=planned, scored=scored)
-    outcome = run_demo(tmp_path / "demo")
-    assert (outcome.complete, outcome.scored, outcome.sample) == (complete, scored, None)
+    outcome = run_here(tmp_path / "demo")
+    evaluation = outcome.evaluation
+    assert (outcome.complete, evaluation.scored, evaluation.sample) == (complete, scored, None)
 
 
 def test_an_evaluation_without_results_is_an_error_that_says_where_its_files_are(
@@ -156,7 +149,7 @@ def test_an_evaluation_without_results_is_an_error_that_says_where_its_files_are
 ) -> None:
     evaluation_that_leaves(monkeypatch, 1)
     with pytest.raises(OsmosisError, match="ended with status 1 before it had results; its files are in"):
-        run_demo(tmp_path / "demo")
+        run_here(tmp_path / "demo")
 
 
 @pytest.mark.e2e
@@ -164,7 +157,7 @@ def test_what_the_evaluation_says_is_the_demos_error_for_scripts(tmp_path: Path)
     scratch = prepare_scratch(tmp_path / "demo")
     (scratch.workspace / CONFIG).write_text("[experiment\n")
     with pytest.raises(OsmosisError, match=r"^`osmosis eval run .*` failed: .*multiply\.toml"):
-        run_local_demo(scratch, display="json", tell=lambda _: None)
+        run_demo(scratch, display="json", tell=lambda _: None, local=True)
 
 
 @pytest.mark.e2e
@@ -173,7 +166,7 @@ def test_a_platform_that_cannot_start_is_the_demos_error_and_leaves_nothing_runn
     (scratch.root / "data" / "platform.db").write_text("no database")
     said: list[str] = []
     with pytest.raises(OsmosisError, match=r"^`osmosis platform start` failed: ") as failed:
-        run_platform_demo(scratch, display="plain", keep=True, tell=said.append)
+        run_demo(scratch, display="plain", keep=True, tell=said.append)
     assert "osmosis demo --local" in (failed.value.hint or "")
     assert said == ["$ osmosis platform start --port 0 --login &"]
     assert running_platform(scratch.root / "data") is None

@@ -6,19 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.demo import CONFIG, TRAINING_CONFIG, DemoOutcome, prepare_scratch, training
-from osmosis_ai.services.demo.commands import CommandFailed
-from osmosis_ai.services.demo.session import Platform, Session
+from osmosis_ai.services.demo import CONFIG, prepare_scratch, walk
+from osmosis_ai.services.demo.outcome import DemoEvaluation, paired_differences
+from osmosis_ai.services.demo.scratch import TRAINING_CONFIG
+from osmosis_ai.services.demo.session import CommandFailed, Session
 from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 from osmosis_ai.workspace.layout import Workspace
 
 
-def outcome(directory: Path, rewards: Mapping[int, Sequence[float | None]]) -> DemoOutcome:
+def outcome(directory: Path, rewards: Mapping[int, Sequence[float | None]]) -> DemoEvaluation:
     """An evaluation whose rows got these rewards, an attempt each; None was not scored."""
     directory.mkdir()
     lines = [
@@ -29,14 +29,13 @@ def outcome(directory: Path, rewards: Mapping[int, Sequence[float | None]]) -> D
     ]
     (directory / "summary.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     metrics = {"estimates": {"pass_threshold": 1.0}}
-    scratch: Any = None
-    return DemoOutcome(scratch, 0, directory, {}, metrics, None, None)
+    return DemoEvaluation(0, directory, metrics, None, None)
 
 
 def test_the_difference_is_paired_by_row_and_what_was_not_scored_is_no_zero(tmp_path: Path) -> None:
     base = outcome(tmp_path / "a", {0: [0.0, 0.5], 1: [0.0, 1.0], 2: [1.0, 1.0], 3: [None]})
     trained = outcome(tmp_path / "b", {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [1.0, None], 4: [1.0]})
-    pass_rate, reward = training.paired_differences(base, trained)
+    pass_rate, reward = paired_differences(base, trained)
     assert pass_rate is not None and reward is not None
     # By row: 1, 1/2, 0. Their mean 1/2, s = 1/2, t(2) = 4.3027.
     assert (pass_rate.value, pass_rate.clusters) == (pytest.approx(0.5), 3)
@@ -48,8 +47,8 @@ def test_the_difference_is_paired_by_row_and_what_was_not_scored_is_no_zero(tmp_
 def test_the_seed_is_written_into_a_config_of_its_own_and_nothing_else_changes(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "d")
     workspace = Workspace(scratch.workspace)
-    assert training._config_with_seed(scratch, 0) == TRAINING_CONFIG
-    name = training._config_with_seed(scratch, 7)
+    assert walk._config_with_seed(scratch, 0) == TRAINING_CONFIG
+    name = walk._config_with_seed(scratch, 7)
     sample = load_training_config(Path(TRAINING_CONFIG), workspace)
     seeded = load_training_config(Path(name), workspace)
     assert seeded.advanced == {**sample.advanced, "seed": 7}
@@ -59,7 +58,7 @@ def test_the_seed_is_written_into_a_config_of_its_own_and_nothing_else_changes(t
 def test_the_trained_model_is_evaluated_by_the_config_of_the_base(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "d")
     workspace = Workspace(scratch.workspace)
-    name = training._config_for(scratch, "osmosis/tiny:calm-fern-1-step-40")
+    name = walk._config_for(scratch, "osmosis/tiny:calm-fern-1-step-40")
     base, trained = (load_eval_config(Path(path), workspace) for path in (CONFIG, name))
     assert trained.experiment.model_path == "osmosis/tiny:calm-fern-1-step-40"
     assert trained.evaluation == base.evaluation
@@ -71,19 +70,20 @@ def test_a_sample_config_that_was_changed_is_not_guessed_at(tmp_path: Path) -> N
     config = scratch.workspace / TRAINING_CONFIG
     config.write_text(config.read_text().replace("seed = 0", ""))
     with pytest.raises(OsmosisError, match="seed"):
-        training._config_with_seed(scratch, 3)
+        walk._config_with_seed(scratch, 3)
 
 
 def test_a_training_run_that_fails_ends_the_demo_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = prepare_scratch(tmp_path / "d")
-    session = Session(scratch, Platform("http://127.0.0.1:1", {}), "json", lambda _: None)
+    session = Session(scratch, "json", lambda _: None, {})
     run = {"status": "failed", "error": "The disk is full."}
     monkeypatch.setattr(Session, "watch", lambda *_: (1, None))
-    monkeypatch.setattr(Session, "newest", lambda *_: "calm-fern-1")
-    monkeypatch.setattr(
-        Session, "ask", lambda *_: {"data": {"training_run": run, "checkpoints": [], "metrics": None}}
-    )
+    answers = {
+        "list": {"items": [{"name": "calm-fern-1"}]},
+        "info": {"data": {"training_run": run, "checkpoints": [], "metrics": None}},
+    }
+    monkeypatch.setattr(Session, "ask", lambda _, __, verb, *___: answers[verb])
     with pytest.raises(CommandFailed, match=r"calm-fern-1 ended as failed: The disk is full\."):
-        training._train(session, 0)
+        walk._train(session, 0)

@@ -6,20 +6,30 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Conversation, OperationResult, Styled, Turn
+from osmosis_ai.cli.output.results import (
+    Block,
+    Cell,
+    Column,
+    Conversation,
+    ConversationTurn,
+    OperationResult,
+    Styled,
+    Table,
+)
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.demo import DemoOutcome, Sample, Scratch
+    from osmosis_ai.services.demo import DemoOutcome
+    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, DemoTraining, TrainedRun
 
 
 def demo(
@@ -53,21 +63,30 @@ def demo(
     deployed, and evaluated again on the same rows, none of which it was trained on; this takes about two
     minutes more. The command exits with 0 only if every sample is scored.
     """
-    from osmosis_ai.services.demo import prepare_scratch
+    from osmosis_ai.services.demo import prepare_scratch, run_demo
 
     _check_options(train=train, seed=seed, local=local, keep=keep, clean=clean)
     with _ended_in_order():
         scratch = prepare_scratch(keep_dir)
         try:
-            if train:
-                return _trained(scratch, keep=keep, seed=seed or 0, clean=clean)
-            return _evaluated(scratch, local=local, keep=keep, clean=clean)
+            outcome = run_demo(
+                scratch,
+                display=current().mode,
+                tell=_tell,
+                local=local,
+                keep=keep,
+                seed=(seed or 0) if train else None,
+            )
         except KeyboardInterrupt:
             _tell(f"What there is so far: {scratch.root}")
             raise
         except SystemExit:
             scratch.discard()
             raise
+    removed = clean and outcome.complete
+    if removed:
+        shutil.rmtree(scratch.root)
+    return _operation(outcome, removed=removed)
 
 
 @contextmanager
@@ -111,62 +130,37 @@ def _check_options(*, train: bool, seed: int | None, local: bool, keep: bool, cl
         require_train_extra()
 
 
-def _evaluated(scratch: Scratch, *, local: bool, keep: bool, clean: bool) -> OperationResult:
-    from osmosis_ai.services.demo import run_local_demo, run_platform_demo
-
-    output = current()
-    if local:
-        outcome = run_local_demo(scratch, display=output.mode, tell=_tell)
-    else:
-        outcome = run_platform_demo(scratch, display=output.mode, keep=keep, tell=_tell)
-    removed = clean and outcome.complete
-    if removed:
-        shutil.rmtree(scratch.root)
+def _operation(outcome: DemoOutcome, *, removed: bool) -> OperationResult:
+    evaluation, training = outcome.evaluation, outcome.training
+    sample, data = evaluation.sample, outcome.data()
+    blocks: list[Block] = [_conversation(sample)] if sample else []
+    message = f"The demo scored {evaluation.scored} of {evaluation.total} samples."
+    if training is not None:
+        blocks.append(_before_and_after(training, evaluation, data))
+        message = _what_training_did(training.run, data)
     return OperationResult(
         operation="demo",
         status="success" if outcome.complete else "partial",
-        message=f"The demo scored {outcome.scored} of {outcome.total} samples.",
+        message=message,
         resource=_resource(outcome, removed=removed),
-        blocks=[_conversation(outcome.sample)] if outcome.sample else [],
-        next_steps=[] if removed else _further(outcome),
-        next_steps_structured=[] if removed else [{"action": "look", "path": str(outcome.results)}],
-    )
-
-
-def _trained(scratch: Scratch, *, keep: bool, seed: int, clean: bool) -> OperationResult:
-    from osmosis_ai.cli import demo_training
-    from osmosis_ai.services.demo import run_training_demo
-
-    output = current()
-    outcome = run_training_demo(scratch, display=output.mode, keep=keep, seed=seed, tell=_tell)
-    removed = clean and outcome.complete
-    if removed:
-        shutil.rmtree(scratch.root)
-    sample = outcome.trained.sample
-    return OperationResult(
-        operation="demo",
-        status="success" if outcome.complete else "partial",
-        message=demo_training.message(outcome),
-        resource=_resource(outcome.trained, removed=removed),
-        extra=outcome.data(),
-        blocks=[*([_conversation(sample)] if sample else []), *demo_training.side_by_side(outcome)],
-        next_steps=[]
-        if removed
-        else [*_further(outcome.trained), *demo_training.further(outcome, _program())],
-        next_steps_structured=[] if removed else [{"action": "look", "path": str(outcome.trained.results)}],
+        extra=data,
+        blocks=blocks,
+        next_steps=[] if removed else list(_further(outcome)),
+        next_steps_structured=[] if removed else [{"action": "look", "path": str(evaluation.results)}],
     )
 
 
 def _resource(outcome: DemoOutcome, *, removed: bool) -> dict[str, object]:
-    sample = outcome.sample
+    evaluation = outcome.evaluation
+    sample, run = evaluation.sample, evaluation.run
     return {
         "directory": None if removed else str(outcome.scratch.root),
         "workspace_directory": None if removed else str(outcome.scratch.workspace),
         "platform_url": outcome.platform_url,
-        "scored": outcome.scored,
-        "total": outcome.total,
-        "metrics": outcome.metrics,
-        "run": outcome.run and {key: value for key, value in outcome.run.items() if key != "metrics"},
+        "scored": evaluation.scored,
+        "total": evaluation.total,
+        "metrics": evaluation.metrics,
+        "run": run and {key: value for key, value in run.items() if key != "metrics"},
         "sample": sample
         and {
             "row_index": sample.row_index,
@@ -178,54 +172,91 @@ def _resource(outcome: DemoOutcome, *, removed: bool) -> dict[str, object]:
     }
 
 
-def _conversation(sample: Sample) -> Conversation:
+def _conversation(sample: DemoSample) -> Conversation:
     truth = "" if sample.label is None else f", the right answer being {sample.label}"
     return Conversation(
-        turns=[Turn(message.role, message.text, message.label) for message in sample.messages],
+        turns=[ConversationTurn(message.role, message.text, message.label) for message in sample.messages],
         title=f"One of them: row {sample.row_index}, attempt {sample.run_index + 1}",
         closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
         in_plain=True,
     )
 
 
-def _further(outcome: DemoOutcome) -> list[str]:
-    from osmosis_ai.services.demo import CONFIG
+def _what_training_did(run: TrainedRun, data: Mapping[str, Any]) -> str:
+    before, after = (formats.percent(data[which]["pass_rate"]) for which in ("base", "trained"))
+    took = f" in {formats.duration(run.duration_s)}" if run.duration_s is not None else ""
+    return (
+        f"{len(run.rewards)} training steps{took} took the pass rate from {before} to {after} "
+        "on rows that were not trained on."
+    )
 
-    workspace = outcome.scratch.workspace
-    steps = [
-        f"Look further:  cd {workspace}",
-        "  the agent and its grader      rollouts/multiply/main.py",
-        f"  the evaluation's config       {CONFIG}",
-        f"  every number of this run      {outcome.results.relative_to(workspace)}/metrics.json",
+
+def _before_and_after(training: DemoTraining, trained: DemoEvaluation, data: Mapping[str, Any]) -> Table:
+    """Return both evaluations, and how far their difference can be trusted."""
+    from osmosis_ai.evaluation.headline import breakdown, pass_rule, scored_of_planned
+
+    both = (training.base, trained)
+    estimates = [evaluation.metrics["estimates"] for evaluation in both]
+    difference = data["difference"]
+    failed = [evaluation.counts["failed_by_boundary"] for evaluation in both]
+    tokens = [known["tokens"]["per_sample"] for known in estimates]
+    rows: list[list[Cell]] = [
+        [
+            f"Pass rate ({pass_rule(estimates[0]['pass_threshold'])})",
+            *(_with_interval(known["pass_rate"], ".1f", scale=100, unit=" %") for known in estimates),
+            _with_interval(difference["pass_rate"], "+.1f", scale=100, unit=" points"),
+        ],
+        [
+            "Reward",
+            *(_with_interval(known["reward"], ".3f") for known in estimates),
+            _with_interval(difference["reward"], "+.3f"),
+        ],
+        ["Tokens a sample", *(formats.count(None if it is None else round(it)) for it in tokens), None],
+        ["Samples scored", *(scored_of_planned(it.scored, it.total) for it in both), None],
+        ["Samples failed", *(breakdown(it) if it else "0" for it in failed), None],
     ]
-    if outcome.sample:
-        trajectory = outcome.sample.trajectory.relative_to(workspace)
-        steps.append(f"  the conversation above        {trajectory}")
-    steps += _platform(outcome) if outcome.platform_url else _again()
-    model = '  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and {}its key'
-    return [*steps, model.format("`osmosis secret set` " if outcome.platform_url else "export ")]
+    columns = [Column("", keep=True), *(Column(it, right=True) for it in ("Base", "Trained", "Difference"))]
+    paired = training.pass_rate.clusters if training.pass_rate else 0
+    note = f"95 % intervals; the difference is paired over the {paired} rows that both answered"
+    return Table(columns, rows, title="Before and after training", note=note, in_plain=True)
 
 
-def _again() -> list[str]:
-    from osmosis_ai.services.demo import CONFIG
+def _with_interval(found: Mapping[str, Any] | None, form: str, *, scale: int = 1, unit: str = "") -> str:
+    if found is None:
+        return formats.MISSING
+    value, low, high = (
+        None if found[key] is None else found[key] * scale for key in ("value", "low", "high")
+    )
+    return f"{value:{form}}{unit}" + ("" if low is None else f" ({low:{form}} – {high:{form}})")
 
-    return [
-        f"  again, on ten rows            {_program()} eval run {CONFIG} --rows 0-9 --yes",
-        f"  with a platform that stays    {_program()} demo --keep",
-    ]
 
-
-def _platform(outcome: DemoOutcome) -> list[str]:
+def _further(outcome: DemoOutcome) -> Iterator[str]:
+    """Yield where to look further, and what to type next."""
     from osmosis_ai.services.demo import CONFIG, ENV_FILE
 
-    program = _program()
-    return [
-        f"The platform goes on at {outcome.platform_url}",
-        f"  use it in this shell          . {outcome.scratch.root / ENV_FILE}",
-        f"  its runs                      {program} eval list",
-        f"  another run                   {program} eval submit {CONFIG} --watch",
-        f"  stop it                       {program} platform stop",
-    ]
+    workspace, evaluation, program = outcome.scratch.workspace, outcome.evaluation, _program()
+    yield f"Look further:  cd {workspace}"
+    yield "  the agent and its grader      rollouts/multiply/main.py"
+    yield f"  the evaluation's config       {CONFIG}"
+    yield f"  every number of this run      {evaluation.results.relative_to(workspace)}/metrics.json"
+    if evaluation.sample:
+        yield f"  the conversation above        {evaluation.sample.trajectory.relative_to(workspace)}"
+    if outcome.platform_url:
+        yield f"The platform goes on at {outcome.platform_url}"
+        yield f"  use it in this shell          . {outcome.scratch.root / ENV_FILE}"
+        yield f"  its runs                      {program} eval list"
+        yield f"  another run                   {program} eval submit {CONFIG} --watch"
+        yield f"  stop it                       {program} platform stop"
+    else:
+        yield f"  again, on ten rows            {program} eval run {CONFIG} --rows 0-9 --yes"
+        yield f"  with a platform that stays    {program} demo --keep"
+    key = "`osmosis secret set`" if outcome.platform_url else "export"
+    yield f'  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and {key} its key'
+    if outcome.platform_url and outcome.training is not None:
+        run = outcome.training.run
+        yield f"  how the training went         {program} train info {run.name}"
+        yield f"  the adapter, to take away     {program} model download {run.checkpoint}"
+        yield f'  evaluate it yourself          set model_path = "{run.model}" in a config of configs/eval/'
 
 
 def _program() -> str:

@@ -100,7 +100,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ConversationTurn:
     """One turn of a conversation: who spoke (``user``, ``assistant``, ``tool`` …) and what."""
 
     role: str
@@ -112,7 +112,7 @@ class Turn:
 class Conversation:
     """An agent's conversation, turn by turn, with a closing line (its reward). Modes as :class:`Table`."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[ConversationTurn]
     title: str | None = None
     closing: Styled | None = None
     in_plain: bool = False

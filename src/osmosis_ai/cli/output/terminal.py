@@ -31,6 +31,7 @@ from osmosis_ai.cli.output.results import (
     Chart,
     Column,
     Conversation,
+    ConversationTurn,
     DetailResult,
     ListResult,
     MessageResult,
@@ -44,7 +45,6 @@ from osmosis_ai.cli.output.results import (
     Styled,
     Table,
     Tone,
-    Turn,
 )
 
 _STYLES: dict[Tone, str] = {
@@ -261,7 +261,7 @@ def _print_conversation(console: Console, conversation: Conversation) -> None:
     console.print(Panel(Group(*drawn), title=title, title_align="left", border_style="dim", width=width))
 
 
-def _turn_heading(turn: Turn) -> RichText:
+def _turn_heading(turn: ConversationTurn) -> RichText:
     heading = RichText(formats.one_line(turn.role), style=_ROLE_STYLES.get(turn.role, "bold"))
     if turn.label:
         heading.append(f"  {formats.one_line(turn.label)}", style="dim not bold")

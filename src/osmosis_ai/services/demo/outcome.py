@@ -1,41 +1,71 @@
-"""What a demo found out."""
+"""What a demo found out: its evaluations, one sample with its conversation, and what training made of the model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.services.demo.commands import CommandFailed
-from osmosis_ai.services.demo.conversation import Sample, most_telling_sample
 from osmosis_ai.services.demo.scratch import Scratch
+from osmosis_ai.services.demo.session import CommandFailed
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Estimate
+
+_SAMPLES_READ = 40
+_FILE = re.compile(r"row_(\d+)_run_(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOutcome:
-    """What the evaluation left behind.
+class Message:
+    """One message of a sample's conversation.
+
+    ``label`` says more about who speaks: the tool that answered, the tools that were called.
+    """
+
+    role: str
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSample:
+    """One scored sample with its conversation."""
+
+    row_index: int
+    run_index: int
+    reward: float
+    label: str | None
+    trajectory: Path
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoEvaluation:
+    """What an evaluation of the demo left behind.
 
     Attributes:
-        scratch: where everything is.
-        status: the exit status of the evaluation's command.
+        status: the exit status of its command.
         results: the directory with its metrics and conversations.
-        counts: how many samples were planned, scored, unscored …, as the evaluation counts them.
         metrics: its numbers.
         sample: one of the samples.
         run: the resource of the command's own result, known when it was asked for as JSON.
-        platform_url: where the demo's platform still runs, when it was to be kept.
     """
 
-    scratch: Scratch
     status: int
     results: Path
-    counts: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    sample: Sample | None
+    sample: DemoSample | None
     run: Mapping[str, Any] | None
-    platform_url: str | None = None
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """How many samples were planned, scored, unscored …, as the evaluation counts them."""
+        counts: Mapping[str, Any] = self.metrics["estimates"]["counts"]
+        return counts
 
     @property
     def scored(self) -> int:
@@ -52,20 +82,100 @@ class DemoOutcome:
         """Whether every sample is scored."""
         return self.status == 0 and 0 < self.scored == self.total
 
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it; ``pass_rate`` is over the scored samples."""
+        about, estimates = self.metrics["eval_run"], self.metrics["estimates"]
+        return {
+            "model": about["model_name"],
+            "run": about["name"],
+            "pass_rate": estimates["pass_rate"]["value"],
+            "pass_rate_interval": [estimates["pass_rate"]["low"], estimates["pass_rate"]["high"]],
+            "reward": estimates["reward"]["value"],
+            "scored": self.scored,
+            "total": self.total,
+            "output_path": str(self.results),
+        }
 
-def read_outcome(
-    scratch: Scratch,
-    status: int,
-    results: Path,
-    run: Mapping[str, Any] | None,
-    *,
-    platform_url: str | None = None,
-) -> DemoOutcome:
-    """Read what an evaluation left in ``results``.
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """The training run, and the adapter it ended with.
+
+    Attributes:
+        name: of the run.
+        seed: of its sampling, its data order and the adapter's start.
+        rewards: of its steps.
+        duration_s: from its start to its end.
+        checkpoint: the adapter's name.
+        model: what the adapter is called where it is served.
+    """
+
+    name: str
+    seed: int
+    rewards: tuple[float, ...]
+    duration_s: float | None
+    checkpoint: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTraining:
+    """The training, and the evaluation of the base that was made before it.
+
+    Attributes:
+        pass_rate, reward: by how much the trained model is above the base, paired by row; None when no row of
+            both is scored.
+    """
+
+    base: DemoEvaluation
+    run: TrainedRun
+    pass_rate: Estimate | None
+    reward: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOutcome:
+    """All that a demo found out.
+
+    Attributes:
+        scratch: where everything is.
+        evaluation: the last one: of the trained model where there was a ``training``.
+        platform_url: where the demo's platform still runs, when it was to be kept.
+    """
+
+    scratch: Scratch
+    evaluation: DemoEvaluation
+    training: DemoTraining | None = None
+    platform_url: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample of every evaluation is scored."""
+        return self.evaluation.complete and (self.training is None or self.training.base.complete)
+
+    def data(self) -> dict[str, Any]:
+        """Return what the training came to as scripts see it; nothing where there was none."""
+        training = self.training
+        if training is None:
+            return {}
+        differences = {"pass_rate": training.pass_rate, "reward": training.reward}
+        return {
+            "base": training.base.data(),
+            "trained": self.evaluation.data(),
+            "difference": {name: found and asdict(found) for name, found in differences.items()},
+            "training_run": asdict(training.run),
+        }
+
+
+def read_evaluation(
+    scratch: Scratch, name: str, status: int, run: Mapping[str, Any] | None
+) -> DemoEvaluation:
+    """Read what the evaluation ``name`` left in the workspace.
 
     Raises:
-        CommandFailed: it ended before it had any.
+        CommandFailed: it ended before it had results.
     """
+    results = scratch.workspace / ".osmosis" / "evals" / name
     try:
         metrics = json.loads((results / "metrics.json").read_bytes())
     except FileNotFoundError as error:
@@ -73,13 +183,84 @@ def read_outcome(
             f"the evaluation ended with status {status} before it had results; its files are in {scratch.root}",
             details={"status": status, "directory": str(scratch.root)},
         ) from error
-    return DemoOutcome(
-        scratch=scratch,
-        status=status,
-        results=results,
-        counts=metrics["estimates"]["counts"],
-        metrics=metrics,
-        sample=most_telling_sample(results),
-        run=run,
-        platform_url=platform_url,
+    return DemoEvaluation(status, results, metrics, most_telling_sample(results), run)
+
+
+def most_telling_sample(results: Path) -> DemoSample | None:
+    """Return the best of the first scored samples whose conversation was kept; one that used a tool, if any did.
+
+    Args:
+        results: the directory of a finished evaluation.
+    """
+    found = {
+        (int(match[1]), int(match[2])): path
+        for path in (results / "trajectories").glob("*.json")
+        if (match := _FILE.fullmatch(path.name))
+    }
+    read = [sample for key in sorted(found)[:_SAMPLES_READ] if (sample := _read_sample(found[key], *key))]
+    return max(
+        read,
+        key=lambda sample: (sample.reward, any(message.role == "tool" for message in sample.messages)),
+        default=None,
     )
+
+
+def paired_differences(
+    base: DemoEvaluation, trained: DemoEvaluation
+) -> tuple[Estimate | None, Estimate | None]:
+    """Return by how much the trained model's pass rate and reward are above the base's, paired by row."""
+    from osmosis_ai.evaluation.statistics import paired_difference
+
+    rows_before, before = _scored_samples(base.results)
+    rows_after, after = _scored_samples(trained.results)
+    threshold = float(base.metrics["estimates"]["pass_threshold"])
+    passes_before, passes_after = ([float(reward >= threshold) for reward in it] for it in (before, after))
+    return (
+        paired_difference(passes_after, rows_after, passes_before, rows_before),
+        paired_difference(after, rows_after, before, rows_before),
+    )
+
+
+def _scored_samples(results: Path) -> tuple[list[int], list[float]]:
+    """Return the row and the reward of every scored sample."""
+    with (results / "summary.jsonl").open(encoding="utf-8") as lines:
+        samples = [json.loads(line) for line in lines]
+    scored = [it for it in samples if it["status"] == "success" and it.get("reward") is not None]
+    return [it["row_index"] for it in scored], [float(it["reward"]) for it in scored]
+
+
+def _read_sample(path: Path, row: int, run: int) -> DemoSample | None:
+    """Read the conversation of a sample; None when it was not scored."""
+    trajectory = json.loads(path.read_bytes())
+    facts = trajectory.get("extra", {}).get("osmosis", {})
+    if not isinstance(facts.get("reward"), (int, float)):
+        return None
+    messages = tuple(message for step in trajectory["steps"] for message in _messages_of(step))
+    return DemoSample(row, run, float(facts["reward"]), facts.get("label"), path, messages)
+
+
+def _messages_of(step: Mapping[str, Any]) -> Iterator[Message]:
+    calls = step.get("tool_calls") or []
+    names = {call["tool_call_id"]: call["function_name"] for call in calls}
+    said = [_text(step.get("message"))] if step.get("message") else []
+    if calls or said:
+        role = "assistant" if step["source"] == "agent" else step["source"]
+        yield Message(role, "\n".join([*said, *map(_call_text, calls)]), "calls a tool" if calls else "")
+    for result in (step.get("observation") or {}).get("results", []):
+        yield Message("tool", _text(result.get("content")), names.get(result.get("source_call_id"), ""))
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    given = call.get("arguments")
+    if isinstance(given, dict):
+        given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
+    return f"{call['function_name']}({given})"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (part.get("text", "") if isinstance(part, dict) else part for part in content)
+        return "\n".join(map(str, parts))
+    return "" if content is None else json.dumps(content, ensure_ascii=False)

@@ -16,6 +16,7 @@ from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
 CONFIG = "configs/eval/multiply.toml"
+ENV_FILE = "env.sh"
 DATASET = "data/multiply.jsonl"
 TRAINING_CONFIG = "configs/training/multiply.toml"
 TRAINING_DATASET = "data/multiply_train.jsonl"

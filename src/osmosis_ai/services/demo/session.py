@@ -1,6 +1,6 @@
-"""A platform of the demo's own, and a user of it: its commands, typed one after the other.
+"""The demo's user at a terminal: commands of the real program, typed one after the other.
 
-What is started is stopped again, whatever happens, unless it is to be kept and all went well.
+Every process ends with the demo however it ends; only a platform that is to be kept, when all went well, goes on.
 """
 
 from __future__ import annotations
@@ -9,140 +9,161 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
-from osmosis_ai.services.demo.commands import (
-    PROGRAM,
-    CommandFailed,
-    Display,
-    Tell,
-    failure_of,
-    run_quietly,
-    run_shown,
-    tied_to_this_process,
-)
-from osmosis_ai.services.demo.outcome import DemoOutcome, read_outcome
-from osmosis_ai.services.demo.scratch import Scratch
+from osmosis_ai.services.demo.scratch import ENV_FILE, Scratch
+from osmosis_ai.supervision import LIFELINE_ENV
 
-ENV_FILE = "env.sh"
-_SECRET = "DEMO_API_KEY"
+Display = Literal["rich", "plain", "json"]
+Tell = Callable[[str], None]
+SECRET = "DEMO_API_KEY"
+_NARRATE_ENV = "_OSMOSIS_NARRATE"
+_PROGRAM = (sys.executable, "-m", "osmosis_ai")
 _START = ("platform", "start", "--port", "0", "--login")
+_END_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
 
 
-@dataclass
-class Platform:
-    """The demo's platform; it goes on running when ``keep`` is set before the demo leaves it."""
+class CommandFailed(OsmosisError):
+    """A command of the demo ended without a result."""
 
-    url: str
-    env: Mapping[str, str] = field(repr=False)
-    keep: bool = False
+    default_code = "INTERNAL"
 
 
 @dataclass(frozen=True)
 class Session:
-    """A user of the demo's platform.
+    """Types commands in the scratch workspace, and tells each as it is typed.
 
     Attributes:
-        display: the mode of the output of commands that are shown.
-        tell: takes the commands as a user would type them, and what they said.
+        display: the mode of the output of commands that are watched.
+        tell: takes the commands, and in ``json`` what a watched one says of how far it is, a line at a time.
+        env: the commands' environment.
+        platform_url: the platform they talk to.
+
+    Every command raises :class:`CommandFailed` when it ends without a result, and ``KeyboardInterrupt`` when the user
+    interrupted it.
     """
 
     scratch: Scratch
-    platform: Platform
     display: Display
     tell: Tell
+    env: Mapping[str, str] = field(repr=False)
+    platform_url: str | None = None
 
-    def step(self, *words: str) -> dict[str, Any]:
-        """Run a command unseen, and return what it has to say to programs.
-
-        Raises:
-            CommandFailed: it failed.
-        """
+    def type(self, *words: str) -> dict[str, Any]:
+        """Run a command unseen, which has to succeed, and return what it has to say to programs."""
         self.tell(f"$ osmosis {shlex.join(words)}")
         return self.ask(*words)
 
     def ask(self, *words: str) -> dict[str, Any]:
         """Run a command that a user would not type."""
-        _, said = run_quietly(self.scratch, words, env=self.platform.env)
-        return said
+        status, said, complained = self._run(("--json", *words), self.env)
+        if not said or status != 0:
+            raise self.failure_of(words, complained, status)
+        return _resource(said)
 
-    def watch(self, *words: str) -> tuple[int, dict[str, Any] | None]:
-        """Run a command for the user to watch; as :func:`run_shown`."""
-        self.tell(f"$ osmosis {shlex.join(words)}")
-        return run_shown(self.scratch, words, display=self.display, env=self.platform.env, tell=self.tell)
-
-    def connect(self) -> None:
-        """Push the workspace, and let the platform know it and its secret."""
-        self.tell(f"$ cd {self.scratch.workspace}\n$ git push -u origin main")
-        self.scratch.push()
-        self.step("platform", "connect", f"../{self.scratch.origin.name}")
-        self.step("secret", "set", _SECRET, "--env", _SECRET)
-
-    def upload(self, dataset: str) -> None:
-        """Upload a dataset and wait until it can be used."""
-        self.step("dataset", "upload", dataset, "--wait", "--yes")
-
-    def evaluate(self, config: str) -> DemoOutcome:
-        """Submit an evaluation, show it, and fetch what it left behind.
-
-        Raises:
-            CommandFailed: it ended without results.
-        """
-        status, run = self.watch("eval", "submit", config, "--watch", "--yes")
-        name = self.newest("eval", status)
-        self.step("eval", "download", name)
-        return read_outcome(self.scratch, status, self.scratch.workspace / ".osmosis" / "evals" / name, run)
-
-    def newest(self, kind: str, status: int) -> str:
-        """Return the name of the run that was submitted last.
+    def watch(self, *words: str, untold: Sequence[str] = ()) -> tuple[int, dict[str, Any] | None]:
+        """Run a command for the user to watch; return its exit status and, in ``json``, its result's resource.
 
         Args:
-            kind: ``eval`` or ``train``.
-            status: the exit status of its submit.
-
-        Raises:
-            CommandFailed: there is none.
+            words: the command without the program's name.
+            untold: further words that a user would not need to type.
         """
-        items = self.ask(kind, "list")["items"]
-        if not items:
-            raise CommandFailed(
-                f"`osmosis {kind} submit` ended with status {status}, and the platform has no run.",
-                details={"status": status, "directory": str(self.scratch.root)},
-                hint=f"see {self.scratch.platform_log}",
+        self.tell(f"$ osmosis {shlex.join(words)}")
+        if self.display != "json":
+            mode = () if self.display == "rich" else ("--plain",)
+            return self._run((*mode, *words, *untold), self.env, shown=True)[0], None
+        narrating = {**self.env, _NARRATE_ENV: "1"}
+        status, said, complained = self._run(("--json", *words, *untold), narrating, tell=self.tell)
+        if not said:
+            raise self.failure_of((*words, *untold), complained, status)
+        return status, _resource(said)
+
+    def failure_of(self, words: Sequence[str], complained: bytes, status: int) -> CommandFailed:
+        """Return the error that a command wrote to stderr as JSON, as the demo's own."""
+        said, hint = f"it ended with status {status}", None
+        for line in complained.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                error = json.loads(line)["error"]
+                said, hint = error["message"], error.get("hint")
+        return CommandFailed(
+            f"`osmosis {' '.join(words)}` failed: {said}",
+            details={"status": status, "directory": str(self.scratch.root)},
+            hint=hint,
+        )
+
+    def _run(
+        self, words: Sequence[str], env: Mapping[str, str], *, shown: bool = False, tell: Tell | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command; return its exit status and, unless it is ``shown``, what it said and complained."""
+        complained = []
+        with ExitStack() as stack:
+            said = stack.enter_context(tempfile.TemporaryFile())
+            environment, lifeline = stack.enter_context(_tied_to_this_process(env))
+            process = subprocess.Popen(
+                [*_PROGRAM, *words],
+                cwd=self.scratch.workspace,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if shown else said,
+                stderr=None if shown else subprocess.PIPE,
+                pass_fds=(lifeline,),
+                start_new_session=True,
             )
-        name: str = items[0]["name"]
-        return name
+            try:
+                with _interrupts_reach(process):
+                    for line in process.stderr or ():
+                        complained.append(line)
+                        # Errors and warnings are objects: the former are told with the command's end.
+                        if tell is not None and not line.startswith(b"{"):
+                            tell(line.decode("utf-8", "replace").rstrip())
+                    process.wait()
+            except BaseException:
+                _end(process)
+                raise
+            finally:
+                if process.stderr is not None:
+                    process.stderr.close()
+            if process.returncode == 130:
+                raise KeyboardInterrupt
+            said.seek(0)
+            return process.returncode, said.read(), b"".join(complained)
 
 
 @contextmanager
-def running_platform(scratch: Scratch, *, keep: bool, tell: Tell) -> Iterator[Platform]:
-    """Yield a platform in a process of its own.
+def platform_session(scratch: Scratch, *, display: Display, keep: bool, tell: Tell) -> Iterator[Session]:
+    """Yield a session with a platform in a process of its own.
 
     Args:
         scratch: where its data go.
-        keep: whether it may outlive this process.
+        display: the mode of the output of commands that are watched.
+        keep: whether the platform outlives this process when all goes well.
         tell: takes the commands as a user would type them.
 
     Raises:
         CommandFailed: it did not start.
     """
-    environment = scratch.environment(os.environ)
+    session = Session(scratch, display, tell, scratch.environment(os.environ))
+    going_on = False
     with ExitStack() as stack:
         log = stack.enter_context(scratch.platform_log.open("wb"))
+        environment: Mapping[str, str] = session.env
         lifeline: tuple[int, ...] = ()
         if not keep:
-            environment, read_end = stack.enter_context(tied_to_this_process(environment))
-            lifeline = (read_end,)
+            environment, descriptor = stack.enter_context(_tied_to_this_process(environment))
+            lifeline = (descriptor,)
         tell(f"$ osmosis {shlex.join(_START)} &")
         process = subprocess.Popen(
-            [*PROGRAM, "--json", *_START],
+            [*_PROGRAM, "--json", *_START],
             cwd=scratch.root,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -151,42 +172,38 @@ def running_platform(scratch: Scratch, *, keep: bool, tell: Tell) -> Iterator[Pl
             pass_fds=lifeline,
             start_new_session=True,
         )
-        platform: Platform | None = None
         try:
-            platform = _ready(scratch, process)
-            yield platform
+            session = _connected(session, process)
+            yield session
+            going_on = keep
         finally:
-            if platform is None or not platform.keep:
-                _stop(scratch, process, platform, tell)
+            if not going_on:
+                _stop(session, process)
 
 
-def _ready(scratch: Scratch, process: subprocess.Popen[bytes]) -> Platform:
-    """Wait for the line that says that the platform is ready."""
+def _connected(session: Session, process: subprocess.Popen[bytes]) -> Session:
+    """Wait for the line that says that the platform is ready, and return a session with it."""
     assert process.stdout is not None
     with process.stdout:
         line = process.stdout.readline()
+    scratch = session.scratch
     if not line:
-        failure = failure_of(_START[:2], scratch.platform_log.read_bytes(), process.wait(), scratch)
+        failure = session.failure_of(_START[:2], scratch.platform_log.read_bytes(), process.wait())
         failure.hint = f"{failure.hint or ''}\nwithout a platform: osmosis demo --local".strip()
         raise failure
-    url: str = json.loads(line)["resource"]["url"]
+    url: str = _resource(line)["url"]
     own = {**scratch.own_variables(), "OSMOSIS_PLATFORM_URL": url}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in own.items())
     write_atomic(scratch.root / ENV_FILE, exports)
-    return Platform(url, {**scratch.environment(os.environ), "OSMOSIS_PLATFORM_URL": url, _SECRET: "demo"})
+    env = {**session.env, "OSMOSIS_PLATFORM_URL": url, SECRET: "demo"}
+    return replace(session, env=env, platform_url=url)
 
 
-def _stop(
-    scratch: Scratch,
-    process: subprocess.Popen[bytes],
-    platform: Platform | None,
-    tell: Tell,
-) -> None:
+def _stop(session: Session, process: subprocess.Popen[bytes]) -> None:
     try:
-        if platform is not None and process.poll() is None:
-            tell("$ osmosis platform stop")
+        if session.platform_url is not None and process.poll() is None:
             with contextlib.suppress(OsmosisError):
-                run_quietly(scratch, ("platform", "stop"), env=platform.env)
+                session.type("platform", "stop")
         process.terminate()
         process.wait(_STOP_TIMEOUT_S)
     except BaseException as error:
@@ -194,3 +211,49 @@ def _stop(
         process.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
+
+
+def _resource(said: bytes) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(said)
+    return result.get("resource", result)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _tied_to_this_process(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield an environment and a descriptor to pass on: the child ends when this process is gone."""
+    read_end, write_end = os.pipe()
+    try:
+        yield {**environment, LIFELINE_ENV: str(read_end)}, read_end
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group, by force when it does not in time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+            return
+
+
+@contextmanager
+def _interrupts_reach(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass Ctrl-C on: the command winds down by itself, and this process waits for it."""
+    interrupted = False
+
+    def pass_on(number: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        if process.poll() is None:
+            process.send_signal(number)
+
+    before = signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

@@ -1,0 +1,149 @@
+"""The demo itself: the commands that a user would type, in order.
+
+No row that is evaluated was trained on: the samples come as two datasets that share no question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import write_atomic
+from osmosis_ai.services.demo.outcome import (
+    DemoEvaluation,
+    DemoOutcome,
+    DemoTraining,
+    TrainedRun,
+    paired_differences,
+    read_evaluation,
+)
+from osmosis_ai.services.demo.scratch import CONFIG, DATASET, TRAINING_CONFIG, TRAINING_DATASET, Scratch
+from osmosis_ai.services.demo.session import (
+    SECRET,
+    CommandFailed,
+    Display,
+    Session,
+    Tell,
+    platform_session,
+)
+
+TRAINED_CONFIG = "configs/eval/multiply_trained.toml"
+_LOCAL_NAME = "demo"
+_REWARD = "training_reward"
+
+
+def run_demo(
+    scratch: Scratch,
+    *,
+    display: Display,
+    tell: Tell,
+    local: bool = False,
+    keep: bool = False,
+    seed: int | None = None,
+) -> DemoOutcome:
+    """Evaluate the sample agent, perhaps train its model and evaluate what came of it the same way.
+
+    Args:
+        scratch: from :func:`~osmosis_ai.services.demo.scratch.prepare_scratch`.
+        display: the mode of the output of what is shown.
+        tell: takes the commands as a user would type them, and what they said.
+        local: evaluate on this machine; otherwise through a platform in a process of its own.
+        keep: whether that platform goes on running afterwards.
+        seed: of a training run; None trains nothing.
+
+    Raises:
+        OsmosisError: a command failed, or training did not finish.
+        KeyboardInterrupt: the user interrupted it.
+    """
+    if local:
+        session = Session(scratch, display, tell, scratch.environment(os.environ))
+        tell(f"$ cd {scratch.workspace}")
+        status, run = session.watch("eval", "run", CONFIG, untold=("--yes", "--name", _LOCAL_NAME))
+        return DemoOutcome(scratch, read_evaluation(scratch, _LOCAL_NAME, status, run))
+    with platform_session(scratch, display=display, keep=keep, tell=tell) as session:
+        tell(f"$ cd {scratch.workspace}\n$ git push -u origin main")
+        scratch.push()
+        session.type("platform", "connect", f"../{scratch.origin.name}")
+        session.type("secret", "set", SECRET, "--env", SECRET)
+        session.type("dataset", "upload", DATASET, "--wait", "--yes")
+        evaluation, training = _evaluate(session, CONFIG), None
+        if seed is not None:
+            base = evaluation
+            session.type("dataset", "upload", TRAINING_DATASET, "--wait", "--yes")
+            trained = _train(session, seed)
+            session.type("model", "deploy", trained.checkpoint)
+            evaluation = _evaluate(session, _config_for(scratch, trained.model))
+            training = DemoTraining(base, trained, *paired_differences(base, evaluation))
+        return DemoOutcome(scratch, evaluation, training, session.platform_url if keep else None)
+
+
+def _evaluate(session: Session, config: str) -> DemoEvaluation:
+    """Submit an evaluation, show it, and fetch what it left behind."""
+    status, run = session.watch("eval", "submit", config, "--watch", "--yes")
+    name = _newest(session, "eval", status)
+    session.type("eval", "download", name)
+    return read_evaluation(session.scratch, name, status, run)
+
+
+def _train(session: Session, seed: int) -> TrainedRun:
+    config = _config_with_seed(session.scratch, seed)
+    status, _ = session.watch("train", "submit", config, "--watch", "--yes")
+    name = _newest(session, "train", status)
+    data = session.ask("train", "info", name)["data"]
+    run, checkpoints = data["training_run"], data["checkpoints"]
+    if run["status"] != "finished" or not checkpoints:
+        raise CommandFailed(
+            f"training run {name} ended as {run['status']}: {run.get('error') or 'it left no checkpoint'}",
+            details={"status": status, "directory": str(session.scratch.root)},
+            hint=f"see {session.scratch.platform_log}, or run again with --keep and look at its log",
+        )
+    checkpoint = checkpoints[-1]["checkpoint_name"]
+    curves = {series["key"]: series["data"] for series in data["metrics"]["metrics"]}
+    duration_ms = data["metrics"]["training_run"].get("duration_ms")
+    return TrainedRun(
+        name=name,
+        seed=seed,
+        rewards=tuple(point["value"] for point in curves.get(_REWARD, ())),
+        duration_s=duration_ms / 1000 if duration_ms is not None else None,
+        checkpoint=checkpoint,
+        model=session.ask("model", "info", checkpoint)["data"]["lora_model"]["inference_model"],
+    )
+
+
+def _newest(session: Session, kind: str, status: int) -> str:
+    """Return the name of the run that was submitted last; ``status`` is the exit status of its submit."""
+    items = session.ask(kind, "list")["items"]
+    if not items:
+        raise CommandFailed(
+            f"`osmosis {kind} submit` ended with status {status}, and the platform has no run.",
+            details={"status": status, "directory": str(session.scratch.root)},
+            hint=f"see {session.scratch.platform_log}",
+        )
+    name: str = items[0]["name"]
+    return name
+
+
+def _config_with_seed(scratch: Scratch, seed: int) -> str:
+    """Return the training config with a seed: the sample itself where it has that one."""
+    name = TRAINING_CONFIG.replace(".toml", f"_seed_{seed}.toml")
+    return _changed(scratch, TRAINING_CONFIG, r"^seed = \d+", f"seed = {seed}", name)
+
+
+def _config_for(scratch: Scratch, model: str) -> str:
+    """Write the evaluation's config anew, with nothing changed but the model."""
+    line = f"model_path = {json.dumps(model)}"
+    return _changed(scratch, CONFIG, r'^model_path = "[^"]*"', line, TRAINED_CONFIG)
+
+
+def _changed(scratch: Scratch, config: str, line: str, by: str, name: str) -> str:
+    """Write a config in which one line differs as ``name``; return that, or ``config`` where nothing differs."""
+    text = (scratch.workspace / config).read_text(encoding="utf-8")
+    changed, count = re.subn(line, lambda _: by, text, flags=re.MULTILINE)
+    if count != 1:
+        raise OsmosisError(f"a sample config has {count} lines `{line}`, and not one.", code="INTERNAL")
+    if changed == text:
+        return config
+    write_atomic(scratch.workspace / name, changed, mode=0o644)
+    return name

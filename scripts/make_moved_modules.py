@@ -24,12 +24,25 @@ _BETWEEN = re.compile(r"(?<=# <table>\n).*?(?=    # </table>)", re.DOTALL)
 
 # Modules whose content went into others: old path -> where the names of it are today.
 FOLDED: dict[str, str] = {
+    "cli.demo_training": "cli.demo",
+    "cli.eval.durations": "cli.options",
+    "cli.eval.following": "cli.eval_runs.view",
+    "cli.eval.live_numbers": "cli.runs.following",
+    "cli.eval.platform_tables": "cli.eval_runs.view",
+    "cli.run_details": "cli.options",
+    "cli.train.following": "cli.training_runs.view",
     "controller.finished": "driving.callback_registry",
     "platform.http.device": "platform.http.device_pages",
     "platform.runs.headlines": "platform.runs.eval_results",
     "platform.runs.sentence": "platform.runs.work.run_work",
     "platform.runs.upsert": "platform.db.tables",
     "platform.runs.worker_status": "platform.runs.execute.worker_process",
+    "services.demo.commands": "services.demo.session",
+    "services.demo.conversation": "services.demo.outcome",
+    "services.demo.local": "services.demo.walk",
+    "services.demo.through_platform": "services.demo.walk",
+    "services.demo.training": "services.demo.walk",
+    "services.run_watching": "services.runs.lifecycle",
 }
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.cli.registry import COMMANDS, Entry
+from osmosis_ai.cli.registry import COMMANDS, CommandEntry
 from tests.cli.maze import Maze, open_maze
 from tests.cli.rubric_judging import open_judge
 from tests.rubric.judge_server import JudgeServer
@@ -31,10 +31,12 @@ Cli = Callable[..., Outcome]
 def fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the sample group."""
     monkeypatch.setitem(
-        COMMANDS, "fleet", Entry("group", "tests.cli.fleet:app", "Ships and what they carry.")
+        COMMANDS, "fleet", CommandEntry("group", "tests.cli.fleet:app", "Ships and what they carry.")
     )
     monkeypatch.setitem(
-        COMMANDS, "fleece", Entry("command", "tests.cli.fleet:launch", "A hidden command.", hidden=True)
+        COMMANDS,
+        "fleece",
+        CommandEntry("command", "tests.cli.fleet:launch", "A hidden command.", hidden=True),
     )
 
 

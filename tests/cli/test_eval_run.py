@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from osmosis_ai.cli.eval_runs.durations import parse_duration
+from osmosis_ai.cli.options import parse_duration
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace

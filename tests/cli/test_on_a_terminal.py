@@ -24,8 +24,8 @@ pytestmark = pytest.mark.e2e
 PROGRAM = """
 import sys
 from osmosis_ai.cli.main import main
-from osmosis_ai.cli.registry import COMMANDS, Entry
-COMMANDS["fleet"] = Entry("group", "tests.cli.fleet:app", "")
+from osmosis_ai.cli.registry import COMMANDS, CommandEntry
+COMMANDS["fleet"] = CommandEntry("group", "tests.cli.fleet:app", "")
 sys.exit(main(sys.argv[1:]))
 """
 

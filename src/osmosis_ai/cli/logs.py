@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.output.results import Cell, Column, ListResult, Moment, StreamResult, Styled, Tone
+from osmosis_ai.cli.output.results import Cell, Column, ListResult, StreamResult, Styled, Timestamp, Tone
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogEntry, LogPage
@@ -64,7 +64,7 @@ def entry_item(entry: LogEntry) -> dict[str, Any]:
 
 def _columns() -> tuple[Column, ...]:
     return (
-        Column("Time", value=lambda item: Moment(item["timestamp"], seconds=True)),
+        Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
         Column("Level", value=lambda item: _toned(item["level"])),
         Column("Step", "step"),
         Column("Message", "message"),

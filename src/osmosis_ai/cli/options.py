@@ -1,9 +1,37 @@
-"""Options that commands of several groups have."""
+"""Options and arguments that commands of several groups have, and how what they name is spoken of."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.name_completion import complete_run
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.runs.lifecycle import RunKind
+
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+RunArgument = Annotated[
+    str, typer.Argument(help="Name or id of a run.", show_default=False, autocompletion=complete_run)
+]
+
+NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d)?\s*", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """Return a number of seconds of what people type: ``90``, ``90s``, ``10m``, ``2h``.
+
+    Raises:
+        typer.BadParameter: when ``text`` is no positive duration.
+    """
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90, 90s, 10m or 2h.")
+    return seconds

@@ -12,7 +12,7 @@ WORKFLOW = "Workflow commands"
 PLATFORM = "Platform commands"
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a first-level command lives and what the help says of it."""
 
     kind: Literal["group", "command"]
@@ -22,47 +22,49 @@ class Entry(NamedTuple):
     hidden: bool = False
 
 
-COMMANDS: dict[str, Entry] = {
-    "demo": Entry(
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry(
         "command", "osmosis_ai.cli.demo:demo", "Watch a small agent being evaluated on this machine."
     ),
-    "dataset": Entry("group", "osmosis_ai.cli.datasets:app", "Check, upload and fetch datasets."),
-    "eval": Entry("group", "osmosis_ai.cli.eval_runs:app", "Evaluate agents."),
-    "eval-rubric": Entry(
+    "dataset": CommandEntry("group", "osmosis_ai.cli.datasets:app", "Check, upload and fetch datasets."),
+    "eval": CommandEntry("group", "osmosis_ai.cli.eval_runs:app", "Evaluate agents."),
+    "eval-rubric": CommandEntry(
         "command", "osmosis_ai.cli.rubric.classic:eval_rubric", "Score records with a rubric of a YAML file."
     ),
-    "preview": Entry(
+    "preview": CommandEntry(
         "command", "osmosis_ai.cli.rubric.preview:preview", "Show the rubrics or records that a file holds."
     ),
-    "train": Entry("group", "osmosis_ai.cli.training_runs:app", "Train agents."),
-    "model": Entry("group", "osmosis_ai.cli.models:app", "See models, and serve trained ones."),
-    "rollout": Entry(
+    "train": CommandEntry("group", "osmosis_ai.cli.training_runs:app", "Train agents."),
+    "model": CommandEntry("group", "osmosis_ai.cli.models:app", "See models, and serve trained ones."),
+    "rollout": CommandEntry(
         "group", "osmosis_ai.cli.rollouts:app", "Write the agents that are evaluated and trained."
     ),
-    "check": Entry(
+    "check": CommandEntry(
         "command",
         "osmosis_ai.cli.workspaces.check:check",
         "Check configs, code and datasets without a platform; for CI.",
     ),
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "command",
         "osmosis_ai.cli.workspaces.doctor:app",
         "Check the workspace directory, and mend it with --fix.",
     ),
-    "env": Entry("group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."),
-    "login": Entry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
-    "logout": Entry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
-    "whoami": Entry(
+    "env": CommandEntry(
+        "group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."
+    ),
+    "login": CommandEntry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
+    "logout": CommandEntry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
+    "whoami": CommandEntry(
         "command", "osmosis_ai.cli.auth.whoami:whoami", "Show who you are, and in which workspace.", PLATFORM
     ),
-    "auth": Entry(
+    "auth": CommandEntry(
         "group", "osmosis_ai.cli.auth:app", "Log in, log out, see who you are.", PLATFORM, hidden=True
     ),
-    "workspace": Entry(
+    "workspace": CommandEntry(
         "group", "osmosis_ai.cli.workspaces:app", "See your workspaces, and find their directories.", PLATFORM
     ),
-    "secret": Entry("group", "osmosis_ai.cli.secrets:app", "Keep the keys that runs need.", PLATFORM),
-    "platform": Entry(
+    "secret": CommandEntry("group", "osmosis_ai.cli.secrets:app", "Keep the keys that runs need.", PLATFORM),
+    "platform": CommandEntry(
         "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
     ),
 }

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from osmosis_ai.cli.registry import COMMANDS, Entry
+from osmosis_ai.cli.registry import COMMANDS, CommandEntry
 from osmosis_ai.cli.root_help import OPTIONS, root_help
 
 PROGRAM = "osmosis"
@@ -87,7 +87,7 @@ class RootGroup(CommandGroup):
         return [name for name, entry in COMMANDS.items() if not entry.hidden]
 
 
-def load(name: str, entry: Entry) -> Any:
+def load(name: str, entry: CommandEntry) -> Any:
     """Import what ``entry`` names and return it as a command of this tree."""
     module, _, attribute = entry.target.partition(":")
     found = getattr(importlib.import_module(module), attribute)

@@ -11,13 +11,13 @@ from rich.console import Console
 from osmosis_ai.cli.output import context, terminal
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs import following
-from osmosis_ai.cli.runs.following import Moment
+from osmosis_ai.cli.runs.following import RunStanding
 
 BELOW = ("  reward  ▁▄█  0.400 → 0.900", "  2,104 tokens/s")
 
 
-def moment(status: str, completed: int | None) -> Moment:
-    return Moment("calm-fern-1", status, completed, 10, "steps", note="reward 0.900", below=BELOW)
+def moment(status: str, completed: int | None) -> RunStanding:
+    return RunStanding("calm-fern-1", status, completed, 10, "steps", note="reward 0.900", below=BELOW)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.services.eval_runs.watch import RunWatcher, find_run
+from osmosis_ai.services.runs.lifecycle import watch_run
 from tests.evaluation.builders import inputs, record
 from tests.workspace.builders import make_workspace
 
@@ -50,7 +51,8 @@ def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> N
         ]
     )
     watcher = RunWatcher(run_dir)
-    for state in watcher.follow(pause=lambda: next(moments)()):
+    looks = watch_run(watcher.look, pause=lambda: next(moments)(), tell=pytest.fail)
+    for state in looks:
         seen.append((state.status, state.progress.completed, state.progress.failed))
 
     assert seen == [

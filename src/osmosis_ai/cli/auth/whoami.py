@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import DetailResult, Moment, Row, Section
+from osmosis_ai.cli.output.results import DetailResult, Row, Section, Timestamp
 
 if TYPE_CHECKING:
     from osmosis_ai.services.auth import Account
@@ -42,5 +42,5 @@ def _rows(account: Account) -> list[Row]:
         ("Platform", account.credentials.platform_url),
         ("Auth Source", _SOURCES[account.credentials.source]),
         ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
-        ("Expires", Moment(account.expires_at, seconds=True)),
+        ("Expires", Timestamp(account.expires_at, seconds=True)),
     ]

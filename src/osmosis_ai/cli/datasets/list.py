@@ -6,7 +6,7 @@ from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.listing import AllOption, LimitOption, list_result
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, Moment, Status
+from osmosis_ai.cli.output.results import Column, ListResult, Status, Timestamp
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
@@ -23,6 +23,6 @@ def _columns() -> tuple[Column, ...]:
         Column("Name", "file_name", keep=True),
         Column("Status", value=lambda item: Status(item["status"])),
         Column("Size", value=lambda item: formats.size(item["file_size"]), right=True),
-        Column("Uploaded", value=lambda item: Moment(item["created_at"])),
+        Column("Uploaded", value=lambda item: Timestamp(item["created_at"])),
         Column("Uploaded By", "creator_name"),
     )

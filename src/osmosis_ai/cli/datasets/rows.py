@@ -8,7 +8,7 @@ import typer
 
 from osmosis_ai.cli.name_completion import complete_dataset
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Moment, Row, Status
+from osmosis_ai.cli.output.results import Row, Status, Timestamp
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
@@ -28,7 +28,7 @@ def detail_rows(dataset: Dataset) -> list[Row]:
         ("File Format", _file_format(dataset)),
         ("Total Rows", formats.count(dataset.row_count)),
         ("Size", _size(dataset)),
-        ("Uploaded", Moment(dataset.created_at, seconds=True)),
+        ("Uploaded", Timestamp(dataset.created_at, seconds=True)),
         ("Uploaded By", dataset.creator_name),
     ]
     if dataset.upload_error:

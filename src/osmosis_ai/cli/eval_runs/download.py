@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.details import RunArgument
 
 if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.download import DownloadOutcome, DownloadPlan

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.eval_runs.graceful_stop import GracefulStop
-from osmosis_ai.cli.eval_runs.live_numbers import spent
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.runs.following import evaluation_note
 from osmosis_ai.cli.startup import taken_env_file
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
@@ -75,7 +75,7 @@ class LiveRun(GracefulStop, RunHooks):
             self._progress = self._shown.enter_context(
                 self._output.progress("Evaluating", total=snapshot.total, unit="rollouts")
             )
-        told = describe(snapshot)
+        told = evaluation_note(snapshot)
         self._progress.update(snapshot.completed, note=told, below=[told])
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
@@ -111,17 +111,3 @@ class LiveRun(GracefulStop, RunHooks):
         import getpass
 
         return getpass.getpass(f"{name}: ", stream=self._output.stderr)
-
-
-def describe(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers beside the bar."""
-    parts = []
-    if snapshot.scored:
-        parts.append(
-            f"pass {formats.percent(snapshot.pass_rate, digits=0)} of {formats.count(snapshot.scored)}"
-        )
-        parts.append(f"reward {snapshot.reward_mean:.3f}")
-    parts += spent(snapshot)
-    if snapshot.in_flight is not None:
-        parts.append(f"{snapshot.in_flight} in flight")
-    return " · ".join(parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LinesOption
+from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output.results import ListResult, StreamResult
-from osmosis_ai.cli.runs.details import RunArgument
 
 
 def logs(

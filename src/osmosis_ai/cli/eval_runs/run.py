@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai import event_loop
-from osmosis_ai.cli.eval_runs.durations import parse_duration
+from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
 

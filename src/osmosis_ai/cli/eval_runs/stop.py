@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.options import RunArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.details import RunArgument
 
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, submit_run
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.runs import SubmittedRun
-    from osmosis_ai.cli.runs.following import Ending
 
 
 def submit(
@@ -32,21 +26,6 @@ def submit(
     The code is what the platform fetches from the repository; the config is read from this machine. Secrets
     travel as names, unless a --secrets-file supplies values.
     """
-    return submit_run(
-        "eval",
-        config,
-        check=check,
-        watch=watch,
-        secrets_file=secrets_file,
-        yes=yes,
-        follow=_follow,
-    )
+    from osmosis_ai.cli.eval_runs.view import VIEW
 
-
-def _follow(client: PlatformClient, run: SubmittedRun) -> Ending:
-    from osmosis_ai.cli.eval_runs import following
-
-    ending = following.follow(client, run.id)
-    if not ending.blocks:
-        return ending
-    return replace(ending, hints=[*ending.hints, f"Conversations: osmosis eval download {run.name}"])
+    return submit_run(VIEW, config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)

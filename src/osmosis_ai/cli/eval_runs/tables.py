@@ -60,13 +60,12 @@ def message(summary: RunSummary) -> str:
 
 def results(summary: RunSummary) -> list[Block]:
     """Return the failures and the numbers."""
-    blocks: list[Block] = []
-    if summary.failures:
-        blocks.append(_failed_rows(summary))
-    blocks.append(results_table(summary.metrics.estimates))
-    blocks.append(_samples([*_counts(summary)]))
-    blocks.append(Text(f"Headline: {summary.headline.words}", in_plain=True))
-    return blocks
+    failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
+    return [
+        *failures,
+        *numbers(summary.metrics.estimates, summary.rows, list(_of_this_machine(summary))),
+        headline(summary.headline),
+    ]
 
 
 def recorded_results(seen: WatchedRun) -> list[Block]:
@@ -74,8 +73,28 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
     estimates = seen.estimates
     if estimates is None:
         return []
-    said = Text(f"Headline: {Headline.of(estimates, seen.rows).words}", in_plain=True)
-    return [results_table(estimates), _samples([*sample_counts(estimates, seen.rows)]), said]
+    return [*numbers(estimates, seen.rows), headline(Headline.of(estimates, seen.rows))]
+
+
+def numbers(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
+    """Return an evaluation's numbers with their intervals and denominators, wherever it was made.
+
+    Args:
+        estimates: the numbers.
+        rows: which rows of the dataset they are of.
+        more: what else there is to say of the samples.
+    """
+    columns = ("", Column("Value", right=True), Column("95 % interval"), Column("Over"))
+    results = [*_numbers(estimates), *_warnings(estimates)]
+    return [
+        Table(columns, results, title="Results", in_plain=True),
+        Table(("", ""), [*_sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
+    ]
+
+
+def headline(found: Headline) -> Text:
+    """Return an evaluation's result in a line."""
+    return Text(f"Headline: {found.words}", in_plain=True)
 
 
 def next_steps(result: EvalRunResult) -> list[str]:
@@ -121,16 +140,6 @@ def _work_items(plan: RunPlan) -> str:
     if plan.pending == plan.total:
         return formats.count(plan.total)
     return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
-
-
-def results_table(estimates: Estimates) -> Table:
-    """Return the numbers with their intervals and denominators."""
-    return Table(
-        columns=("", Column("Value", right=True), Column("95 % interval"), Column("Over")),
-        rows=[*_numbers(estimates), *_warnings(estimates)],
-        title="Results",
-        in_plain=True,
-    )
 
 
 def _failed_rows(summary: RunSummary) -> Table:
@@ -189,18 +198,13 @@ def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
 
 
-def _samples(rows: Sequence[Row]) -> Table:
-    return Table(columns=("", ""), rows=rows, title="Samples", in_plain=True)
-
-
 def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cell]]:
     if latency is not None:
         tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
         yield label, f"p50 {_ms(latency.p50)}", "", tail
 
 
-def _counts(summary: RunSummary) -> Iterator[Row]:
-    yield from sample_counts(summary.metrics.estimates, summary.rows)
+def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
     if summary.pending:
         yield "Pending", Styled(formats.count(summary.pending), "pending")
     if summary.resumed:
@@ -216,7 +220,7 @@ _LIMITS: Mapping[LimitName, str] = {
 }
 
 
-def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
+def _sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
     """Yield what became of the work items, and of which rows they are."""
     counts = estimates.counts
     if rows is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,9 +14,8 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from osmosis_ai.cli.runs.following import RunStanding
     from osmosis_ai.services.eval_runs.watch import WatchedRun
-
-_REFRESH_S = 0.5
 
 
 def watch(
@@ -37,30 +35,35 @@ def watch(
         directory = find_run(run)
     except NotFoundError as missing:
         return _watch_platform(run, missing)
-    return _watch_local(directory)
+    return _watch_local(run, directory)
 
 
-def _watch_local(directory: Path) -> OperationResult:
-    from osmosis_ai.cli.eval_runs.live import describe
+def _watch_local(run: str, directory: Path) -> OperationResult:
+    from osmosis_ai.cli.runs import following
     from osmosis_ai.services.eval_runs.watch import RunWatcher
+    from osmosis_ai.services.runs.lifecycle import watch_run
 
     watcher = RunWatcher(directory)
-    seen = watcher.look()
-    if seen.status == "running":
-        with current().progress(seen.run_name, total=seen.progress.total, unit="rollouts") as bar:
-            for seen in watcher.follow(pause=lambda: time.sleep(_REFRESH_S)):
-                bar.update(seen.progress.completed, note=describe(seen.progress))
-    return _local_operation(seen)
+    if not watcher.look().ended:
+        looks = watch_run(watcher.look, pause=following.pause, tell=current().note)
+        following.show(looks, _standing, again=f"osmosis eval watch {run}")
+    return _local_operation(watcher.look())
+
+
+def _standing(seen: WatchedRun) -> RunStanding:
+    from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
+
+    progress, note = seen.progress, evaluation_note(seen.progress)
+    return RunStanding(seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note)
 
 
 def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
     """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
-    from osmosis_ai.cli.eval_runs.following import follow
-    from osmosis_ai.cli.runs import following
+    from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     try:
-        return following.watch(follow, run)
+        return VIEW.watch(run)
     except OsmosisError as error:
         raise run_nowhere(run, missing, error) from None
 

@@ -11,7 +11,7 @@ import typer
 
 from osmosis_ai.cli.name_completion import complete_model
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Column, Moment, Row, Section, Status, Text
+from osmosis_ai.cli.output.results import Block, Column, Row, Section, Status, Text, Timestamp
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.models import LoraModel
@@ -34,7 +34,7 @@ def base_columns() -> tuple[Column, ...]:
     """Return what a list shows of each base model."""
     return (
         Column("Name", value=lambda item: item["model_name"] or item["id"], keep=True),
-        Column("Created", value=lambda item: Moment(item["created_at"])),
+        Column("Created", value=lambda item: Timestamp(item["created_at"])),
         Column("Created By", "creator_name"),
     )
 
@@ -50,7 +50,7 @@ def lora_columns(*, with_deployment: bool) -> tuple[Column, ...]:
         Column("Training Run", "training_run_name"),
         Column("Checkpoint Step", "checkpoint_step", right=True),
         Column("Training Reward", value=lambda item: _reward(item["reward"]), right=True),
-        Column("Created", value=lambda item: Moment(item["created_at"])),
+        Column("Created", value=lambda item: Timestamp(item["created_at"])),
         *((deployment,) if with_deployment else ()),
     )
 
@@ -74,7 +74,7 @@ def rows(model: LoraModel) -> list[Row]:
         ("Training Run", model.training_run_name),
         ("Checkpoint Step", model.checkpoint_step),
         ("Training Reward", _reward(model.reward)),
-        ("Created", Moment(model.created_at, seconds=True)),
+        ("Created", Timestamp(model.created_at, seconds=True)),
     ]
 
 
@@ -135,7 +135,7 @@ def _deployment(model: LoraModel) -> Iterator[Row]:
         return
     yield "Status", Status(model.deployment_status or _NEVER)
     if model.deployed_at is not None:
-        yield "Deployed", Moment(model.deployed_at, seconds=True)
+        yield "Deployed", Timestamp(model.deployed_at, seconds=True)
     if model.deployed_by:
         yield "Deployed By", model.deployed_by
     if model.inference_model:

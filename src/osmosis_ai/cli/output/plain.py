@@ -15,7 +15,6 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     ListResult,
     MessageResult,
-    Moment,
     OperationResult,
     Result,
     Row,
@@ -23,6 +22,7 @@ from osmosis_ai.cli.output.results import (
     Status,
     Styled,
     Table,
+    Timestamp,
 )
 from osmosis_ai.cli.output.sparkline import sparkline
 
@@ -94,7 +94,7 @@ def cell_text(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, Styled):
         return formats.one_line(cell.text)
-    if isinstance(cell, Moment):
+    if isinstance(cell, Timestamp):
         return formats.one_line(formats.iso(cell.at))
     if isinstance(cell, Status):
         return f"[{formats.one_line(cell.word)}]"

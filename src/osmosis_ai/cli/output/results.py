@@ -33,7 +33,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Timestamp:
     """A point in time: in the reader's own zone for people, ISO 8601 in UTC for lines that programs read.
 
     Attributes:
@@ -45,7 +45,7 @@ class Moment:
     seconds: bool = False
 
 
-Cell = str | int | float | bool | Styled | Status | Moment | None
+Cell = str | int | float | bool | Styled | Status | Timestamp | None
 Row = tuple[str, Cell]
 
 

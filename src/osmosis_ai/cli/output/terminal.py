@@ -35,7 +35,6 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     ListResult,
     MessageResult,
-    Moment,
     OperationResult,
     Result,
     Row,
@@ -44,6 +43,7 @@ from osmosis_ai.cli.output.results import (
     StreamResult,
     Styled,
     Table,
+    Timestamp,
     Tone,
 )
 
@@ -233,7 +233,7 @@ def _cell(cell: Cell) -> RichText:
     if isinstance(cell, Status):
         tone = _STATUS_TONES.get(cell.word.lower())
         return RichText(f"[{formats.one_line(cell.word)}]", style=_STYLES[tone] if tone else "")
-    if isinstance(cell, Moment):
+    if isinstance(cell, Timestamp):
         return RichText(_cell_text(formats.date(cell.at, seconds=cell.seconds)))
     if isinstance(cell, str):
         return RichText(_cell_text(cell))

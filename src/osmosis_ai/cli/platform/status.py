@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.cli.output.results import DetailResult, Moment, Status
+from osmosis_ai.cli.output.results import DetailResult, Status, Timestamp
 from osmosis_ai.errors import NotFoundError
 
 
@@ -33,7 +33,7 @@ def status() -> DetailResult:
             ("Status", Status(state)),
             ("URL", process.url),
             ("Process", process.pid),
-            ("Started", Moment(process.started_at)),
+            ("Started", Timestamp(process.started_at)),
             ("Version", process.version),
             ("Data", str(home)),
         ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.options import YesOption
-from osmosis_ai.cli.output.results import Column, ListResult, Moment, OperationResult, Status
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
 from osmosis_ai.errors import ConflictError
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def list_(
             Column("Status", value=lambda item: Status(str(item["status"]))),
             Column(
                 "Expires",
-                value=lambda item: Moment(item["expires_at"]) if item["expires_at"] else "never",
+                value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never",
             ),
-            Column("Last used", value=lambda item: Moment(item["last_used_at"])),
+            Column("Last used", value=lambda item: Timestamp(item["last_used_at"])),
         ],
         hints=[f"{len(items) - len(shown)} expired or revoked: add --all to see them."]
         if len(items) > len(shown)

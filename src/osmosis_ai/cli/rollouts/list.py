@@ -9,7 +9,7 @@ import typer
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.listing import AllOption, LimitOption, list_result
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, Moment
+from osmosis_ai.cli.output.results import Column, ListResult, Timestamp
 
 
 def list_(
@@ -43,5 +43,5 @@ def _columns() -> tuple[Column, ...]:
         Column("Name", "name", keep=True),
         Column("Active", "is_active"),
         Column("Commit", value=lambda item: (item["last_synced_commit_sha"] or "")[:8] or None),
-        Column("Created", value=lambda item: Moment(item["created_at"])),
+        Column("Created", value=lambda item: Timestamp(item["created_at"])),
     )

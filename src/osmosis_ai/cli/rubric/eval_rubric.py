@@ -133,7 +133,7 @@ def rubric(
 
     Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume goes on.
     """
-    from osmosis_ai.cli.eval_runs.durations import parse_duration
+    from osmosis_ai.cli.options import parse_duration
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.rubric.eval_rubric import RubricRequest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.eval_runs.graceful_stop import GracefulStop
-from osmosis_ai.cli.eval_runs.live_numbers import spent
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.runs.following import spent
 from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
 
 if TYPE_CHECKING:

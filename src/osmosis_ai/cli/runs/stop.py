@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.details import NOUNS
 
 if TYPE_CHECKING:
     from osmosis_ai.services.runs.lifecycle import RunKind

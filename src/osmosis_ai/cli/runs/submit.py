@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import Block, OperationResult, Row, Table, Text
-from osmosis_ai.cli.runs.details import NOUNS
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.runs import SubmittedRun
-    from osmosis_ai.cli.runs.following import Ending
+    from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.runs.lifecycle import RunKind
     from osmosis_ai.services.runs.submit import Submission
@@ -44,30 +43,24 @@ _SOURCES = {
 }
 
 
-Follow = Callable[["PlatformClient", "SubmittedRun"], "Ending"]
-"""Shows how far a run is that was just submitted, until it has ended."""
-
-
 def submit_run(
-    kind: RunKind,
+    view: RunView[Any, Any],
     config: Path,
     *,
     check: bool,
     watch: bool,
     secrets_file: str | None,
     yes: bool,
-    follow: Follow,
 ) -> OperationResult:
     """Check everything a submit needs, show it, ask, and submit.
 
     Args:
-        kind: what is submitted.
+        view: of what is submitted.
         config: its file.
         check: end before asking.
         watch: follow the run to its end.
         secrets_file: where values for this run alone are.
         yes: do not ask.
-        follow: how a run of the kind is followed.
 
     Raises:
         OsmosisError: ``check`` and ``watch`` were both asked for; or as every submit.
@@ -75,6 +68,7 @@ def submit_run(
     from osmosis_ai.services.runs.submit import prepare_submission
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
+    kind = view.kind
     if check and watch:
         raise OsmosisError("--check and --watch are mutually exclusive.")
     output = current()
@@ -94,7 +88,7 @@ def submit_run(
             notes=submission.notes,
             warnings=submission.warnings,
         )
-        return _submit(output, context, submission, follow if watch else None)
+        return _submit(output, context, submission, view if watch else None)
 
 
 def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str, Any]]:
@@ -141,7 +135,7 @@ def _warn(output: OutputContext, submission: Submission) -> None:
 
 
 def _submit(
-    output: OutputContext, context: PlatformContext, submission: Submission, follow: Follow | None
+    output: OutputContext, context: PlatformContext, submission: Submission, view: RunView[Any, Any] | None
 ) -> OperationResult:
     from osmosis_ai.services.runs.submit import submit
 
@@ -151,10 +145,10 @@ def _submit(
     resource = _resource(run, submission, context.resource())
     message = f"{noun.title()} run submitted: {run.name}"
     structured = _next_steps_structured(kind, run)
-    if follow is not None:
+    if view is not None:
         output.note(message)
-        ending = follow(context.client, run)
-        return ending.result("submit", {**resource, **ending.outcome}, next_steps_structured=structured)
+        described = view.follow(context.client, run.id)
+        return view.ended(described, "submit", {**resource, **described.outcome()}, structured)
     return OperationResult(
         operation=f"{kind}.submit",
         message=message,

@@ -10,7 +10,7 @@ import typer
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Cell, Column, ListResult, Moment
+from osmosis_ai.cli.output.results import Cell, Column, ListResult, Timestamp
 
 
 def list_(
@@ -32,7 +32,7 @@ def list_(
         columns=[
             Column("Name", "name", keep=True),
             Column("Scope", value=_scope),
-            Column("Updated", value=lambda item: Moment(item["updated_at"])),
+            Column("Updated", value=lambda item: Timestamp(item["updated_at"])),
             Column("Updated By", value=lambda item: item["updater_name"] or item["creator_name"]),
         ],
         total_count=listing.total_count,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import ListResult
-from osmosis_ai.cli.runs.details import RunArgument
 
 
 def checkpoints(run: RunArgument) -> ListResult:

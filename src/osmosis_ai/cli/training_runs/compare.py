@@ -60,7 +60,7 @@ def _blocks(found: Comparison) -> Iterator[Block]:
 
 
 def _charts(found: Comparison) -> Iterator[Chart]:
-    from osmosis_ai.cli.training_runs.following import REWARD, VALIDATION
+    from osmosis_ai.cli.training_runs.tables import REWARD, VALIDATION
     from osmosis_ai.services.training_runs.watch import points
 
     for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):

@@ -1,15 +1,14 @@
-"""Training runs, as people see them."""
+"""What a training run has measured and saved, as people see it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Cell, Column, Moment, Row, Section, Status, Table
+from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, Status, Table, Timestamp
 from osmosis_ai.cli.output.sparkline import sparkline
-from osmosis_ai.cli.runs.details import configuration_rows, standing_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
@@ -19,20 +18,7 @@ if TYPE_CHECKING:
 WIDE = 100
 """Columns of a terminal from which on trends are drawn."""
 TREND_WIDTH = 20
-_SECTIONS = ("training", "sampling", "checkpoints", "advanced")
-
-
-def columns() -> tuple[Column, ...]:
-    """Return what a list shows of each run."""
-    return (
-        Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-        Column("Status", value=lambda item: Status(item["status"]), keep=True),
-        Column("Base Model", "model_name"),
-        Column("Rollout", "rollout_name"),
-        Column("Reward", value=lambda item: number(item["summary"].get("reward")), right=True),
-        Column("Submitted", value=lambda item: Moment(item["created_at"])),
-        Column("Submitted By", "creator_name"),
-    )
+REWARD, VALIDATION = "rollout/raw_reward", "eval/validation/reward"
 
 
 def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
@@ -41,35 +27,9 @@ def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
         Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
         Column("Step", "checkpoint_step", right=True),
         Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
-        Column("Saved", value=lambda item: Moment(item["created_at"])),
+        Column("Saved", value=lambda item: Timestamp(item["created_at"])),
         *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
     )
-
-
-def rows(described: DescribedTraining) -> list[Row]:
-    """Return the main facts of a run."""
-    return list(_rows(described))
-
-
-def sections(described: DescribedTraining) -> list[Section]:
-    """Return how the run was configured."""
-    detail = described.detail
-    configured = list(configuration_rows(detail, _settings(detail.config or {})))
-    return [Section("Configuration", configured)] if configured else []
-
-
-def blocks(described: DescribedTraining, *, trends: bool) -> list[Block]:
-    """Return the run's metrics and checkpoints.
-
-    Args:
-        described: the run.
-        trends: draw each metric's curve beside its numbers.
-    """
-    found: list[Block] = []
-    metrics = described.metrics
-    if metrics is not None and metrics.overview.metric_summaries:
-        found.append(metrics_table(metrics, metrics.overview.metric_summaries, trends=trends))
-    return [*found, *checkpoint_tables(described)]
 
 
 def checkpoint_tables(described: DescribedTraining) -> list[Block]:
@@ -84,28 +44,6 @@ def checkpoint_tables(described: DescribedTraining) -> list[Block]:
     return [Table(shown, cells, title="Checkpoints", in_plain=True)]
 
 
-def hints(described: DescribedTraining, *, more: bool = False) -> list[str]:
-    """Return where to look next.
-
-    Args:
-        described: the run.
-        more: whether `osmosis train info` has more to show.
-    """
-    run = described.run
-    name = run.name or run.id
-    said = [f"View: {run.platform_url}"] if run.platform_url else []
-    if more:
-        said.append(f"Every metric: osmosis train info {name}")
-    if run.status in ("failed", "crashed"):
-        said.append(f"See logs with: osmosis train logs {name}")
-    if run.resumable:
-        said.append(f"Resume with: osmosis train resume {name}")
-    if not described.ended:
-        said.append(f"Follow with: osmosis train watch {name}")
-        said.append(f"Stop with: osmosis train stop {name}")
-    return [*said, *deploy_hint(described.checkpoints)]
-
-
 def deploy_hint(checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Return how the last checkpoint gets served."""
     named = [checkpoint.checkpoint_name for checkpoint in checkpoints if checkpoint.checkpoint_name]
@@ -116,6 +54,20 @@ def is_wide_terminal(output: OutputContext) -> bool:
     """Tell whether people look at a terminal with room for trends."""
     on_terminal = output.mode == "rich" and output.stdout.isatty()
     return on_terminal and shutil.get_terminal_size().columns >= WIDE
+
+
+def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
+    """Yield the chart of the reward in training and in validation, once there is a line to draw."""
+    from osmosis_ai.services.training_runs.watch import points
+
+    training = points(metrics, REWARD)
+    if len(training) < 2:
+        return
+    curves = [Curve("training", training, "accent")]
+    validation = points(metrics, VALIDATION)
+    if validation:
+        curves.append(Curve("validation", validation, "good"))
+    yield Chart(curves, title="Reward", x_label="step")
 
 
 def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool) -> Table:
@@ -144,52 +96,6 @@ def number(value: Any) -> str:
     if not isinstance(value, (int, float)):
         return formats.MISSING
     return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
-
-
-def _rows(described: DescribedTraining) -> Iterator[Row]:
-    from osmosis_ai.services.training_runs.info import WAITING, run_summary
-
-    run, detail = described.run, described.detail
-    summary = run_summary(run)
-    yield from standing_rows(
-        run,
-        with_id=detail.is_internal_user,
-        waiting=run.status in WAITING,
-        progress=summary.get("progress"),
-    )
-    if "reward" in summary:
-        yield "Reward", number(summary["reward"])
-    if described.validation is not None:
-        yield from described.validation.facts()
-    duration_ms = described.duration_ms
-    yield "Duration", formats.duration(duration_ms / 1000 if duration_ms is not None else None)
-    yield "Examples Processed", formats.count(run.examples_processed_count)
-    yield "Submitted", Moment(run.created_at, seconds=True)
-    yield "Submitted By", run.creator_name
-    yield "Dataset", detail.dataset.name if detail.dataset else None
-    yield "Base Model", detail.model.name if detail.model else None
-    yield "Rollout", detail.rollout.name if detail.rollout else None
-    yield "Started", Moment(run.started_at, seconds=True)
-    yield "Completed", Moment(run.completed_at, seconds=True)
-    if run.notes:
-        yield "Notes", run.notes
-    if described.metrics is None:
-        yield "Metrics", f"Not available: {described.metrics_error}"
-    elif described.in_progress:
-        yield "Note", "The run is under way: the metrics are a snapshot."
-
-
-def _settings(config: Mapping[str, Any]) -> str:
-    """Return every setting on one line, under the section it was written in."""
-    others = [name for name in config if name not in _SECTIONS]
-    found = []
-    for name in (*_SECTIONS, *others):
-        section = config.get(name)
-        if isinstance(section, Mapping):
-            found += [f"{name}.{key}={value}" for key, value in section.items() if value is not None]
-        elif section is not None:
-            found.append(f"{name}={section}")
-    return ", ".join(found)
 
 
 def _trend(series: MetricSeries | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.output.context import current as output_context
-from osmosis_ai.cli.output.results import DetailResult, Moment
+from osmosis_ai.cli.output.results import DetailResult, Timestamp
 
 
 def current() -> DetailResult:
@@ -20,7 +20,7 @@ def current() -> DetailResult:
             ("Workspace", found.membership.name),
             ("Role", found.membership.role),
             ("User", found.user.email),
-            ("Expires", Moment(found.expires_at, seconds=True)),
+            ("Expires", Timestamp(found.expires_at, seconds=True)),
             ("Platform", found.platform_url),
             ("Repository", found.checkout.git.identity),
             ("Directory", str(found.checkout.workspace.root)),

@@ -34,7 +34,7 @@ from osmosis_ai.evaluation.gating import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.services.eval_runs.info import DescribedRun
+    from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
 LEAST_SCORED = 0.9
 """A share of scored attempts below this stands beside the verdict where no rule asks about it."""
@@ -259,7 +259,7 @@ class _Tally:
     pass_at_k: dict[str, float]
 
     @classmethod
-    def of(cls, found: DescribedRun, rows: int | None) -> _Tally:
+    def of(cls, found: DescribedEvaluation, rows: int | None) -> _Tally:
         results, metrics = found.detail.results, found.metrics
         overview = metrics.overview if metrics is not None else None
         graded, passed, failed = (

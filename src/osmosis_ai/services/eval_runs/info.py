@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.runs.lifecycle import WAITING, DescribedRun, RunKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.services.listing import Listing
 
-PENDING = "pending"
-
 
 @dataclass(frozen=True)
 class RunProgress:
@@ -30,25 +29,24 @@ class RunProgress:
 
 
 @dataclass(frozen=True)
-class DescribedRun:
-    """A run in full.
+class DescribedEvaluation(DescribedRun):
+    """An evaluation in full."""
 
-    Attributes:
-        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
-    """
-
+    kind: ClassVar[RunKind] = "eval"
     detail: EvalRunDetail
     metrics: EvalMetrics | None = None
     metrics_error: str | None = None
 
     @property
     def run(self) -> EvalRun:
-        """The run's own fields."""
         return self.detail.eval_run
 
     @property
+    def summary(self) -> dict[str, Any]:
+        return run_summary(self.detail.results, self.detail.config, full=True)
+
+    @property
     def model(self) -> str | None:
-        """The policy's name."""
         path = (self.detail.config or {}).get("model_path")
         return path if isinstance(path, str) else None
 
@@ -77,32 +75,27 @@ class DescribedRun:
         return run_headline(detail.results, detail.config)
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it, but for what a command adds."""
         detail, run = self.detail, self.run
         dataset = detail.dataset.name if detail.dataset else None
         rollout = detail.rollout.name if detail.rollout else None
         return {
+            **super().data(),
             "eval_run": {
                 **_own_fields(run, model=self.model, dataset=dataset, rollout=rollout),
                 **({"platform_url": run.platform_url} if run.platform_url else {}),
             },
-            "summary": run_summary(detail.results, detail.config, full=True),
             "headline": self.headline.to_json() if self.headline is not None else None,
-            "config": detail.config,
             "results": plain(detail.results),
             "model": self.model,
             "dataset": dataset,
             "rollout": rollout,
-            "entrypoint": detail.entrypoint,
-            "commit_sha": detail.commit_sha,
-            "branch": detail.branch,
-            "env_config": detail.env_config,
-            "resolved_secret_scopes": detail.resolved_secret_scopes,
             "dataset_df_stats": detail.dataset_df_stats,
             "metrics": plain(self.metrics),
-            "metrics_available": self.metrics is not None,
-            "metrics_error": self.metrics_error,
         }
+
+    def outcome(self) -> dict[str, Any]:
+        headline = self.headline.to_json() if self.headline is not None else None
+        return {**super().outcome(), "headline": headline, "metrics": run_metrics(self.metrics)}
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[EvalRunRow]:
@@ -117,7 +110,7 @@ def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listin
     )
 
 
-def describe_run(client: PlatformClient, name: str) -> DescribedRun:
+def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
     """Return a run with its numbers; that the numbers cannot be had is no failure.
 
     Raises:
@@ -126,12 +119,12 @@ def describe_run(client: PlatformClient, name: str) -> DescribedRun:
     from osmosis_ai.api.http_errors import PlatformError
 
     detail = client.eval_runs.get(name)
-    if detail.eval_run.status == PENDING:
-        return DescribedRun(detail)
+    if detail.eval_run.status in WAITING:
+        return DescribedEvaluation(detail)
     try:
-        return DescribedRun(detail, client.eval_runs.metrics(detail.eval_run.id))
+        return DescribedEvaluation(detail, client.eval_runs.metrics(detail.eval_run.id))
     except PlatformError as error:
-        return DescribedRun(detail, metrics_error=error.message)
+        return DescribedEvaluation(detail, metrics_error=error.message)
 
 
 def run_item(row: EvalRunRow) -> dict[str, Any]:
@@ -221,7 +214,7 @@ def require_started(run: EvalRun) -> EvalRun:
     Raises:
         OsmosisError: it has not begun.
     """
-    if run.status == PENDING:
+    if run.status in WAITING:
         raise OsmosisError(
             f"Evaluation run `{run.name or run.id}` has not started yet; there is nothing to download.",
             details={"id": run.id, "status": run.status},

@@ -8,7 +8,6 @@ and a platform that is away for a while is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +43,11 @@ class WatchedRun:
     status: WatchedStatus
     progress: ProgressSnapshot
     metrics: dict[str, Any] | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody works on it any more."""
+        return self.status != "running"
 
     @property
     def estimates(self) -> Estimates | None:
@@ -137,7 +141,7 @@ class RunWatcher:
         self._cost_usd: float | None = None
         self._finished = 0
         self._started = time.monotonic()
-        self._take_in()
+        self._read_journal()
         self._finished = 0
 
     def look(self) -> WatchedRun:
@@ -146,7 +150,7 @@ class RunWatcher:
 
         # The lock first: whoever releases it has written everything before.
         running = is_running(self._directory.path.parent, self._directory.path.name)
-        self._take_in()
+        self._read_journal()
         metrics = self._directory.read_metrics()
         if running:
             status: WatchedStatus = "running"
@@ -161,16 +165,7 @@ class RunWatcher:
             metrics=metrics,
         )
 
-    def follow(self, *, pause: Callable[[], None]) -> Iterator[WatchedRun]:
-        """Yield how the run stands until nobody works on it any more; ``pause`` is called in between."""
-        while True:
-            seen = self.look()
-            yield seen
-            if seen.status != "running":
-                return
-            pause()
-
-    def _take_in(self) -> None:
+    def _read_journal(self) -> None:
         from osmosis_ai.evaluation.journal import replay
 
         events = self._directory.events
@@ -216,7 +211,7 @@ class RunWatcher:
 
 
 @dataclass(frozen=True)
-class SeenRun:
+class SeenEvaluation:
     """A run of a platform at one moment; ``progress`` is None while the platform does not say."""
 
     detail: EvalRunDetail
@@ -228,7 +223,7 @@ class SeenRun:
         return self.detail.eval_run.status in TERMINAL["eval"]
 
 
-class PlatformLook:
+class EvaluationLook:
     """Asks how a run of a platform stands, again and again.
 
     Args:
@@ -242,10 +237,10 @@ class PlatformLook:
         self._started = time.monotonic()
         self._begun_with: int | None = None
 
-    def __call__(self) -> SeenRun:
+    def __call__(self) -> SeenEvaluation:
         detail = self._client.eval_runs.get(self._name)
         self._name = detail.eval_run.id
-        return SeenRun(detail, self._snapshot(detail))
+        return SeenEvaluation(detail, self._snapshot(detail))
 
     def _snapshot(self, detail: EvalRunDetail) -> ProgressSnapshot | None:
         from osmosis_ai.evaluation.run_state import ProgressSnapshot

@@ -1,18 +1,22 @@
-"""Runs of the platform, of either kind: when they end, what they say, and stopping them."""
+"""Runs of the platform, of either kind: how they stand, looked at until they end, what they say, and stopping them."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.api.resources.eval_runs import EvalRuns
     from osmosis_ai.api.resources.training_runs import TrainingRuns
     from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
     from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.api.wire.training_runs import TrainingMetrics, TrainingRunDetail
 
 RunKind = Literal["eval", "train"]
 """A kind of run, by the name of its command group."""
@@ -22,6 +26,141 @@ TERMINAL: Mapping[RunKind, frozenset[str]] = {
     "train": frozenset({"finished", "failed", "crashed", "stopped", "killed", "unknown"}),
 }
 """The statuses of a run that will not change any more."""
+
+WAITING = frozenset({"pending", "queued"})
+"""The statuses of a run that has not begun."""
+
+PATIENCE_S = 300.0
+"""How long a platform may be away while a run of its own is watched."""
+
+
+class DescribedRun:
+    """A run in full, of either kind.
+
+    Attributes:
+        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
+    """
+
+    kind: ClassVar[RunKind]
+    detail: EvalRunDetail | TrainingRunDetail
+    metrics: EvalMetrics | TrainingMetrics | None
+    metrics_error: str | None
+
+    @property
+    def run(self) -> Run:
+        """The run's own fields."""
+        raise NotImplementedError
+
+    @property
+    def model(self) -> str | None:
+        """The policy's name."""
+        raise NotImplementedError
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the run that are known."""
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run will not change any more."""
+        return self.run.status in TERMINAL[self.kind]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the run has not begun."""
+        return self.run.status in WAITING
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the metrics are a snapshot."""
+        return not self.ended and not self.waiting
+
+    @property
+    def duration_ms(self) -> float | None:
+        """How long the run has taken: by its metrics, else by its clock; None where neither says."""
+        measured = self.metrics.overview.duration_ms if self.metrics is not None else None
+        run = self.run
+        if measured is not None or run.started_at is None:
+            return measured
+        end = run.completed_at or (datetime.now(timezone.utc) if self.in_progress else None)
+        return (end - run.started_at).total_seconds() * 1000 if end is not None else None
+
+    def data(self) -> dict[str, Any]:
+        """Return what scripts see of a run of any kind, but for what a command adds."""
+        detail = self.detail
+        return {
+            "summary": self.summary,
+            "config": detail.config,
+            "entrypoint": detail.entrypoint,
+            "branch": detail.branch,
+            "commit_sha": detail.commit_sha,
+            "env_config": detail.env_config,
+            "resolved_secret_scopes": detail.resolved_secret_scopes,
+            "metrics_available": self.metrics is not None,
+            "metrics_error": self.metrics_error,
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        """Return what a script wants to know of a run that it followed to its end."""
+        known = {key: self.data()[key] for key in ("commit_sha", "summary", "metrics_error")}
+        return {"status": self.run.status, "error": self.run.error, **known}
+
+
+class RunSeen(Protocol):
+    """A run at one moment."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run will not change any more."""
+        ...
+
+
+SeenT = TypeVar("SeenT", bound=RunSeen)
+
+
+def watch_run(
+    look: Callable[[], SeenT],
+    *,
+    pause: Callable[[], None],
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[SeenT]:
+    """Yield how a run stands until it has ended; a platform that is away for a while is waited for.
+
+    Args:
+        look: asks how the run stands.
+        pause: waits between two looks.
+        tell: told, once, when the platform does not answer and is waited for.
+        clock: seconds.
+
+    Raises:
+        PlatformError: what ``look`` raised, when waiting does not help or :data:`PATIENCE_S` were not enough.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+
+    answered = clock()
+    waiting = False
+    while True:
+        try:
+            seen = look()
+        except PlatformError as error:
+            if not is_away(error) or clock() - answered > PATIENCE_S:
+                raise
+            if not waiting:
+                tell(f"{error.message}; waiting for the platform to come back")
+            waiting = True
+        else:
+            answered, waiting = clock(), False
+            yield seen
+            if seen.ended:
+                return
+        pause()
+
+
+def is_away(error: PlatformError) -> bool:
+    """Tell whether the same call may well succeed a while later."""
+    return error.status is None or error.status >= 500 or error.status == 429
 
 
 def run_log(client: PlatformClient, kind: RunKind, name: str, *, limit: int, cursor: str | None) -> LogPage:
@@ -67,18 +206,6 @@ def stop_run(client: PlatformClient, kind: RunKind, name: str) -> str | None:
             raise
         return str(ended)
     return status if status in TERMINAL[kind] - {"stopped"} else None
-
-
-def elapsed_s(run: Run, *, under_way: bool) -> float | None:
-    """Return how many seconds a run has taken by its clock, so far or in all.
-
-    Returns:
-        None before it has started, and when it has ended at no known time.
-    """
-    if run.started_at is None:
-        return None
-    end = run.completed_at or (datetime.now(timezone.utc) if under_way else None)
-    return (end - run.started_at).total_seconds() if end is not None else None
 
 
 def _runs(client: PlatformClient, kind: RunKind) -> EvalRuns | TrainingRuns:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.services.runs.lifecycle import TERMINAL, elapsed_s
+from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
     from osmosis_ai.services.listing import Listing
     from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
-WAITING = frozenset({"pending", "queued"})
 METRICS_NOT_YET = "there are no metrics before the run has started."
 
 
 @dataclass(frozen=True)
-class DescribedTraining:
-    """A run in full.
+class DescribedTraining(DescribedRun):
+    """A training run in full.
 
     Attributes:
-        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
         checkpoints: of a run that has ended; none when they could not be had.
     """
 
+    kind: ClassVar[RunKind] = "train"
     detail: TrainingRunDetail
     metrics: TrainingMetrics | None = None
     metrics_error: str | None = None
@@ -43,27 +42,15 @@ class DescribedTraining:
 
     @property
     def run(self) -> DescribedTrainingRun:
-        """The run's own fields."""
         return self.detail.training_run
 
     @property
-    def ended(self) -> bool:
-        """Whether the run will not change any more."""
-        return self.run.status in TERMINAL["train"]
+    def model(self) -> str | None:
+        return self.detail.model.name if self.detail.model else None
 
     @property
-    def in_progress(self) -> bool:
-        """Whether the metrics are a snapshot."""
-        return not self.ended and self.run.status not in WAITING
-
-    @property
-    def duration_ms(self) -> float | None:
-        """How long the run has taken: by its metrics, else by its clock."""
-        measured = self.metrics.overview.duration_ms if self.metrics else None
-        if measured is not None:
-            return measured
-        elapsed = elapsed_s(self.run, under_way=self.in_progress)
-        return elapsed * 1000 if elapsed is not None else None
+    def summary(self) -> dict[str, Any]:
+        return run_summary(self.run)
 
     @property
     def validation(self) -> ValidationHeadline | None:
@@ -74,11 +61,11 @@ class DescribedTraining:
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it, but for what a command adds."""
         from osmosis_ai.services.training_runs.metrics_export import metrics_document
 
         detail, run = self.detail, self.run
         return {
+            **super().data(),
             "training_run": {
                 **_own_fields(run),
                 **_references(
@@ -90,21 +77,16 @@ class DescribedTraining:
                 "examples_processed_count": run.examples_processed_count,
                 "notes": run.notes,
             },
-            "summary": run_summary(run),
             "validation": self.validation.to_json() if self.validation is not None else None,
             **({"platform_url": run.platform_url} if run.platform_url else {}),
-            "config": detail.config,
-            "entrypoint": detail.entrypoint,
-            "branch": detail.branch,
-            "commit_sha": detail.commit_sha,
-            "env_config": detail.env_config,
-            "resolved_secret_scopes": detail.resolved_secret_scopes,
             "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
             "in_progress": self.in_progress,
-            "metrics_available": self.metrics is not None,
-            "metrics_error": self.metrics_error,
             "metrics": metrics_document(self) if self.metrics is not None else None,
         }
+
+    def outcome(self) -> dict[str, Any]:
+        data = self.data()
+        return {**super().outcome(), **{key: data[key] for key in ("validation", "checkpoints", "metrics")}}
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:

@@ -67,7 +67,7 @@ class TrainingLook:
 
     def __call__(self) -> SeenTraining:
         from osmosis_ai.api.http_errors import PlatformError
-        from osmosis_ai.services.runs.watching import is_away
+        from osmosis_ai.services.runs.lifecycle import is_away
 
         detail = self._client.training_runs.get(self._name)
         run = detail.training_run

@@ -1,0 +1,148 @@
+"""Evaluations of the platform, as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.eval_runs import tables
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import Block, Column, Row, Section, Styled, Table
+from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
+from osmosis_ai.cli.runs.view import RunView
+from osmosis_ai.services.eval_runs import info
+from osmosis_ai.services.eval_runs.info import DescribedEvaluation
+from osmosis_ai.services.eval_runs.watch import EvaluationLook, SeenEvaluation
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.listing import Listing
+
+_SETTINGS = ("limit", "n", "batch_size", "pass_threshold", "agent_workflow_timeout_s", "grader_timeout_s")
+
+
+class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
+    """Rows, attempts and rates."""
+
+    kind = "eval"
+    model_heading = "Model"
+
+    def fetch(
+        self, client: PlatformClient, *, limit: int, everything: bool
+    ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
+        return info.list_runs(client, limit=limit, everything=everything), info.run_item
+
+    def describe(self, client: PlatformClient, name: str) -> DescribedEvaluation:
+        return info.describe_run(client, name)
+
+    def look(self, client: PlatformClient, name: str) -> EvaluationLook:
+        return EvaluationLook(client, name)
+
+    def standing(self, seen: SeenEvaluation) -> RunStanding:
+        run, progress = seen.detail.eval_run, seen.progress
+        return RunStanding(
+            name=run.name or "Evaluating",
+            status=run.status,
+            completed=progress.completed if progress else None,
+            total=progress.total if progress else None,
+            unit="samples",
+            note=evaluation_note(progress) if progress else "",
+        )
+
+    def save(
+        self, context: PlatformContext, described: DescribedEvaluation, output: str | None
+    ) -> tuple[Path | None, str | None]:
+        from osmosis_ai.services.eval_runs.download import save_metrics
+
+        directory = Path(output) if output is not None else None
+        return save_metrics(context.client, described.run, context.workspace, directory)
+
+    def own_columns(self) -> Sequence[Column]:
+        return (
+            Column("Rollout", "rollout"),
+            Column("Result, over scored samples", value=_result),
+            Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
+        )
+
+    def results(self, described: DescribedEvaluation) -> Iterator[Row]:
+        rows, headline = (
+            info.rows_drawn(described.detail.results, described.detail.config),
+            described.headline,
+        )
+        if rows is not None:
+            yield "Rows", rows.words
+        if headline is not None:
+            yield "Scored", headline.scored_words
+            if headline.failed:
+                yield "Failed", headline.failed_words
+            yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
+            for warning in headline.warnings:
+                yield "Warning", Styled(warning, "warn")
+        yield "Tokens Used", formats.count(described.summary.get("total_tokens"))
+
+    def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
+        others = sorted(key for key in config if key not in _SETTINGS and key != "model_path")
+        return (f"{key}={config[key]}" for key in (*_SETTINGS, *others) if config.get(key) is not None)
+
+    def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
+        """Yield the results where there is no fuller table of them."""
+        rows = list(_counted(described))
+        if described.estimates is None and rows:
+            yield Section("Results", rows)
+
+    def numbers(self, described: DescribedEvaluation) -> Iterator[Block]:
+        """Yield the numbers as `eval run` shows them, where the platform has computed them so."""
+        estimates, headline = described.estimates, described.headline
+        if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
+            return
+        more: list[Row] = []
+        if estimates.counts.pending:
+            more.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
+        if described.metrics and described.metrics.overview.duration_ms is not None:
+            more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
+        yield from tables.numbers(estimates, headline.rows if headline is not None else None, more)
+
+    def headline(self, described: DescribedEvaluation) -> Iterator[Block]:
+        if described.estimates is not None:
+            yield from self.numbers(described)
+        elif rows := list(_counted(described)):
+            yield Table(("", ""), rows, title="Results", in_plain=True)
+        if described.headline is not None:
+            yield tables.headline(described.headline)
+
+    def own_hints(self, described: DescribedEvaluation, *, followed: bool) -> Iterator[str]:
+        if followed and described.metrics is not None:
+            yield f"Conversations: osmosis eval download {described.run.name or described.run.id}"
+
+
+VIEW = EvalRunView()
+
+
+def _result(item: Mapping[str, Any]) -> str | None:
+    headline, rows = item["headline"], item["rows"]
+    told = [headline["brief"]] if headline is not None else []
+    return "; ".join([*told, *([rows] if rows else [])]) or None
+
+
+def _counted(described: DescribedEvaluation) -> Iterator[Row]:
+    """Yield the numbers of a platform that computes no intervals."""
+    summary, metrics, results = described.summary, described.metrics, described.detail.results
+    words = [word for word in ("graded", "passed", "failed", "skipped") if word in summary]
+    if words:
+        yield "Samples", ", ".join(f"{formats.count(summary[word])} {word}" for word in words)
+    if "pass_threshold" in summary:
+        yield "Pass Threshold", f"{summary['pass_threshold']:g}"
+    stats = (results.reward_stats if results else None) or (metrics.reward_stats if metrics else None) or {}
+    names = ("mean", "std", "min", "median", "max")
+    known = [f"{name} {stats[name]:.3f}" for name in names if isinstance(stats.get(name), (int, float))]
+    if known:
+        yield "Reward", " · ".join(known)
+    points = stats.get("pass_at_k")
+    for k, value in points.items() if isinstance(points, Mapping) else ():
+        yield f"pass@{k}", formats.percent(value) if isinstance(value, (int, float)) else None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, (int, float)) else formats.MISSING

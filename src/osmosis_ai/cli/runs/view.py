@@ -1,0 +1,242 @@
+"""One view of the platform's runs, whatever their kind: listed, shown in full, and followed to their end.
+
+A :class:`RunView` says what differs between evaluations and training runs; every command about a run goes through it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.listing import list_result
+from osmosis_ai.cli.options import NOUNS
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import (
+    Block,
+    Column,
+    DetailResult,
+    ListResult,
+    OperationResult,
+    Row,
+    Section,
+    Status,
+    Styled,
+    Timestamp,
+)
+from osmosis_ai.cli.runs import following
+from osmosis_ai.services.runs.lifecycle import DescribedRun, RunKind, SeenT, watch_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.listing import Listing
+
+DescribedT = TypeVar("DescribedT", bound=DescribedRun)
+
+_SCOPES = {
+    "workspace": "workspace",
+    "user": "personal",
+    "user_override": "personal, overrides workspace",
+    "run": "this run only",
+}
+
+
+class RunView(ABC, Generic[DescribedT, SeenT]):
+    """How runs of one kind are asked for and shown."""
+
+    kind: ClassVar[RunKind]
+    model_heading: ClassVar[str]
+
+    # What differs
+
+    @abstractmethod
+    def fetch(
+        self, client: PlatformClient, *, limit: int, everything: bool
+    ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
+        """Return the workspace's runs, the newest first, and how scripts see one."""
+
+    @abstractmethod
+    def describe(self, client: PlatformClient, name: str) -> DescribedT:
+        """Return a run with its numbers, as far as they can be had."""
+
+    @abstractmethod
+    def look(self, client: PlatformClient, name: str) -> Callable[[], SeenT]:
+        """Return what asks how a run stands, again and again."""
+
+    @abstractmethod
+    def standing(self, seen: SeenT) -> following.RunStanding:
+        """Return what is shown of a run while it goes on."""
+
+    @abstractmethod
+    def save(
+        self, context: PlatformContext, described: DescribedT, output: str | None
+    ) -> tuple[Path | None, str | None]:
+        """Keep the run's metrics in a file; return it, or why there is none."""
+
+    @abstractmethod
+    def own_columns(self) -> Sequence[Column]:
+        """Return what a list shows between a run's status and when it was submitted."""
+
+    @abstractmethod
+    def results(self, described: DescribedT) -> Iterator[Row]:
+        """Yield what the run has come to."""
+
+    @abstractmethod
+    def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
+        """Return the run's settings, in order."""
+
+    @abstractmethod
+    def numbers(self, described: DescribedT) -> Iterator[Block]:
+        """Yield every number of the run."""
+
+    @abstractmethod
+    def headline(self, described: DescribedT) -> Iterator[Block]:
+        """Yield the numbers one looks at first when the run has ended."""
+
+    def own_sections(self, described: DescribedT) -> Iterator[Section]:
+        """Yield what else belongs to its facts."""
+        yield from ()
+
+    def own_hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
+        """Yield where else to look; ``followed`` when only the headline is shown."""
+        yield from ()
+
+    # What does not
+
+    def list_runs(self, *, limit: int, everything: bool) -> ListResult:
+        """Return the runs of the workspace as the command's result."""
+        columns = (
+            Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
+            Column("Status", value=lambda item: Status(item["status"]), keep=True),
+            *self.own_columns(),
+            Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
+            Column("Submitted By", "creator_name"),
+        )
+        with platform_context() as context, current().status(f"Fetching {NOUNS[self.kind]} runs"):
+            listing, item = self.fetch(context.client, limit=limit, everything=everything)
+            return list_result(listing, item, columns=columns, extra=context.resource())
+
+    def info(self, name: str, output: str | None) -> DetailResult:
+        """Return one run in full as the command's result; its metrics go to a file for people, or where asked."""
+        with platform_context() as context:
+            with current().status(f"Fetching {NOUNS[self.kind]} run"):
+                described = self.describe(context.client, name)
+                path, problem = None, None
+                if described.metrics is not None and (output is not None or current().mode == "rich"):
+                    path, problem = self.save(context, described, output)
+            if problem is not None:
+                current().warn(problem)
+            saved = {"output_path": str(path) if path else None, "save_warning": problem}
+            return DetailResult(
+                data={**described.data(), **saved, **context.resource()},
+                title=f"{NOUNS[self.kind].title()} Run",
+                rows=list(self._rows(described)),
+                sections=[*self._configuration(described), *self.own_sections(described)],
+                blocks=list(self.numbers(described)),
+                hints=[*self._hints(described, followed=False), *([f"Metrics: {path}"] if path else [])],
+            )
+
+    def watch(self, name: str) -> OperationResult:
+        """Follow a run to its end, and return the result of the command that did only that."""
+        with platform_context() as context:
+            described = self.follow(context.client, name)
+            own = {"id": described.run.id, "name": described.run.name}
+            return self.ended(described, "watch", {**own, **described.outcome(), **context.resource()})
+
+    def follow(self, client: PlatformClient, name: str) -> DescribedT:
+        """Show how far a run is until it has ended, and return what came of it."""
+        looks = watch_run(self.look(client, name), pause=following.pause, tell=current().note)
+        following.show(looks, self.standing, again=f"osmosis {self.kind} watch {name}")
+        return self.describe(client, name)
+
+    def ended(
+        self,
+        described: DescribedT,
+        verb: str,
+        resource: Mapping[str, Any],
+        next_steps_structured: Sequence[Mapping[str, Any]] = (),
+    ) -> OperationResult:
+        """Return the result of a command that followed a run to its end.
+
+        Args:
+            described: the run.
+            verb: the command, in the run's group.
+            resource: what a script is told.
+            next_steps_structured: what a script may do now.
+        """
+        run = described.run
+        said = f"{NOUNS[self.kind].title()} run {run.status}: {run.name or run.id}"
+        return OperationResult(
+            operation=f"{self.kind}.{verb}",
+            status="success" if run.status == "finished" else "partial",
+            message=f"{said}. {run.error}" if run.error else said,
+            resource=resource,
+            blocks=list(self.headline(described)),
+            next_steps=list(self._hints(described, followed=True)),
+            next_steps_structured=next_steps_structured,
+        )
+
+    def _rows(self, described: DescribedT) -> Iterator[Row]:
+        run, detail, progress = described.run, described.detail, described.summary.get("progress")
+        yield "Name", run.name or "(unnamed)"
+        if detail.is_internal_user:
+            yield "ID", run.id
+        yield "Status", Status(run.status)
+        if run.error:
+            yield "Error", Styled(run.error, "bad")
+        if described.waiting:
+            yield "Progress", "Waiting to start..."
+        elif progress is not None:
+            done, total = formats.count(progress["completed"]), formats.count(progress["total"])
+            yield "Progress", f"{done} / {total} {progress['unit']}"
+        took_ms = described.duration_ms
+        yield "Duration", formats.duration(took_ms / 1000 if took_ms is not None else None)
+        yield from self.results(described)
+        yield "Submitted", Timestamp(run.created_at, seconds=True)
+        yield "Submitted By", run.creator_name
+        yield "Started", Timestamp(run.started_at, seconds=True)
+        yield "Completed", Timestamp(run.completed_at, seconds=True)
+        yield "Dataset", detail.dataset.name if detail.dataset else None
+        yield self.model_heading, described.model
+        yield "Rollout", detail.rollout.name if detail.rollout else None
+        if described.metrics_error is not None:
+            yield "Metrics", f"Not available: {described.metrics_error}"
+        elif described.in_progress:
+            yield "Note", "The run is under way: the metrics are a snapshot."
+
+    def _configuration(self, described: DescribedT) -> Iterator[Section]:
+        """Yield how the run was configured, where anything says so."""
+        detail = described.detail
+        scopes = (detail.resolved_secret_scopes or {}).items()
+        known: Sequence[tuple[str, str | None]] = (
+            ("Entrypoint", detail.entrypoint),
+            ("Config", ", ".join(self.settings(detail.config or {}))),
+            ("Branch", detail.branch),
+            ("Commit", detail.commit_sha and detail.commit_sha[:7]),
+            ("Secrets", ", ".join(f"{name} ({_SCOPES.get(it, it)})" for name, it in sorted(scopes))),
+            (
+                "Environment Variables",
+                ", ".join(f"{name}={value}" for name, value in sorted((detail.env_config or {}).items())),
+            ),
+        )
+        rows = [(label, value) for label, value in known if value]
+        if rows:
+            yield Section("Configuration", rows)
+
+    def _hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
+        """Yield where to look next."""
+        run, group = described.run, f"osmosis {self.kind}"
+        name = run.name or run.id
+        if run.platform_url:
+            yield f"View: {run.platform_url}"
+        if run.status in ("failed", "crashed"):
+            yield f"See logs with: {group} logs {name}"
+        if not described.ended:
+            yield f"Follow with: {group} watch {name}"
+            yield f"Stop with: {group} stop {name}"
+        yield from self.own_hints(described, followed=followed)

@@ -51,8 +51,9 @@ def test_the_seed_is_written_into_a_config_of_its_own_and_nothing_else_changes(t
     name = walk._config_with_seed(scratch, 7)
     sample = load_training_config(Path(TRAINING_CONFIG), workspace)
     seeded = load_training_config(Path(name), workspace)
-    assert seeded.advanced == {**sample.advanced, "seed": 7}
-    assert (seeded.training, seeded.experiment) == (sample.training, sample.experiment)
+    advanced = {**sample.advanced, "seed": 7}
+    assert (seeded.advanced, seeded.experiment) == (advanced, sample.experiment)
+    assert seeded.payload() == {**sample.payload(), "advanced_config": advanced}
 
 
 def test_the_trained_model_is_evaluated_by_the_config_of_the_base(tmp_path: Path) -> None:

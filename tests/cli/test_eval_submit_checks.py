@@ -28,7 +28,7 @@ def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
         ("def broken(:\n", "main.py, line 1", "SyntaxError"),
         ("x = 1\nraise RuntimeError('no GPU')\n", "main.py, line 2", "RuntimeError: no GPU"),
         ("import sys\nsys.exit(3)\n", "main.py, line 2", "SystemExit: 3"),
-        ("import os\nos._exit(5)\n", "main.py", "it ended with status 5"),
+        ("import os\nos._exit(5)\n", "main.py", "it ended with exit status 5"),
     ],
 )
 def test_code_that_cannot_run_anywhere_is_not_submitted(maze: Maze, text: str, place: str, said: str) -> None:

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_killing_waits_for_the_end(tmp_path: Path) -> None:
     assert first_line(child) == "deaf"
     child.kill()
     assert child.poll() == -signal.SIGKILL
+
+
+def test_a_child_that_ends_by_itself_is_waited_for_without_an_event_loop(tmp_path: Path) -> None:
+    assert start("raise SystemExit(7)", tmp_path).finish(60) == 7
+    slow, called_off = start(STUBBORN, tmp_path), threading.Event()
+    assert slow.finish(0.05) is None
+    assert slow.poll() == -signal.SIGKILL
+    called_off.set()
+    assert start(STUBBORN, tmp_path).finish(60, called_off) is None
 
 
 async def test_what_the_child_started_is_stopped_with_it(tmp_path: Path) -> None:

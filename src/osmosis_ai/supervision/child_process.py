@@ -13,12 +13,14 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
+_POLL_S = 0.05
 
 
 def watch_parent() -> None:
@@ -154,8 +156,24 @@ class ChildProcess:
     async def wait(self) -> int:
         """Wait for the child to end and return its exit status."""
         while (status := self._process.poll()) is None:  # noqa: ASYNC110 - no portable exit event
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_POLL_S)
         return status
+
+    def finish(self, timeout_s: float, called_off: threading.Event | None = None) -> int | None:
+        """Wait, without an event loop, for a child that ends by itself, and end what is left of it then.
+
+        Returns:
+            Its exit status; None when it took longer than ``timeout_s`` seconds, or was called off.
+        """
+        called_off = called_off or threading.Event()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while (status := self.poll()) is None and time.monotonic() < deadline:
+                if called_off.wait(_POLL_S):
+                    break
+            return status
+        finally:
+            self.kill()
 
     async def stop(self, *, grace_s: float = TERMINATION_GRACE_S) -> int:
         """End the child's process group: politely, then by force after ``grace_s`` seconds.

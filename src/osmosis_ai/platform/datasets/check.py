@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ _MAX_DEPTH = 16
 # A process of its own takes half a second; text up to this size takes less.
 _SMALL_BYTES = 4 << 20
 _TIME_LIMIT_S = 3600.0
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -116,38 +114,20 @@ def _check_apart(path: Path, stopping: threading.Event) -> Check:
     with tempfile.TemporaryDirectory(prefix="osmosis-check-") as directory:
         result = Path(directory) / "result.json"
         command = [sys.executable, "-m", "osmosis_ai.platform.datasets", str(path), str(result)]
-        with (Path(directory) / "output").open("wb") as output:
-            child = ChildProcess(
-                command, env=python_environment(os.environ), cwd=Path(directory), stdout=output
-            )
-        try:
-            status = _wait(child, stopping)
-        finally:
-            child.kill()
+        output = Path(directory) / "output"
+        child = ChildProcess(command, env=python_environment(os.environ), cwd=Path(directory), stdout=output)
+        status = child.finish(_TIME_LIMIT_S, stopping)
         if status == 0:
             return Check(**json.loads(result.read_bytes()))
+        if status is None and stopping.is_set():
+            raise CheckCancelled
         if status is None:
             hours = _TIME_LIMIT_S / 3600
             return Check(errors=[f"reading the file took longer than {hours:.0f} h"])
         return Check(
             errors=["reading the file failed: it needs more memory than there is, or is damaged"],
-            warnings=_last_lines(Path(directory) / "output"),
+            warnings=output.read_text("utf-8", "replace").splitlines()[-1:],
         )
-
-
-def _wait(child: Any, stopping: threading.Event) -> int | None:
-    """Return the exit status; None when the child took too long."""
-    deadline = time.monotonic() + _TIME_LIMIT_S
-    while (status := child.poll()) is None:
-        if stopping.wait(_POLL_S):
-            raise CheckCancelled
-        if time.monotonic() > deadline:
-            return None
-    return int(status)
-
-
-def _last_lines(path: Path) -> list[str]:
-    return path.read_text("utf-8", "replace").splitlines()[-1:]
 
 
 def main(arguments: list[str]) -> None:

@@ -6,7 +6,6 @@ what cannot run anywhere (a syntax error, an exception while importing) is said 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -14,11 +13,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import python_environment
-from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.supervision import ChildProcess, exit_words
 
 TIMEOUT_S = 60.0
 HINT = (
@@ -101,13 +100,13 @@ def import_entrypoint(
     variables = {**python_environment(os.environ), **dict.fromkeys(secret_names, _PLACEHOLDER), **env}
     with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
         report = Path(scratch) / "report.json"
-        with (Path(scratch) / "output.txt").open("w+b") as output:
-            status = asyncio.run(
-                _probe(rollout_dir, entrypoint, report, env=variables, output=output, timeout_s=timeout_s)
-            )
-            if status is None:
-                return ImportOutcome("late", shown, f"`{shown}` was still importing after {timeout_s:g} s.")
-            found = _read(report) or {"error": _tail(output) or f"it ended with status {status}"}
+        output = Path(scratch) / "output.txt"
+        command = [sys.executable, "-c", _PROBE, entrypoint, str(report)]
+        status = ChildProcess(command, env=variables, cwd=rollout_dir, stdout=output).finish(timeout_s)
+        if status is None:
+            return ImportOutcome("late", shown, f"`{shown}` was still importing after {timeout_s:g} s.")
+        said = output.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        found = _read(report) or {"error": said or f"it ended with {exit_words(status)}"}
     if found.get("outcome") == "imported":
         return ImportOutcome("imported", shown)
     if found.get("outcome") == "module_not_found":
@@ -120,38 +119,9 @@ def import_entrypoint(
     return ImportOutcome("failed", shown, str(found.get("error")), **place, details=found)
 
 
-async def _probe(
-    rollout_dir: Path,
-    entrypoint: str,
-    report: Path,
-    *,
-    env: Mapping[str, str],
-    output: IO[bytes],
-    timeout_s: float,
-) -> int | None:
-    """Return the exit status, or None when it took too long."""
-    child = ChildProcess(
-        [sys.executable, "-c", _PROBE, entrypoint, str(report)],
-        env=env,
-        cwd=rollout_dir,
-        stdout=output,
-    )
-    try:
-        return await asyncio.wait_for(child.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return None
-    finally:
-        child.kill()
-
-
 def _read(report: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(report.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _tail(output: IO[bytes]) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    return output.read().decode("utf-8", "replace").strip()

@@ -42,6 +42,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 from osmosis_ai.platform.runs.leases import Leases, is_free
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.supervision import exit_words
 
 logger = logging.getLogger(__name__)
 
@@ -343,7 +344,7 @@ def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) 
         why = reason.rstrip(".") or "the platform could not do its part, and could not say why"
         return f"{why} (no fault of the run, {trouble.setbacks} of {SETBACKS} tries; {again})"
     times = f", {trouble.deaths} times in a row without getting anything done" if trouble.deaths > 1 else ""
-    return f"the worker ended unexpectedly ({_exit_words(status)}){times}; {again}"
+    return f"the worker ended unexpectedly ({_how(status)}){times}; {again}"
 
 
 def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory, advice: str) -> str:
@@ -352,19 +353,15 @@ def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDir
         why = reason or "the platform could not do its part, and could not say why: its disk may be full."
         return f"{why} {advice}".rstrip()
     return (
-        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_exit_words(status)}) without getting "
+        f"the worker ended unexpectedly {trouble.deaths} times in a row ({_how(status)}) without getting "
         f"anything done; see {directory.log} on the platform's machine"
         f"{f'. {advice}' if advice else ', then submit again.'}"
     )
 
 
-def _exit_words(status: int) -> str:
-    """Return how a process ended, in words."""
-    if status == LEARNER_LOST:
-        return "a process of its learner was lost"
-    if status == -signal.SIGKILL:
-        return "signal 9, as when the machine has no memory left"
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+def _how(status: int) -> str:
+    """Return how a worker ended, in words."""
+    return "a process of its learner was lost" if status == LEARNER_LOST else exit_words(status)
 
 
 def _ask_to_end(process: WorkerProcess) -> None:

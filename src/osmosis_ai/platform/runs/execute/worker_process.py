@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from osmosis_ai.platform.config import PlatformConfig
@@ -67,14 +66,12 @@ class WorkerStarter:
         """Start the worker of a run."""
         directory = WorkingDirectory(self._config.runs_dir, run_id)
         directory.create()
-        descriptor = os.open(directory.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "ab") as log:
-            return ChildProcess(
-                [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
-                env=worker_environment(os.environ, self._config, token),
-                cwd=Path(directory.path),
-                stdout=log,
-            )
+        return ChildProcess(
+            [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
+            env=worker_environment(os.environ, self._config, token),
+            cwd=directory.path,
+            stdout=directory.log,
+        )
 
 
 def worker_environment(environ: Mapping[str, str], config: PlatformConfig, token: str) -> dict[str, str]:

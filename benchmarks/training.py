@@ -337,8 +337,8 @@ async def whole_steps(
     """
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.objective.metrics import StepRecord, series
     from osmosis_ai.training.runs.hooks import TrainingHooks
+    from osmosis_ai.training.runs.metrics import StepRecord, series
     from osmosis_ai.training.runs.spec import TrainingSpec
     from osmosis_ai.training.runs.trainer import Trainer
     from osmosis_ai.training.runs.validation import ValidationPlan

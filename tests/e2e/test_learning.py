@@ -30,8 +30,8 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
-from osmosis_ai.training.objective.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan

@@ -14,8 +14,8 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.objective.metrics import series
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
+from osmosis_ai.training.runs.metrics import series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan

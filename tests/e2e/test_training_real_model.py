@@ -18,7 +18,7 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.training.objective.metrics import series
+from osmosis_ai.training.runs.metrics import series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan

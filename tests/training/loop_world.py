@@ -23,11 +23,11 @@ from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.checkpoints import CheckpointStore
 from osmosis_ai.training.learner.learner import StepRefusedError
 from osmosis_ai.training.learner.step_metrics import StepMetrics
-from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
 from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.sampler import RolloutSampler
 from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
 from tests.training.samples import recorded

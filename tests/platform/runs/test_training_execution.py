@@ -16,7 +16,7 @@ from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.objective.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
+from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROOT,

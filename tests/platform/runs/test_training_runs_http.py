@@ -18,7 +18,7 @@ from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.work.training_store import ROLLOUTS, TrainingRunWriter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.objective.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
+from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import (
     Code,

@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
-from osmosis_ai.training.objective.metrics import read_history, series
 from osmosis_ai.training.runs.loop_state import (
     REFUSED_STEPS_END,
     SILENT_STEPS_END,
@@ -21,6 +20,7 @@ from osmosis_ai.training.runs.loop_state import (
     NoRewardsError,
     NothingToLearnError,
 )
+from osmosis_ai.training.runs.metrics import read_history, series
 from tests.training.loop_world import LoopWorld, NumberLearner, alternating
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_json
@@ -26,8 +26,8 @@ from osmosis_ai.supervision import Service, ServiceError, ServiceSpec, free_port
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.runs.spec import TrainingSpec
 
 T = TypeVar("T")
 
@@ -36,6 +36,19 @@ GIVE_UP_S = 10.0
 # From a broken connection to the end of the process that held its other end.
 LOSS_S = 2.0
 STOP_GRACE_S = 10.0
+
+
+class LearnerSpec(Protocol):
+    """Whose learner it is; a run's spec has it."""
+
+    @property
+    def model_path(self) -> str: ...
+    @property
+    def settings(self) -> TrainingSettings: ...
+    @property
+    def device(self) -> str | None: ...
+    @property
+    def adapter(self) -> Path | None: ...
 
 
 class LearnerProcessLostError(OsmosisError):
@@ -51,7 +64,7 @@ class LearnerRanks:
         environ: the variables they inherit.
     """
 
-    def __init__(self, spec: TrainingSpec, directory: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, spec: LearnerSpec, directory: Path, environ: Mapping[str, str]) -> None:
         self._spec = spec
         self._directory = directory
         self._environ = environ
@@ -180,7 +193,7 @@ def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
         done.set_exception(error)
 
 
-def _learner_document(spec: TrainingSpec) -> dict[str, object]:
+def _learner_document(spec: LearnerSpec) -> dict[str, object]:
     return {
         "model_path": spec.model_path,
         "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),

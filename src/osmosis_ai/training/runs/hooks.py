@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.run_log import RunLog
-    from osmosis_ai.training.objective.metrics import StepRecord
+    from osmosis_ai.training.runs.metrics import StepRecord
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from osmosis_ai.training.learner.step_errors import StepRefusedError, repeated_refusal_error
 from osmosis_ai.training.learner.step_metrics import StepMetrics
-from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, finite, learning_metrics
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, TrainingLoopState
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, finite, learning_metrics
 from osmosis_ai.training.runs.rollout_batch import (
     Lesson,
     RolloutBatch,

@@ -25,10 +25,10 @@ from osmosis_ai.files import cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.learner.ranks import LearnerRanks
-from osmosis_ai.training.objective.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.hooks import LoggedHooks, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.validation import SplitRows, split_rows
@@ -168,8 +168,8 @@ class Trainer:
         self, stack: AsyncExitStack, hooks: TrainingHooks, rows: SplitRows, order: DataOrder
     ) -> TrainingLoop:
         """Open everything; the cheap and the likely to fail come first."""
-        from osmosis_ai.training.engines.factory import chat_format_of, open_policy_engine
         from osmosis_ai.training.learner.checkpoints import CheckpointStore
+        from osmosis_ai.training.runs.engine_factory import chat_format_of, open_policy_engine
         from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
 
         spec, directory = self._spec, self._directory
@@ -248,8 +248,8 @@ class Trainer:
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
     ) -> None:
         """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
-        from osmosis_ai.training.engines.factory import computes_in_float32
         from osmosis_ai.training.engines.sampling_probe import probe, probe_prompts
+        from osmosis_ai.training.runs.engine_factory import computes_in_float32
 
         settings = self._spec.settings
         hooks.stage("comparing what is sampled with what is learned")

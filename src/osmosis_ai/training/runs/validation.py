@@ -18,7 +18,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
 from osmosis_ai.evaluation.metrics import EvalMetrics
-from osmosis_ai.training.objective.metrics import (
+from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
     VALIDATION_REWARD,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from osmosis_ai.evaluation.headline import few_scored, scored_of_planned
-from osmosis_ai.training.objective.metrics import (
+from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
     VALIDATION_REWARD_HIGH,

@@ -30,10 +30,10 @@ from osmosis_ai.platform.runs.work.training_work import PreparedTraining, Traini
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
-from osmosis_ai.training.objective.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
 from osmosis_ai.training.runs import trainer
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.loop_state import Ending
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary

@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, select
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbMetricPoint
-from osmosis_ai.training.objective.metrics import TITLES
+from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
 # Plain columns: a long run has hundreds of thousands of points.

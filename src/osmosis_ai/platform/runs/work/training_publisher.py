@@ -16,8 +16,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.leases import LeaseLostError
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
-from osmosis_ai.training.objective.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD, VALIDATION_REWARD, StepRecord, read_history
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher

@@ -19,7 +19,7 @@ from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, new_id, upsert
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.training.objective.metrics import TRAINING_REWARD, StepRecord, finite
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD, StepRecord, finite
 
 ROLLOUTS = "rollout/samples"
 """The metric that counts the rollouts of a step; their sum is what a run has processed."""

@@ -14,7 +14,9 @@ from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.advantages import group_advantages
-from osmosis_ai.training.objective.metrics import (
+from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.data_order import DataOrder
+from osmosis_ai.training.runs.metrics import (
     TITLES,
     HistoryError,
     MetricsHistory,
@@ -24,8 +26,6 @@ from osmosis_ai.training.objective.metrics import (
     read_history,
     series,
 )
-from osmosis_ai.training.objective.sequences import TokenSequence
-from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule

@@ -164,7 +164,7 @@ MOVED = {
     "training.loop": "training.runs.loop",
     "training.loop_state": "training.runs.loop_state",
     "training.losses": "training.objective.losses",
-    "training.metrics": "training.objective.metrics",
+    "training.metrics": "training.runs.metrics",
     "training.openings": "training.engines.prompt_prefix_cache",
     "training.passes": "training.learner.forward_backward",
     "training.policy_bridge": "training.engines.policy_bridge",

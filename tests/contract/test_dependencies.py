@@ -27,7 +27,6 @@ USED_WITHOUT_AN_IMPORT = {
     "mcp": "LiteLLM imports it for calls with tools; its own extra of that name makes strands unsolvable",
     "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
     "python-multipart": "FastAPI reads uploads and forms with it",
-    "tomli-w": "the configs that the demo writes",
     "uv": "a program: it builds the environments of rollouts",
 }
 """Distributions that our code never names, and who imports them for us."""

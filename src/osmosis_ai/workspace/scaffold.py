@@ -116,6 +116,7 @@ def _replaceable(path: Path) -> bool:
 
 
 def _render(template: str, name: str) -> str:
+    # A template, not a TOML writer: what every key is for stands beside it, and no library writes comments.
     from osmosis_ai.config.reference import commented_keys
 
     text = (files("osmosis_ai.workspace") / "templates" / "rollout" / template).read_text(encoding="utf-8")

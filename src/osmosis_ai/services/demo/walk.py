@@ -5,10 +5,9 @@ No row that is evaluated was trained on: the samples come as two datasets that s
 
 from __future__ import annotations
 
-import json
 import os
-import re
 
+from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.services.demo.outcome import (
@@ -128,22 +127,23 @@ def _newest(session: Session, kind: str, status: int) -> str:
 def _config_with_seed(scratch: Scratch, seed: int) -> str:
     """Return the training config with a seed: the sample itself where it has that one."""
     name = TRAINING_CONFIG.replace(".toml", f"_seed_{seed}.toml")
-    return _changed(scratch, TRAINING_CONFIG, r"^seed = \d+", f"seed = {seed}", name)
+    return _changed(scratch, TRAINING_CONFIG, "advanced", "seed", seed, name)
 
 
 def _config_for(scratch: Scratch, model: str) -> str:
     """Write the evaluation's config anew, with nothing changed but the model."""
-    line = f"model_path = {json.dumps(model)}"
-    return _changed(scratch, CONFIG, r'^model_path = "[^"]*"', line, TRAINED_CONFIG)
+    return _changed(scratch, CONFIG, "experiment", "model_path", model, TRAINED_CONFIG)
 
 
-def _changed(scratch: Scratch, config: str, line: str, by: str, name: str) -> str:
-    """Write a config in which one line differs as ``name``; return that, or ``config`` where nothing differs."""
-    text = (scratch.workspace / config).read_text(encoding="utf-8")
-    changed, count = re.subn(line, lambda _: by, text, flags=re.MULTILINE)
-    if count != 1:
-        raise OsmosisError(f"a sample config has {count} lines `{line}`, and not one.", code="INTERNAL")
-    if changed == text:
+def _changed(scratch: Scratch, config: str, section: str, key: str, value: str | int, name: str) -> str:
+    """Write a config in which one value differs as ``name``; return that, or ``config`` where none does."""
+    import tomli_w
+
+    document = parse_toml((scratch.workspace / config).read_text(encoding="utf-8"), config)
+    if key not in document.get(section, {}):
+        raise OsmosisError(f"the sample {config} does not say `{key}` in [{section}].", code="INTERNAL")
+    if document[section][key] == value:
         return config
-    write_atomic(scratch.workspace / name, changed, mode=0o644)
+    document[section][key] = value
+    write_atomic(scratch.workspace / name, tomli_w.dumps(document), mode=0o644)
     return name

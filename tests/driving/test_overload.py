@@ -12,9 +12,8 @@ from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.callback_registry import TerminalCallbackResult
 from osmosis_ai.driving.classify import classify
 from osmosis_ai.driving.dispatcher import Dispatcher
-from osmosis_ai.driving.machine import LimitTally, MachineWatch
+from osmosis_ai.driving.machine import LimitTally, MachineWatch, Pace
 from osmosis_ai.driving.overload import blame_machine, overloaded, suspected_since
-from osmosis_ai.driving.pace import Pace
 from osmosis_ai.driving.server_health import ServerHealth
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord

@@ -8,8 +8,8 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.gating import (
     Evidence,
-    Judgement,
     Rule,
+    RuleResult,
     evidence_of,
     evidence_of_mean,
     evidence_of_share,
@@ -57,7 +57,7 @@ def test_nothing_is_decided_without_evidence() -> None:
 )
 def test_all_rules_must_pass_and_one_that_fails_decides(verdicts: str, expected: str) -> None:
     rule = Rule("reward", "min", 0)
-    assert overall([Judgement(rule, MEASURED, each, "") for each in verdicts.split()]) == expected  # type: ignore[arg-type]
+    assert overall([RuleResult(rule, MEASURED, each, "") for each in verdicts.split()]) == expected  # type: ignore[arg-type]
 
 
 def test_a_limit_of_none_at_all_is_meant_as_it_stands() -> None:

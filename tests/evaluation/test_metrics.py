@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.statistics import pass_at_k
 
 Outcome = tuple[int, int, str, "float | None"]
 
 
-def numbers_of(rows: int, n: int, *outcomes: Outcome, **options: float) -> EvalMetrics:
+def numbers_of(rows: int, n: int, *outcomes: Outcome, **options: float) -> RunMetrics:
     metrics = MetricsAccumulator(rows, n, **options)
     for row, run, status, reward in outcomes:
         metrics.add(row, run, status, reward)
     return metrics.summary()
 
 
-def written(metrics: EvalMetrics) -> Any:
+def written(metrics: RunMetrics) -> Any:
     return json.loads(json.dumps(metrics.model_dump(mode="json"), allow_nan=False))
 
 
@@ -263,7 +263,7 @@ def test_huge_numbers_can_be_written_as_json() -> None:
 
 def test_all_numbers_come_back_from_json() -> None:
     metrics = numbers_of(2, 2, (0, 0, "success", 1.0), (1, 0, "success", 0.0), (1, 1, "failed", None))
-    assert EvalMetrics.model_validate(written(metrics)) == metrics
+    assert RunMetrics.model_validate(written(metrics)) == metrics
 
 
 def test_the_estimates_stand_beside_the_products_fields() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.datasets import select_rows
-from osmosis_ai.driving.concurrency import choose_limit
-from osmosis_ai.driving.seeds import attempt_seeds, call_seed
+from osmosis_ai.driving.attempts import attempt_seeds, call_seed
+from osmosis_ai.driving.dispatcher import choose_limit
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.pending import pending_attempts, selected_rows

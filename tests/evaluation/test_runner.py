@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.datasets import count_records, file_digest, select_rows
+from osmosis_ai.driving.attempts import call_seed
 from osmosis_ai.driving.machine import MachineWatch
-from osmosis_ai.driving.seeds import call_seed
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget

@@ -9,12 +9,13 @@ attempt is made again under a fresh id.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.driving.classify import Verdict, classify, failed, rejected
 from osmosis_ai.driving.driver import AttemptTimeouts, RolloutRunRequest
@@ -29,11 +30,8 @@ from osmosis_ai.driving.overload import (
 from osmosis_ai.driving.restarting_server import AttemptLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from aiohttp import web
-
     from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.driving.machine import MachineWatch
@@ -43,23 +41,24 @@ if TYPE_CHECKING:
 MAX_LOSSES = 3
 """How often an attempt is made again whose server, or the connection to it, went away."""
 
+MAX_SEED = 0x7FFFFFFF
 LOST = "rollout_server_died"
 
 
-class Bridge(Protocol):
-    """Serves the model to agents (:class:`osmosis_ai.driving.bridge.RolloutBridge`)."""
+def call_seed(run_seed: int, source_row: int, attempt: int, call_index: int) -> int:
+    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt on a dataset row.
 
-    def open(self, rollout_id: str, *, seed_for: Callable[[int], int] | None = None) -> None:
-        """Serve a rollout's calls from now on."""
+    It is a function of the run's seed and the call's place in the run: which attempts run at the same time, in which
+    order, and how often the run was interrupted do not enter it. A model that honours seeds answers a resumed run as
+    it would have answered an undisturbed one.
+    """
+    place = f"{run_seed}:{source_row}:{attempt}:{call_index}"
+    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "big") & MAX_SEED
 
-    def usage(self, rollout_id: str) -> RolloutUsage:
-        """Say what its calls came to so far."""
 
-    def close(self, rollout_id: str) -> RolloutUsage:
-        """Serve no more of them, and say what they came to."""
-
-    def routes(self) -> Iterable[web.RouteDef]:
-        """Return the routes to mount."""
+def attempt_seeds(run_seed: int, source_row: int, attempt: int) -> Callable[[int], int]:
+    """Return the function from call index to seed of one attempt."""
+    return lambda call_index: call_seed(run_seed, source_row, attempt, call_index)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +137,7 @@ class AttemptResults(ABC):
 class AttemptServices:
     """What attempts run on: the model's bridge, the rollout's server, and the watch over this machine."""
 
-    bridge: Bridge
+    bridge: RolloutBridge[Any]
     server: RestartingRolloutServer
     machine: MachineWatch
     timeouts: AttemptTimeouts

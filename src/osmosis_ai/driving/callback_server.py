@@ -51,8 +51,8 @@ _GRADER_TERMINALS = frozenset({GraderStatus.SUCCESS, GraderStatus.FAILURE})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Bridge(Protocol):
-    """Serves the model to agents on routes of its own."""
+class HasRoutes(Protocol):
+    """Serves on routes of its own, as the bridge does (:class:`osmosis_ai.driving.bridge.RolloutBridge`)."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Return the routes to mount beside the callbacks."""
@@ -99,7 +99,7 @@ class CallbackListener:
         store: CallbackStore,
         *,
         auth_token: str,
-        bridge: Bridge | None = None,
+        bridge: HasRoutes | None = None,
         bridge_token: str | None = None,
     ) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """Keeps a rollout's server running, so that an attempt meets either a live server or a clear end.
 
-When the server dies, everything it was working on is lost with it; it is said to each of
-those attempts at once and starts another server. It gives up when servers die one after the other
-without a single attempt finishing in between.
+When the server dies, everything it was working on is lost with it; each of those attempts hears of it at
+once, and another server is started. That ends when servers die one after the other without a single attempt
+finishing in between.
 """
 
 from __future__ import annotations

@@ -17,19 +17,16 @@ from osmosis_ai.driving.attempts import (
     Attempt,
     AttemptResults,
     AttemptServices,
-    Bridge,
     RunningAttempt,
     acknowledgement,
 )
 from osmosis_ai.driving.callback_registry import CallbackStore
 from osmosis_ai.driving.callback_server import CallbackListener
-from osmosis_ai.driving.concurrency import choose_limit
-from osmosis_ai.driving.dispatcher import Dispatcher, Stop
+from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
 from osmosis_ai.driving.http_driver import HttpRolloutDriver
-from osmosis_ai.driving.machine import LimitTally, MachineWatch
-from osmosis_ai.driving.pace import Pace
+from osmosis_ai.driving.machine import LimitTally, MachineWatch, Pace
 from osmosis_ai.driving.restarting_server import RestartingRolloutServer, Server
 from osmosis_ai.driving.server_health import ServerHealth
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
@@ -39,6 +36,7 @@ from osmosis_ai.event_loop import LoopLag, LoopState
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.redaction import Redactor
@@ -108,7 +106,7 @@ class RolloutRunner:
 
     def __init__(
         self,
-        bridge: Bridge,
+        bridge: RolloutBridge[Any],
         *,
         bridge_token: str,
         make_server: Callable[[], Server],

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.driving.attempts import Attempt
-from osmosis_ai.driving.concurrency import choose_limit
-from osmosis_ai.driving.dispatcher import Dispatcher, Stop
+from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal

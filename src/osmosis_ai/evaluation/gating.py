@@ -70,7 +70,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RuleResult:
     """What a rule came to, and why, in a sentence."""
 
     rule: Rule
@@ -141,7 +141,7 @@ def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
             )
 
 
-def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> Judgement:
+def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> RuleResult:
     """Apply a rule.
 
     Args:
@@ -150,9 +150,9 @@ def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> J
         unfinished: why the run is not all there, in a sentence; nothing is decided on a part of a run.
     """
     if unfinished is not None:
-        return Judgement(rule, evidence, "unclear", unfinished)
+        return RuleResult(rule, evidence, "unclear", unfinished)
     if evidence.value is None:
-        return Judgement(rule, evidence, "unclear", evidence.note or "the run has no such number.")
+        return RuleResult(rule, evidence, "unclear", evidence.note or "the run has no such number.")
     if rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES:
         return _literally_none(rule, evidence)
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
@@ -163,16 +163,16 @@ def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> J
         met, missed = low is not None and low >= limit, high is not None and high < limit
         safe, beyond = f"at least {_number(low)}", f"at most {_number(high)}"
     if met:
-        return Judgement(rule, evidence, "pass", _sentence(f"it is {safe} with 95 % confidence", evidence))
+        return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} with 95 % confidence", evidence))
     if missed:
-        return Judgement(rule, evidence, "fail", _sentence(f"it is {beyond} with 95 % confidence", evidence))
+        return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} with 95 % confidence", evidence))
     if low is None or high is None:
-        return Judgement(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
+        return RuleResult(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
     between = f"it is between {_number(low)} and {_number(high)}; evaluate more rows"
-    return Judgement(rule, evidence, "unclear", _sentence(between, evidence))
+    return RuleResult(rule, evidence, "unclear", _sentence(between, evidence))
 
 
-def overall(judgements: Sequence[Judgement]) -> Verdict:
+def overall(judgements: Sequence[RuleResult]) -> Verdict:
     """Return what all rules together come to: one that fails decides, then one that is unclear."""
     verdicts = {judgement.verdict for judgement in judgements}
     return "fail" if "fail" in verdicts else "unclear" if "unclear" in verdicts else "pass"
@@ -287,11 +287,11 @@ def _rule(text: str, bound: Bound) -> Rule:
     return replace(rule, limit=limit)
 
 
-def _literally_none(rule: Rule, evidence: Evidence) -> Judgement:
+def _literally_none(rule: Rule, evidence: Evidence) -> RuleResult:
     """Apply a limit of 0, which no upper bound ever reaches: not one of the run's own attempts may count."""
     if evidence.value == 0:
-        return Judgement(rule, evidence, "pass", _sentence("there is not one", evidence))
-    return Judgement(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
+        return RuleResult(rule, evidence, "pass", _sentence("there is not one", evidence))
+    return RuleResult(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
 
 
 def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None) -> Evidence:

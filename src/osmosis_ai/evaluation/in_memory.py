@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults
-from osmosis_ai.driving.seeds import attempt_seeds
-from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.recording import record_of
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.redaction import Redactor
@@ -31,7 +30,7 @@ class MeasuredRows:
         rewards: of each row, the mean over its scored attempts; None where none was scored.
     """
 
-    metrics: EvalMetrics
+    metrics: RunMetrics
     rewards: list[float | None]
 
 

@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
@@ -41,7 +41,7 @@ class LocalResults:
     running: bool
     pass_threshold: float
     unverified: int
-    metrics: EvalMetrics
+    metrics: RunMetrics
 
 
 def read_local_results(directory: Path) -> LocalResults:

@@ -30,9 +30,9 @@ from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
     Estimates,
-    EvalMetrics,
     Latency,
     PassAtKPoint,
+    RunMetrics,
     TokenTotals,
     WireSummary,
 )
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.statistics import Labels
 
-__all__ = ["Estimates", "EvalMetrics", "MetricsAccumulator", "WireSummary"]
+__all__ = ["Estimates", "MetricsAccumulator", "RunMetrics", "WireSummary"]
 
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
@@ -211,9 +211,9 @@ class MetricsAccumulator:
             lost_attempts=record.lost_attempts,
         )
 
-    def summary(self) -> EvalMetrics:
+    def summary(self) -> RunMetrics:
         """Return the numbers of what has been recorded so far."""
-        return EvalMetrics(wire=self._wire_summary(), estimates=self._estimates())
+        return RunMetrics(wire=self._wire_summary(), estimates=self._estimates())
 
     def _wire_summary(self) -> WireSummary:
         scored = self._scored()

@@ -107,7 +107,7 @@ class Estimates(_Model):
     limited_by: LimitedBy | None = None
 
 
-class EvalMetrics(_Model):
+class RunMetrics(_Model):
     """All numbers of a run: the product's summary, as the ``wire`` defines it, and our ``estimates``."""
 
     wire: WireSummary

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from osmosis_ai.datasets import DatasetRow, Selection, iter_rows, row_digest
-from osmosis_ai.driving.attempts import Attempt
-from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.driving.attempts import Attempt, attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
 

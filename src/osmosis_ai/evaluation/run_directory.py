@@ -16,7 +16,7 @@ import orjson
 
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
-from osmosis_ai.evaluation.metrics import EvalMetrics
+from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.run_name import stamp
 from osmosis_ai.files import replacing, sync_directory, write_json
 
@@ -86,7 +86,7 @@ class RunDirectory:
             },
         )
 
-    def write_metrics(self, eval_run: Mapping[str, Any], metrics: EvalMetrics) -> None:
+    def write_metrics(self, eval_run: Mapping[str, Any], metrics: RunMetrics) -> None:
         """Write the numbers of the run: the product's summary, and our estimates beside it."""
         numbers = {"summary": metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")}
         write_json(self.metrics, {"eval_run": dict(eval_run), **numbers})

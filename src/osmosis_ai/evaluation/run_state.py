@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
-from osmosis_ai.evaluation.metrics import EvalMetrics, MetricsAccumulator
+from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import Projector
@@ -138,7 +138,7 @@ class RunState:
             boundary=record.boundary,
         )
 
-    def summary(self) -> EvalMetrics:
+    def summary(self) -> RunMetrics:
         """Return the metrics over the records so far; may be called from another thread."""
         with self._metrics_lock:
             frozen = copy.deepcopy(self.metrics)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.ledger import Ledger
     from osmosis_ai.evaluation.manifest import Manifest
-    from osmosis_ai.evaluation.metrics import EvalMetrics
+    from osmosis_ai.evaluation.metrics import RunMetrics
     from osmosis_ai.evaluation.spec import EvalRunSpec
 
 # Enough to see what goes wrong; the journal has them all.
@@ -60,7 +60,7 @@ class RunSummary:
     resumed: int
     stop: Stop | None
     duration_ms: int
-    metrics: EvalMetrics
+    metrics: RunMetrics
     failures: tuple[FailedRow, ...]
     rows: RowsDrawn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving import pace
+from osmosis_ai.driving import machine
 from osmosis_ai.driving.attempts import MAX_LOSSES
 from osmosis_ai.driving.dispatcher import Dispatcher
 from osmosis_ai.driving.driver import AttemptTimeouts
@@ -147,7 +147,7 @@ async def test_attempts_that_a_late_machine_lost_are_made_again_and_cost_no_rewa
 async def test_a_machine_that_stays_late_gets_fewer_rollouts_at_once(tmp_path, monkeypatch):
     narrowed: list[int] = []
     narrow = Dispatcher.narrow
-    monkeypatch.setattr(pace, "SUSTAINED_S", 0.1)
+    monkeypatch.setattr(machine, "SUSTAINED_S", 0.1)
     monkeypatch.setattr(Dispatcher, "narrow", lambda self, to: (narrowed.append(to), narrow(self, to)))
 
     def stand_still(_sample: Sample) -> None:

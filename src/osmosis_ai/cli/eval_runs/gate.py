@@ -17,7 +17,7 @@ from osmosis_ai.cli.output.results import Column, OperationResult, OperationStat
 from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.gating import Judgement, Verdict
+    from osmosis_ai.evaluation.gating import RuleResult, Verdict
     from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
 
 _STATUSES: dict[Verdict, OperationStatus] = {"pass": "success", "fail": "failed", "unclear": "unclear"}
@@ -131,7 +131,7 @@ def _table(report: GateReport) -> Table:
     )
 
 
-def _line(judgement: Judgement) -> str:
+def _line(judgement: RuleResult) -> str:
     # A reason may repeat an agent's error, and CI reads lines as commands.
     return one_line(f"{judgement.verdict}: {judgement.rule}: {judgement.reason}")
 

@@ -18,8 +18,8 @@ from osmosis_ai.evaluation.gating import (
     RUBRIC_METRICS,
     RUN_METRICS,
     Evidence,
-    Judgement,
     Rule,
+    RuleResult,
     Verdict,
     evidence_of,
     evidence_of_figure,
@@ -83,7 +83,7 @@ class GateReport:
     """What all rules came to."""
 
     run: GatedRun
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[RuleResult, ...]
     warnings: tuple[str, ...]
 
     @property

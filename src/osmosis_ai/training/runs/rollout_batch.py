@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.attempts import Attempt
-from osmosis_ai.driving.seeds import attempt_seeds
+from osmosis_ai.driving.attempts import Attempt, attempt_seeds
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD, finite
 from osmosis_ai.training.runs.sampler import Sample

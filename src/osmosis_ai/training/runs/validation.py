@@ -17,7 +17,7 @@ from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
-from osmosis_ai.evaluation.metrics import EvalMetrics
+from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -122,7 +122,7 @@ async def validate(
     )
 
 
-def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
+def validation_metrics(evaluation: RunMetrics) -> dict[str, float]:
     """Return a validation as a step's metrics; over scored samples, absent where there are none."""
     reward, passed = evaluation.estimates.reward, evaluation.estimates.pass_rate
     counts = evaluation.estimates.counts
@@ -139,7 +139,7 @@ def validation_metrics(evaluation: EvalMetrics) -> dict[str, float]:
     )
 
 
-def few_scored(evaluation: EvalMetrics) -> str | None:
+def few_scored(evaluation: RunMetrics) -> str | None:
     """Return what to say beside a validation of which too much has no score; None when nearly all of it has."""
     counts = evaluation.estimates.counts
     said = headline.few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)

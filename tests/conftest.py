@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import settings
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("osmosis", deadline=None)
 settings.load_profile("osmosis")
+
+# Compiling this package anew in each process that a test starts takes longer than many of those tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
@@ -39,4 +44,6 @@ def home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What a test asks of the keyring must never reach the developer's own.
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
     monkeypatch.chdir(here)
+    # No power is cut here, and a busy disk takes longer to reach than most tests take.
+    monkeypatch.setattr(os, "fsync", os.fstat)
     return home

@@ -16,6 +16,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
+from tests.platform.databases import put_migrated_database
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,7 @@ def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def running(platform_home: Path) -> PlatformServices:
     """A platform that has been started once and is open in this process."""
+    put_migrated_database(platform_home)
     services = build_services(PlatformConfig(home=platform_home))
     bootstrap(services.db, services.clock)
     return services

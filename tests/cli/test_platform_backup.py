@@ -25,6 +25,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbDataset, new_id
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
+from tests.platform.databases import put_migrated_database
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
 @pytest.fixture
 def platform(config: PlatformConfig) -> PlatformServices:
     """A platform with a secret, a stored file, a run under way and a mirror, open in this process."""
+    put_migrated_database(config.home)
     services = build_services(config)
     first = bootstrap(services.db, services.clock)
     assert first is not None

@@ -91,8 +91,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[PlatformConfig]:
-    with platform_database() as url:
-        yield PlatformConfig(home=tmp_path / "platform", database_url=url, port=8733)
+    home = tmp_path / "platform"
+    with platform_database(home) as url:
+        yield PlatformConfig(home=home, database_url=url, port=8733)
 
 
 @pytest.fixture

@@ -10,9 +10,14 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+
+from osmosis_ai.platform.db.engine import Database
 
 POSTGRES_URL = os.environ.get("OSMOSIS_TEST_POSTGRES_URL", "")
 
@@ -34,10 +39,25 @@ def postgres_database() -> Iterator[str]:
             connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+def put_migrated_database(home: Path) -> None:
+    """Begin a platform's home with an empty database of this release: a copy, which saves the steps to it."""
+    home.mkdir(mode=0o700)
+    (home / "platform.db").write_bytes(_migrated_database())
+
+
+@cache
+def _migrated_database() -> bytes:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "platform.db"
+        Database(f"sqlite:///{path}").migrate()
+        return path.read_bytes()
+
+
 @contextmanager
-def platform_database() -> Iterator[str]:
+def platform_database(home: Path) -> Iterator[str]:
     """Give the URL of a platform's database; "" is SQLite in its home."""
     if not POSTGRES_URL:
+        put_migrated_database(home)
         yield ""
         return
     with postgres_database() as url:

@@ -17,6 +17,7 @@ import pytest
 from osmosis_ai.cli.options import parse_duration
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
+from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
 
 CONFIG = "configs/eval/multiply.toml"
@@ -56,7 +57,9 @@ class World:
             "OSMOSIS_CACHE_DIR": str(self.workspace.root.parent / "cache"),
         }
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "osmosis_ai", "eval", *arguments),
+            *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),
+            "eval",
+            *arguments,
             cwd=self.workspace.root,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,

@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.warm_osmosis import warm_osmosis
 
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
@@ -60,7 +61,7 @@ def command_lines(block: Block) -> list[str]:
 @cache
 def help_of(*command: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "osmosis_ai", *command, "--help"],
+        [*warm_osmosis(), *command, "--help"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -104,9 +105,13 @@ def test_every_command_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     copy_sample_workspace(workspace)
     port = free_port()
+    program = tmp_path / "bin" / "osmosis"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(warm_osmosis())} "$@"\n')
+    program.chmod(0o755)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"])),
         "OSMOSIS_CONFIG_DIR": str(tmp_path / "config"),
         "OSMOSIS_CACHE_DIR": str(tmp_path / "cache"),
         "OSMOSIS_HOME": str(tmp_path / "home"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from osmosis_ai.workspace.samples import copy_sample_workspace
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.standin_model import StandInModel
+from tests.warm_osmosis import warm_osmosis
 
 CONFIG = "configs/eval/agent.toml"
 EXPERIMENT = {
@@ -83,7 +84,9 @@ class World:
     ) -> asyncio.subprocess.Process:
         wanted = {**self.environment, **environment}
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "osmosis_ai", *arguments),
+            # What `prepare` limits is limited in the process that it is called in.
+            *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),
+            *arguments,
             cwd=cwd or self.root,
             env={name: value for name, value in wanted.items() if value is not None},
             stdin=asyncio.subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.services.demo import Scratch
 from tests.e2e.platform_process import PROGRAM, Platform
+from tests.warm_osmosis import warm_osmosis
 
 
 class Outcome(NamedTuple):
@@ -42,7 +43,7 @@ class Outcome(NamedTuple):
 def run(*words: str, cwd: Path, env: Mapping[str, str]) -> Outcome:
     """Run one command for a script."""
     done = subprocess.run(
-        [*PROGRAM, "--json", *words],
+        [*warm_osmosis(), "--json", *words],
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -60,7 +61,7 @@ def running(
     """Run a platform with these settings in a process that was prepared so; gives its clients' environment."""
     env = {**scratch.environment(os.environ), **settings}
     process = subprocess.Popen(
-        [*PROGRAM, "platform", "start", "--login", "--json", "--port", "0"],
+        [*(PROGRAM if prepare else warm_osmosis()), "platform", "start", "--login", "--json", "--port", "0"],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -93,7 +94,7 @@ class World:
     def osmosis(self, *words: str, cwd: Path | None = None, **env: str | None) -> Outcome:
         wanted = {**self.platform.env, **env}
         done = subprocess.run(
-            [*PROGRAM, *words],
+            [*warm_osmosis(), *words],
             cwd=cwd or self.root,
             env={name: value for name, value in wanted.items() if value is not None},
             stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from osmosis_ai.services.demo import Scratch
+from tests.warm_osmosis import warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
 WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
@@ -60,7 +61,7 @@ class Platform:
 
     def command(self, *words: str) -> Any:
         done = subprocess.run(
-            [*PROGRAM, "--json", *words],
+            [*warm_osmosis(), "--json", *words],
             cwd=self.workspace,
             env=self.env,
             stdin=subprocess.DEVNULL,

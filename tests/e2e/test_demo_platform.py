@@ -6,11 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
 
@@ -19,7 +20,7 @@ def osmosis(
     *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "osmosis_ai", *words],
+        [*warm_osmosis(), *words],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,

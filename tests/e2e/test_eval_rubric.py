@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.rubric.judge_server import JudgeServer
+from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
 
@@ -45,11 +46,12 @@ class World:
         self,
         *arguments: str,
         prepare: Callable[[], None] | None = None,
-        program: Sequence[str] = ("-m", "osmosis_ai"),
+        program: Sequence[str] = (),
     ) -> asyncio.subprocess.Process:
         command = ["eval", "rubric", "-d", "data.jsonl", "-r", "Be good and clear.", "-o", "out.json"]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, *program, *command, "--model", "openai/judge-a", *arguments),
+            *([sys.executable, *(program or ("-m", "osmosis_ai"))] if program or prepare else warm_osmosis()),
+            *(*command, "--model", "openai/judge-a", *arguments),
             cwd=self.root,
             env={
                 **os.environ,

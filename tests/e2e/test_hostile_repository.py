@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.logins import save_login
+from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_workspace
 
 pytestmark = pytest.mark.e2e
@@ -82,7 +82,7 @@ class Victim:
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "osmosis_ai", *words],
+            [*warm_osmosis(), *words],
             cwd=self.root,
             env={**self.shell, **variables},
             stdin=subprocess.DEVNULL,

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from osmosis_ai.cli.failures import INTERRUPTED_STATUS, USAGE_STATUS
 from osmosis_ai.cli.main import BROKEN_PIPE_STATUS
-from osmosis_ai.cli.registry import COMMANDS
+from osmosis_ai.cli.registry import COMMANDS, OPTIONS, SUMMARY
 from osmosis_ai.cli.root import PROGRAM, build_root
-from osmosis_ai.cli.root_help import OPTIONS, SUMMARY
 from osmosis_ai.errors import ERROR_CODES
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli-reference.md"

@@ -24,6 +24,11 @@ _BETWEEN = re.compile(r"(?<=# <table>\n).*?(?=    # </table>)", re.DOTALL)
 
 # Modules whose content went into others: old path -> where the names of it are today.
 FOLDED: dict[str, str] = {
+    "cli.root_help": "cli.registry",
+    "cli.listing": "cli.connection",
+    "cli.output.sparkline": "cli.output.chart",
+    "cli.platform.extra": "cli.platform.local_platform",
+    "services.auth.tokens": "services.auth.logout",
     "cli.demo_training": "cli.demo",
     "cli.eval.durations": "cli.options",
     "cli.eval.following": "cli.eval_runs.view",

@@ -52,8 +52,6 @@ SHORT: set[str] = {
     "api/resources/rollouts.py",
     "api/resources/workspaces.py",
     "api/wire/rollouts.py",
-    "cli/connection.py",
-    "cli/platform/extra.py",
     "config/spelling.py",
     "platform/name_lookup.py",
     "platform/runs/lifecycle.py",

@@ -201,7 +201,7 @@ def test_a_script_that_deploys_or_takes_back_is_asked_nothing(maze: Maze, verb: 
 
 def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     called = maze.post("/models/maze-lora/undeploy").respond(json={"id": "lo_1", "model_name": "maze-lora"})
-    monkeypatch.setattr("osmosis_ai.cli.output.context._is_terminal", lambda _: True)
+    monkeypatch.setattr("osmosis_ai.cli.output.formats.is_terminal", lambda _: True)
     monkeypatch.setattr("osmosis_ai.cli.output.prompts.ask_yes_no", lambda *_, **__: False)
     assert maze.osmosis("model", "undeploy", "maze-lora").out == "Cancelled.\n"
     assert not called.called

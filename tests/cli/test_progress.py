@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from osmosis_ai.cli.output.progress import LineProgress, amount
+from osmosis_ai.cli.output.formats import amount
+from osmosis_ai.cli.output.progress import LineProgress
 
 
 class Clock:

@@ -7,9 +7,8 @@ import pytest
 
 import osmosis_ai
 from osmosis_ai import __version__
-from osmosis_ai.cli.registry import COMMANDS
+from osmosis_ai.cli.registry import COMMANDS, OPTIONS
 from osmosis_ai.cli.root import build_root
-from osmosis_ai.cli.root_help import OPTIONS
 from tests.cli.conftest import Cli
 
 GROUP_HELP = """

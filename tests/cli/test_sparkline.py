@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.cli.output.sparkline import sparkline
+from osmosis_ai.cli.output.chart import sparkline
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.output.context import Mode, OutputContext
 
 NARRATE_ENV = "_OSMOSIS_NARRATE"
-MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -30,25 +29,13 @@ def run(arguments: Sequence[str]) -> int:
         from osmosis_ai.cli.completion import complete
 
         return complete(completion_request, arguments)
+    from osmosis_ai.cli.registry import root_help, split_modes
+
     modes, rest = split_modes(arguments)
     if len(modes) < 2 and (not rest or rest[0] in ("-h", "--help")):
-        from osmosis_ai.cli.root_help import root_help
-
         sys.stdout.write(root_help())
         return 0
     return _run_in_mode(modes, rest)
-
-
-def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
-    """Take ``--json`` and ``--plain`` out of everything before a bare ``--``.
-
-    Returns:
-        The distinct modes asked for, and the arguments without them.
-    """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    asked = [MODES[word] for word in arguments[:end] if word in MODES]
-    rest = [word for word in arguments[:end] if word not in MODES]
-    return list(dict.fromkeys(asked)), [*rest, *arguments[end:]]
 
 
 def _run_in_mode(modes: list[Mode], rest: list[str]) -> int:

@@ -18,8 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from osmosis_ai.cli.registry import COMMANDS
-from osmosis_ai.cli.root_help import OPTIONS
+from osmosis_ai.cli.registry import COMMANDS, OPTIONS
 
 COMPLETION_ENV = "_OSMOSIS_COMPLETE"
 
@@ -103,7 +102,7 @@ def complete(instruction: str, words: Sequence[str]) -> int:
 
 def candidates(typed: Sequence[str], current: str) -> Iterator[Candidate]:
     """Yield what may stand in place of ``current`` after the complete words ``typed``."""
-    from osmosis_ai.cli.application import MODES, split_modes
+    from osmosis_ai.cli.registry import MODES, split_modes
 
     _, before = split_modes(typed)
     if "--" in before:

@@ -1,16 +1,20 @@
-"""How commands reach the platform: what it has to say beside its replies goes to the user at once."""
+"""How commands reach the platform, and how what it lists becomes a result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, ListResult
 
 if TYPE_CHECKING:
     from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.listing import Listing
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -18,6 +22,8 @@ def platform_context(
     start: Path | None = None, *, require_scaffold: bool = True
 ) -> Iterator[PlatformContext]:
     """Open the context of a command about a workspace; see :func:`osmosis_ai.services.context.open_context`.
+
+    What the platform has to say beside its replies goes to the user at once.
 
     Args:
         start: a directory or file of the workspace directory; the current directory when None.
@@ -27,3 +33,34 @@ def platform_context(
 
     with open_context(start, require_scaffold=require_scaffold, warn=current().warn) as context:
         yield context
+
+
+def list_result(
+    listing: Listing[T],
+    item: Callable[[T], Mapping[str, Any]],
+    *,
+    columns: Sequence[Column],
+    extra: Mapping[str, Any],
+    hints: Sequence[str] = (),
+    title: str = "",
+) -> ListResult:
+    """Return a listing as the command's result.
+
+    Args:
+        listing: what the platform has.
+        item: returns one as scripts see it.
+        columns: what people see of each.
+        extra: further keys for scripts.
+        hints: closing lines for people.
+        title: of one list among several.
+    """
+    return ListResult(
+        items=[item(each) for each in listing.items],
+        columns=columns,
+        total_count=listing.total_count,
+        has_more=listing.has_more,
+        next_offset=listing.next_offset,
+        extra=extra,
+        hints=hints,
+        title=title,
+    )

@@ -100,7 +100,7 @@ def _near_modes(option: str) -> list[str]:
     # The parser never sees these two: they are taken out of the line before it.
     from difflib import get_close_matches
 
-    from osmosis_ai.cli.application import MODES
+    from osmosis_ai.cli.registry import MODES
 
     return get_close_matches(option, MODES, n=1)
 

@@ -18,6 +18,9 @@ RunArgument = Annotated[
     str, typer.Argument(help="Name or id of a run.", show_default=False, autocompletion=complete_run)
 ]
 
+LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many at most.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Every one, page after page.")]
+
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d)?\s*", re.ASCII)

@@ -1,15 +1,31 @@
 """The command tree's first level as data: names, help lines and panels are known without importing a command.
 
+`osmosis --help` is written from it: no command and no parser is imported for it.
+
 Adding a command is one line here. A *group* names a ``typer.Typer`` of sub-commands; a *command* names
 a function (or a ``typer.Typer`` that holds one). Either is imported when it is used, not before.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.context import Mode
 
 WORKFLOW = "Workflow commands"
 PLATFORM = "Platform commands"
+SUMMARY = "Evaluate and train LLM agents, on your machine or on the Osmosis platform."
+OPTIONS = (
+    ("--json", "Print one JSON document. Goes anywhere on the line."),
+    ("--plain", "Print plain lines for scripts and logs. Goes anywhere."),
+    ("--env-file FILE", "Read variables from FILE (default: the workspace's .env)."),
+    ("--platform URL", "Use the platform at URL."),
+    ("-V, --version", "Print the version."),
+    ("-h, --help", "Print this help; `osmosis COMMAND --help` tells more."),
+)
+MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
 
 class CommandEntry(NamedTuple):
@@ -77,3 +93,25 @@ def visible_by_panel() -> dict[str, list[tuple[str, str]]]:
         if not entry.hidden:
             panels.setdefault(entry.panel, []).append((name, entry.help))
     return panels
+
+
+def root_help() -> str:
+    """Return the help of the command line itself, ended by a newline."""
+    panels = visible_by_panel()
+    width = 2 + max(len(name) for rows in (*panels.values(), OPTIONS) for name, _ in rows)
+    lines = ["Usage: osmosis [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}"]
+    for title, rows in (*panels.items(), ("Options", OPTIONS)):
+        lines += ["", f"{title}:", *(f"  {name:<{width}}{text}" for name, text in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
+    """Take ``--json`` and ``--plain`` out of everything before a bare ``--``.
+
+    Returns:
+        The distinct modes asked for, and the arguments without them.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    asked = [MODES[word] for word in arguments[:end] if word in MODES]
+    rest = [word for word in arguments[:end] if word not in MODES]
+    return list(dict.fromkeys(asked)), [*rest, *arguments[end:]]

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from osmosis_ai.cli.registry import COMMANDS, CommandEntry
-from osmosis_ai.cli.root_help import OPTIONS, root_help
+from osmosis_ai.cli.registry import COMMANDS, OPTIONS, CommandEntry, root_help
 
 PROGRAM = "osmosis"
 # Shared by every context of one invocation: the names of the commands resolved so far.

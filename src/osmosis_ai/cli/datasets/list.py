@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.listing import AllOption, LimitOption, list_result
+from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.options import AllOption, LimitOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, Status, Timestamp

@@ -75,7 +75,7 @@ def _confirm(out: OutputContext, plan: DownloadPlan, *, yes: bool) -> None:
 
 
 def _operation(outcome: DownloadOutcome, extra: Mapping[str, Any]) -> OperationResult:
-    from osmosis_ai.cli.eval_runs.tables import shown_path
+    from osmosis_ai.cli.output.formats import shown_path
 
     plan, failures = outcome.plan, outcome.failures
     parts = [f"{formats.count(len(outcome.fetched))} files to {shown_path(plan.directory)}"]

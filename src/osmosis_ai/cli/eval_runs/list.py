@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.cli.listing import AllOption, LimitOption
+from osmosis_ai.cli.options import AllOption, LimitOption
 from osmosis_ai.cli.output.results import ListResult
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
 from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned
 
@@ -120,14 +120,6 @@ def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
     if result.summary.failed:
         steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
     return steps
-
-
-def shown_path(path: Path) -> str:
-    """Return ``path`` relative to the working directory when it is below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def _rows(prepared: PreparedEval) -> str:

@@ -70,6 +70,7 @@ def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
 
 def _local_operation(seen: WatchedRun) -> OperationResult:
     from osmosis_ai.cli.eval_runs import tables
+    from osmosis_ai.cli.output import formats
 
     finished = seen.status == "finished"
     progress = seen.progress
@@ -81,7 +82,7 @@ def _local_operation(seen: WatchedRun) -> OperationResult:
     return OperationResult(
         operation="eval.watch",
         status="success" if finished else "partial",
-        message=f"Evaluation run {'finished' if finished else 'stopped'}: {tables.shown_path(seen.run_dir)}.{left}",
+        message=f"Evaluation run {'finished' if finished else 'stopped'}: {formats.shown_path(seen.run_dir)}.{left}",
         resource=_local_resource(seen),
         blocks=tables.recorded_results(seen),
         next_steps=[] if finished else ["Resume: run the command that started it again"],

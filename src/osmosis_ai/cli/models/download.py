@@ -24,7 +24,7 @@ def download(
     ] = None,
 ) -> OperationResult:
     """Fetch a LoRA model's adapter in PEFT's format, each file checked; a folder that is there is whole."""
-    from osmosis_ai.cli.eval_runs.tables import shown_path
+    from osmosis_ai.cli.output.formats import shown_path
     from osmosis_ai.services.models.download import download_model, plan_model_download
 
     out = current()

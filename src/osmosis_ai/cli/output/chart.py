@@ -1,4 +1,4 @@
-"""Curves drawn in text, in cells of two by four Braille dots; axes say from which value to which."""
+"""Curves drawn in text, in cells of two by four Braille dots; axes say from which value to which; or on one line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _ACROSS, _DOWN = 2, 4
 # 17 digits tell any two floats apart.
 _FEWEST_DIGITS, _ALL_DIGITS = 3, 17
 _LARGEST_IN_FULL = 1e6
+_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +159,17 @@ def _merged(line: Sequence[Span]) -> list[Span]:
         Span("".join(span.text for span in spans), curve)
         for curve, spans in groupby(line, key=lambda span: span.curve)
     ]
+
+
+def sparkline(values: Sequence[float], *, width: int) -> str:
+    """Return ``values`` as at most ``width`` bars, each the mean of its share of them, from least to greatest."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [position * len(values) // count for position in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high == low:
+        return _LEVELS[0] * count
+    top = len(_LEVELS) - 1
+    return "".join(_LEVELS[round((mean - low) / (high - low) * top)] for mean in means)

@@ -52,8 +52,10 @@ class OutputContext:
         self.stdin = stdin if stdin is not None else sys.stdin
         self.stdout = stdout if stdout is not None else sys.stdout
         self.stderr = stderr if stderr is not None else sys.stderr
-        self.interactive = mode == "rich" and _is_terminal(self.stdin)
-        self.animated = mode == "rich" and _is_terminal(self.stderr) and os.environ.get("TERM") != "dumb"
+        self.interactive = mode == "rich" and formats.is_terminal(self.stdin)
+        self.animated = (
+            mode == "rich" and formats.is_terminal(self.stderr) and os.environ.get("TERM") != "dumb"
+        )
         self._console: Console | None = None
 
     # -- while the command runs ------------------------------------------------------------
@@ -228,7 +230,7 @@ class OutputContext:
         self._write_error(dumps(redact_tree(envelope)))
 
     def _write_error(self, text: str, style: str | None = None) -> None:
-        if style and self.mode == "rich" and has_colour(self.stderr):
+        if style and self.mode == "rich" and formats.has_colour(self.stderr):
             text = f"\x1b[{style}m{text}\x1b[0m"
         if self._console is not None:
             from osmosis_ai.cli.output import terminal
@@ -237,22 +239,6 @@ class OutputContext:
         else:
             self.stderr.write(text + "\n")
             self.stderr.flush()
-
-
-def has_colour(stream: TextIO) -> bool:
-    """Whether colours may be written to ``stream`` (https://no-color.org, https://force-color.org)."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # a closed stream
-        return False
 
 
 _current: OutputContext | None = None

@@ -5,7 +5,12 @@ Every function takes a plain value and returns text; ``None`` always gives :data
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone, tzinfo
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MISSING = "–"
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -116,3 +121,38 @@ def parse_date(text: str) -> datetime | None:
     except ValueError:
         return None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+def amount(completed: float, total: float | None, unit: str) -> str:
+    """Return ``40/400 samples`` or ``1.5 MB of 3.0 GB``."""
+    if unit == "bytes":
+        done = size(int(completed))
+        return done if total is None else f"{done} of {size(int(total))}"
+    done = count(int(completed))
+    counted = done if total is None else f"{done}/{count(int(total))}"
+    return f"{counted} {unit}".rstrip()
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` relative to the working directory when it is below it."""
+    try:
+        return str(path.relative_to(path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether colours may be written to ``stream`` (https://no-color.org, https://force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody sees what is written to ``stream``."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # a closed stream
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -24,7 +25,6 @@ from osmosis_ai.cli.output.results import (
     Table,
     Timestamp,
 )
-from osmosis_ai.cli.output.sparkline import sparkline
 
 _CURVE_WIDTH = 40
 

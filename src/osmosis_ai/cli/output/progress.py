@@ -107,19 +107,9 @@ class LineProgress:
         self._said_step, self._said_at, self._unsaid = step, self._clock(), None
 
     def _line(self, completed: float, note: str) -> str:
-        parts = [f"{self._description}: {amount(completed, self._total, self._unit)}"]
+        parts = [f"{self._description}: {formats.amount(completed, self._total, self._unit)}"]
         if self._total:
             parts.append(f"({min(1.0, completed / self._total):.0%})")
         if note:
             parts.append(note)
         return " ".join(parts)
-
-
-def amount(completed: float, total: float | None, unit: str) -> str:
-    """Return ``40/400 samples`` or ``1.5 MB of 3.0 GB``."""
-    if unit == "bytes":
-        done = formats.size(int(completed))
-        return done if total is None else f"{done} of {formats.size(int(total))}"
-    done = formats.count(int(completed))
-    counted = done if total is None else f"{done}/{formats.count(int(total))}"
-    return f"{counted} {unit}".rstrip()

@@ -23,8 +23,8 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.formats import amount
 from osmosis_ai.cli.output.plain import cell_text
-from osmosis_ai.cli.output.progress import amount
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -72,9 +72,7 @@ _CHART_HEIGHT, _CHART_MARGIN, _NARROWEST_CHART = 10, 12, 20
 
 def open_console(stream: TextIO) -> Console:
     """Return a console on ``stream`` that takes text literally and highlights nothing."""
-    from osmosis_ai.cli.output.context import has_colour
-
-    coloured = has_colour(stream)
+    coloured = formats.has_colour(stream)
     console = Console(
         file=stream,
         markup=False,

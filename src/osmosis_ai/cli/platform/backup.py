@@ -24,7 +24,7 @@ def backup(
     as safe as the platform itself.
     """
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.extra import platform_extra
+    from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
         from osmosis_ai.platform.backup import create_backup

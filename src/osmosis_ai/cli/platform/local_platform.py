@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.platform.extra import platform_extra
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -21,6 +20,19 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.key_rotation import Rotation
     from osmosis_ai.platform.offboarding import Offboarding
     from osmosis_ai.platform.workspaces import WorkspaceStore
+
+
+@contextmanager
+def platform_extra() -> Iterator[None]:
+    """Import parts of the platform inside the block.
+
+    Raises:
+        MissingExtraError: the `platform` extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("platform", error.name or "sqlalchemy") from error
 
 
 @dataclass(frozen=True)

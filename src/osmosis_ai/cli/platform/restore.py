@@ -16,7 +16,7 @@ def restore(
 ) -> OperationResult:
     """Make the platform of OSMOSIS_HOME, which must be empty, from a backup. Nothing is kept of a damaged one."""
     from osmosis_ai.cli.output import formats
-    from osmosis_ai.cli.platform.extra import platform_extra
+    from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
         from osmosis_ai.platform.backup import restore_backup

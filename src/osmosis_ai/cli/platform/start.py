@@ -43,7 +43,7 @@ def start(
     Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
     sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
     """
-    from osmosis_ai.cli.platform.extra import platform_extra
+    from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
         import osmosis_ai.platform.server  # noqa: F401 - all it needs, or the extra is missed here

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.listing import AllOption, LimitOption, list_result
+from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.options import AllOption, LimitOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, Timestamp
 

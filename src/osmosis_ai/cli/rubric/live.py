@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.eval_runs.graceful_stop import GracefulStop
+from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs.following import spent

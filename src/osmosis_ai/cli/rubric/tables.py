@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.cli.eval_runs.tables import shown_path
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text
 from osmosis_ai.cli.rubric.trust_tables import trust_blocks
 

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.listing import list_result
+from osmosis_ai.cli.connection import list_result, platform_context
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current

@@ -9,9 +9,9 @@ import typer
 
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, DetailResult, Row, Status, Table
-from osmosis_ai.cli.output.sparkline import sparkline
 
 if TYPE_CHECKING:
     from osmosis_ai.services.training_runs.compare import Comparison, MetricDifference

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, Status, Table, Timestamp
-from osmosis_ai.cli.output.sparkline import sparkline
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, Column, Row, Text
-from osmosis_ai.cli.output.sparkline import sparkline
 from osmosis_ai.cli.runs.following import RunStanding
 from osmosis_ai.cli.runs.view import RunView
 from osmosis_ai.cli.training_runs import tables

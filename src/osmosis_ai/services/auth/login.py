@@ -28,7 +28,7 @@ from osmosis_ai.api.wire.auth import DeviceAuthorization, IssuedToken, User, Ver
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.auth.account import iso, known_user
 from osmosis_ai.services.auth.device_code import Time, await_token, device_name
-from osmosis_ai.services.auth.tokens import pass_on_warnings, revoke
+from osmosis_ai.services.auth.logout import pass_on_warnings, revoke
 from osmosis_ai.services.context import Warn, connect, log_warning
 
 LoginSource = Literal["token", "device", "saved"]

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.api.credentials import TOKEN_ENV, CredentialStore, active_platform_url
+from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore, active_platform_url
+from osmosis_ai.api.resources.auth import REVOKE_TIMEOUT_S
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.auth.tokens import pass_on_warnings, revoke
-from osmosis_ai.services.context import Warn, log_warning
+from osmosis_ai.services.context import Warn, connect, log_warning
 
 
 @dataclass(frozen=True)
@@ -100,3 +100,23 @@ def _revoke_saved(store: CredentialStore, platform_url: str, warn: Warn) -> bool
     if reason is not None:
         warn(f"the token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
     return reason is None
+
+
+def revoke(credentials: Credentials) -> str | None:
+    """Revoke a token and return why that was not possible; one that is no longer valid is as good."""
+    try:
+        with connect(credentials, timeout_s=REVOKE_TIMEOUT_S) as client:
+            token_id = credentials.token_id or client.verify().token_id
+            if token_id is None:
+                return f"{credentials.platform_url} does not say its id."
+            client.auth.revoke(token_id)
+    except OsmosisError as error:
+        return None if error.code == "AUTH_REQUIRED" else error.message
+    return None
+
+
+def pass_on_warnings(store: CredentialStore, warn: Warn) -> None:
+    """Tell what ``store`` has collected, once."""
+    for warning in store.warnings:
+        warn(warning.message, warning.code)
+    store.warnings.clear()

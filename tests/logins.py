@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.api import client
 from osmosis_ai.api.credentials import Credentials, CredentialStore
 from osmosis_ai.api.wire.auth import User
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import git, make_workspace
 
 FERN = "https://osmosis.fern.example"
@@ -82,7 +82,7 @@ def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
     monkeypatch.setattr(client, "_announced", set())
 
 
-def make_checkout(root: Path, origin: str = ORIGIN) -> Workspace:
+def make_checkout(root: Path, origin: str = ORIGIN) -> WorkspaceDirectory:
     """A workspace directory with an origin."""
     workspace = make_workspace(root)
     git(workspace.root, "remote", "add", "origin", origin)

@@ -83,6 +83,10 @@ class ConflictError(OsmosisError):
     default_code = "CONFLICT"
 
 
+class ResumeRefusedError(ConflictError):
+    """What there is to resume belongs to other inputs."""
+
+
 class WorkspaceRequiredError(OsmosisError):
     """The command needs a Git work tree laid out as an Osmosis workspace."""
 

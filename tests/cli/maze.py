@@ -16,7 +16,7 @@ import respx
 
 from osmosis_ai.api.transfer import BlobClient
 from osmosis_ai.cli.main import main
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
 
 _POLLING = ("datasets.upload", "runs.following")
@@ -56,7 +56,7 @@ class Maze:
     """The workspace directory, logged in, with `fern/maze` as its repository."""
 
     def __init__(
-        self, workspace: Workspace, router: respx.MockRouter, capsys: pytest.CaptureFixture[str]
+        self, workspace: WorkspaceDirectory, router: respx.MockRouter, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.workspace = workspace
         self.router = router

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest, ResumeRefusedError, inputs_digest, source_digest
+from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest, source_digest
 from tests.evaluation.builders import inputs
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest, ResumeRefusedError
+from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
 from osmosis_ai.evaluation.spec import EvalRunOptions

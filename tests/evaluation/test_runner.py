@@ -14,11 +14,10 @@ import pytest
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.driving.attempts import call_seed
 from osmosis_ai.driving.machine import MachineWatch
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
-from osmosis_ai.evaluation.manifest import ResumeRefusedError
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions

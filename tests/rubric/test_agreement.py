@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc, two_way_icc
-from osmosis_ai.rubric.estimate import Figure
+from osmosis_ai.rubric.estimate import TrustEstimate
 from tests.rubric.tables import NAN, Floats
 
 # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: four observers, twelve units.
@@ -104,7 +104,7 @@ def test_intraclass_correlations_and_intervals_are_those_of_the_textbook() -> No
 
 
 def figures(found: Intraclass) -> list[float]:
-    def three(figure: Figure) -> tuple[float, float, float]:
+    def three(figure: TrustEstimate) -> tuple[float, float, float]:
         assert figure.value is not None and figure.low is not None and figure.high is not None
         return figure.value, figure.low, figure.high
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.rubric.reply import ReplyError, Verdict, parse_reply, read_completion
+from osmosis_ai.rubric.reply import ParsedReply, ReplyError, parse_reply, read_completion
 
 GOOD = '{"score": 0.5, "explanation": "fine"}'
 
@@ -32,7 +32,7 @@ def test_the_score_is_found_whatever_prose_is_around_it(
     score: float, explanation: str, before: str, after: str, ascii_only: bool
 ) -> None:
     said = json.dumps({"score": score, "explanation": explanation}, ensure_ascii=ascii_only)
-    assert parse_reply(f"{before}{said}{after}") == Verdict(score, explanation.strip())
+    assert parse_reply(f"{before}{said}{after}") == ParsedReply(score, explanation.strip())
 
 
 @given(score=finite, explanation=reasons, thoughts=st.text().filter(lambda text: "</" not in text))
@@ -51,12 +51,12 @@ def test_further_keys_do_not_matter(score: float, explanation: str, extra: dict[
 
 @given(text=st.text())
 def test_any_text_is_a_verdict_with_a_finite_score_or_a_named_reason(text: str) -> None:
-    outcome: Verdict | ReplyError
+    outcome: ParsedReply | ReplyError
     try:
         outcome = parse_reply(text)
     except ReplyError as error:
         outcome = error
-    if isinstance(outcome, Verdict):
+    if isinstance(outcome, ParsedReply):
         assert abs(outcome.score) < float("inf")
     else:
         assert outcome.reason in ("unparsable", "refused", "no_score", "not_finite", "empty")

@@ -15,7 +15,7 @@ from osmosis_ai.services.demo.outcome import DemoEvaluation, paired_differences
 from osmosis_ai.services.demo.scratch import TRAINING_CONFIG
 from osmosis_ai.services.demo.session import CommandFailed, Session
 from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 def outcome(directory: Path, rewards: Mapping[int, Sequence[float | None]]) -> DemoEvaluation:
@@ -46,7 +46,7 @@ def test_the_difference_is_paired_by_row_and_what_was_not_scored_is_no_zero(tmp_
 
 def test_the_seed_is_written_into_a_config_of_its_own_and_nothing_else_changes(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "d")
-    workspace = Workspace(scratch.workspace)
+    workspace = WorkspaceDirectory(scratch.workspace)
     assert walk._config_with_seed(scratch, 0) == TRAINING_CONFIG
     name = walk._config_with_seed(scratch, 7)
     sample = load_training_config(Path(TRAINING_CONFIG), workspace)
@@ -58,7 +58,7 @@ def test_the_seed_is_written_into_a_config_of_its_own_and_nothing_else_changes(t
 
 def test_the_trained_model_is_evaluated_by_the_config_of_the_base(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "d")
-    workspace = Workspace(scratch.workspace)
+    workspace = WorkspaceDirectory(scratch.workspace)
     name = walk._config_for(scratch, "osmosis/tiny:calm-fern-1-step-40")
     base, trained = (load_eval_config(Path(path), workspace) for path in (CONFIG, name))
     assert trained.experiment.model_path == "osmosis/tiny:calm-fern-1-step-40"

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, Workspace
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
 
 MINIMAL_EVAL = """\
 [experiment]
@@ -49,18 +49,18 @@ def make_repository(root: Path) -> Path:
     return root.resolve()
 
 
-def make_workspace(root: Path) -> Workspace:
+def make_workspace(root: Path) -> WorkspaceDirectory:
     """A Git work tree with the four directories and a rollout named multiply."""
     root = make_repository(root)
     for name in REQUIRED_DIRECTORIES:
         (root / name).mkdir(parents=True)
     (root / "rollouts" / "multiply").mkdir()
     (root / "rollouts" / "multiply" / "main.py").write_text("")
-    return Workspace(root)
+    return WorkspaceDirectory(root)
 
 
 def write_config(
-    workspace: Workspace, text: str | bytes, *, kind: str = "eval", name: str = "a.toml"
+    workspace: WorkspaceDirectory, text: str | bytes, *, kind: str = "eval", name: str = "a.toml"
 ) -> Path:
     path = workspace.root / "configs" / kind / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor
-from osmosis_ai.workspace.layout import Workspace, find_workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 from tests.workspace.builders import make_repository
 
 GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
@@ -18,7 +18,7 @@ def listing(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if ".git/" not in f"{path}/")
 
 
-def test_missing_guides_are_noted_and_the_workspace_is_valid(workspace: Workspace) -> None:
+def test_missing_guides_are_noted_and_the_workspace_is_valid(workspace: WorkspaceDirectory) -> None:
     report = doctor.check(workspace.data_dir)
     assert (report.root, report.missing, report.valid) == (workspace.root, GUIDES, True)
 
@@ -51,7 +51,7 @@ def test_the_guides_of_this_repository_are_those_that_the_doctor_writes() -> Non
         assert (REPOSITORY / name).read_text() == doctor.guide_text(name)
 
 
-def test_fixing_overwrites_nothing(workspace: Workspace) -> None:
+def test_fixing_overwrites_nothing(workspace: WorkspaceDirectory) -> None:
     (workspace.root / "AGENTS.md").write_text("ours")
     (workspace.data_dir / "rows.csv").write_text("ours")
     assert doctor.fix(workspace.root).fixed == ("CLAUDE.md", "configs/AGENTS.md")
@@ -59,7 +59,7 @@ def test_fixing_overwrites_nothing(workspace: Workspace) -> None:
     assert not (workspace.data_dir / ".gitkeep").exists()
 
 
-def test_links_to_what_is_there_are_fine(workspace: Workspace, tmp_path: Path) -> None:
+def test_links_to_what_is_there_are_fine(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     workspace.data_dir.rmdir()
     (tmp_path / "large-disk").mkdir()
     workspace.data_dir.symlink_to(tmp_path / "large-disk")

@@ -13,7 +13,7 @@ from osmosis_ai.workspace.config_files import (
     load_eval_config,
     rollout_directory,
 )
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, write_config
 
 FULL = """\
@@ -44,11 +44,11 @@ nested = { deep = [1, 2] }
 """
 
 
-def load(workspace: Workspace, text: str | bytes) -> EvalConfig:
+def load(workspace: WorkspaceDirectory, text: str | bytes) -> EvalConfig:
     return load_eval_config(write_config(workspace, text), workspace)
 
 
-def issues_of(workspace: Workspace, text: str) -> list[Issue]:
+def issues_of(workspace: WorkspaceDirectory, text: str) -> list[Issue]:
     with pytest.raises(InvalidConfigError) as caught:
         load(workspace, text)
     return list(caught.value.issues)
@@ -58,7 +58,7 @@ def with_line(line: str, after: str = "[experiment]") -> str:
     return MINIMAL_EVAL.replace(after, f"{after}\n{line}", 1)
 
 
-def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: Workspace) -> None:
+def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: WorkspaceDirectory) -> None:
     config = load(workspace, MINIMAL_EVAL)
     assert config.experiment.rollout == "multiply"
     assert config.evaluation.n == 1
@@ -69,7 +69,7 @@ def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: 
     assert (config.env, config.secrets, config.advanced) == ({}, (), {})
 
 
-def test_everything_that_can_be_said_is_read(workspace: Workspace) -> None:
+def test_everything_that_can_be_said_is_read(workspace: WorkspaceDirectory) -> None:
     config = load(workspace, FULL)
     assert config.path == workspace.eval_configs_dir / "a.toml"
     assert (config.experiment.branch, config.experiment.commit_sha) == ("feature/x", None)
@@ -81,7 +81,7 @@ def test_everything_that_can_be_said_is_read(workspace: Workspace) -> None:
     assert config.advanced == {"nested": {"deep": [1, 2]}}
 
 
-def test_the_payload_is_what_is_written_and_nothing_else(workspace: Workspace) -> None:
+def test_the_payload_is_what_is_written_and_nothing_else(workspace: WorkspaceDirectory) -> None:
     assert load(workspace, FULL).payload() == {
         "experiment_config": {
             "rollout": "multiply",
@@ -104,12 +104,12 @@ def test_the_payload_is_what_is_written_and_nothing_else(workspace: Workspace) -
     }
 
 
-def test_empty_sections_are_not_sent(workspace: Workspace) -> None:
+def test_empty_sections_are_not_sent(workspace: WorkspaceDirectory) -> None:
     payload = load(workspace, MINIMAL_EVAL + "\n[evaluation]\n[env]\n[advanced]\n").payload()
     assert list(payload) == ["experiment_config"]
 
 
-def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file(workspace: Workspace) -> None:
+def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file(workspace: WorkspaceDirectory) -> None:
     text = """\
 [experiment]
 rollout = "multiply"
@@ -183,7 +183,9 @@ required = ["openai_api_key", "TWICE", "TWICE"]
         ("n = " + "9" * 100, f"must be at most 2147483647, got {'9' * 59}…"),
     ],
 )
-def test_types_and_ranges_of_evaluation_values(workspace: Workspace, written: str, message: str) -> None:
+def test_types_and_ranges_of_evaluation_values(
+    workspace: WorkspaceDirectory, written: str, message: str
+) -> None:
     assert issues_of(workspace, MINIMAL_EVAL + f"\n[evaluation]\n{written}\n") == [
         Issue(f"evaluation.{written.split()[0]}", message, line=11)
     ]
@@ -211,7 +213,7 @@ def test_types_and_ranges_of_evaluation_values(workspace: Workspace, written: st
         ("dataset", '"data/multiply.jsonl"', "the name of a dataset, not a path"),
     ],
 )
-def test_values_of_the_experiment(workspace: Workspace, key: str, value: str, fragment: str) -> None:
+def test_values_of_the_experiment(workspace: WorkspaceDirectory, key: str, value: str, fragment: str) -> None:
     lines = MINIMAL_EVAL.splitlines()
     number = next(index for index, line in enumerate(lines) if line.startswith(key))
     lines[number] = f"{key} = {value}"
@@ -234,20 +236,22 @@ def test_values_of_the_experiment(workspace: Workspace, key: str, value: str, fr
         ("limit = 3", "`limit` belongs in [evaluation]"),
     ],
 )
-def test_what_else_stands_in_the_experiment(workspace: Workspace, written: str, fragment: str) -> None:
+def test_what_else_stands_in_the_experiment(
+    workspace: WorkspaceDirectory, written: str, fragment: str
+) -> None:
     (issue,) = issues_of(workspace, with_line(written))
     assert fragment in issue.message
     assert issue.line == written.count("\n") + 2
 
 
-def test_a_misspelled_rollout_or_entrypoint_is_suggested(workspace: Workspace) -> None:
+def test_a_misspelled_rollout_or_entrypoint_is_suggested(workspace: WorkspaceDirectory) -> None:
     (issue,) = issues_of(workspace, MINIMAL_EVAL.replace('"multiply"', '"multipy"', 1))
     assert (issue.key, issue.suggestion) == ("experiment.rollout", "multiply")
     (issue,) = issues_of(workspace, MINIMAL_EVAL.replace("main.py", "mian.py"))
     assert (issue.key, issue.suggestion) == ("experiment.entrypoint", "main.py")
 
 
-def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: Workspace) -> None:
+def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: WorkspaceDirectory) -> None:
     text = with_line('commit_sha = "ABCDEF0"').replace('"multiply"', '"elsewhere"', 1)
     assert load(workspace, text).experiment.commit_sha == "ABCDEF0"
 
@@ -278,7 +282,7 @@ def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: Wo
     ],
 )
 def test_sections_that_are_missing_misplaced_or_of_another_kind(
-    workspace: Workspace, text: str, key: str, message: str
+    workspace: WorkspaceDirectory, text: str, key: str, message: str
 ) -> None:
     (issue,) = issues_of(workspace, text)
     assert issue.key == key
@@ -294,13 +298,13 @@ def test_sections_that_are_missing_misplaced_or_of_another_kind(
         ("_OSMOSIS_ROLLOUT_PORT", "names that start with _OSMOSIS_ are reserved"),
     ],
 )
-def test_names_of_variables(workspace: Workspace, name: str, message: str) -> None:
+def test_names_of_variables(workspace: WorkspaceDirectory, name: str, message: str) -> None:
     (issue,) = issues_of(workspace, MINIMAL_EVAL + f'[env]\n{name} = "x"\n')
     assert issue.message.startswith(message)
     assert issue.line == 10
 
 
-def test_a_variable_cannot_carry_a_nul_character(workspace: Workspace) -> None:
+def test_a_variable_cannot_carry_a_nul_character(workspace: WorkspaceDirectory) -> None:
     (issue,) = issues_of(workspace, MINIMAL_EVAL + '[env]\nX = "a\\u0000b"\n')
     assert issue.message == "must not contain a NUL character"
 
@@ -322,13 +326,13 @@ def test_a_variable_cannot_carry_a_nul_character(workspace: Workspace) -> None:
         ),
     ],
 )
-def test_rules_of_secrets(workspace: Workspace, section: str, key: str, fragment: str) -> None:
+def test_rules_of_secrets(workspace: WorkspaceDirectory, section: str, key: str, fragment: str) -> None:
     (issue,) = issues_of(workspace, MINIMAL_EVAL.partition("[secrets]")[0] + section)
     assert issue.key == key
     assert fragment in issue.message
 
 
-def test_the_old_list_of_secrets_at_the_top_is_no_table(workspace: Workspace) -> None:
+def test_the_old_list_of_secrets_at_the_top_is_no_table(workspace: WorkspaceDirectory) -> None:
     (issue,) = issues_of(workspace, 'secrets = ["KEY"]\n' + MINIMAL_EVAL.partition("[secrets]")[0])
     assert issue == Issue("secrets", "must be a table with the key `required`", line=1)
 
@@ -338,7 +342,7 @@ def test_the_old_list_of_secrets_at_the_top_is_no_table(workspace: Workspace) ->
 )
 @pytest.mark.parametrize("template", ["required = ['{}']", "required = '{}'", "required = []\nKEY = '{}'"])
 def test_a_key_pasted_among_the_names_is_never_repeated(
-    workspace: Workspace, pasted: str, template: str
+    workspace: WorkspaceDirectory, pasted: str, template: str
 ) -> None:
     text = MINIMAL_EVAL.replace("required = []", template.format(pasted))
     with pytest.raises(InvalidConfigError) as caught:
@@ -356,7 +360,7 @@ def test_a_key_pasted_among_the_names_is_never_repeated(
     ],
 )
 def test_a_syntax_error_shows_line_column_and_the_place(
-    workspace: Workspace, text: str, problem: str, line: int, column: int, excerpt: str
+    workspace: WorkspaceDirectory, text: str, problem: str, line: int, column: int, excerpt: str
 ) -> None:
     with pytest.raises(OsmosisError) as caught:
         load(workspace, text)
@@ -367,7 +371,7 @@ def test_a_syntax_error_shows_line_column_and_the_place(
     assert caught.value.details == {"path": "configs/eval/a.toml", "line": line, "column": column}
 
 
-def test_a_long_line_is_cut_around_the_mistake(workspace: Workspace) -> None:
+def test_a_long_line_is_cut_around_the_mistake(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(OsmosisError) as caught:
         load(workspace, "a = '" + "x" * 5000 + "' oops")
     *_, shown, caret = caught.value.message.splitlines()
@@ -376,29 +380,29 @@ def test_a_long_line_is_cut_around_the_mistake(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20000])
-def test_extreme_values_are_an_error_like_any_other(workspace: Workspace, text: str) -> None:
+def test_extreme_values_are_an_error_like_any_other(workspace: WorkspaceDirectory, text: str) -> None:
     with pytest.raises(OsmosisError, match=r"configs/eval/a\.toml"):
         load(workspace, text)
 
 
-def test_a_byte_order_mark_does_not_matter(workspace: Workspace) -> None:
+def test_a_byte_order_mark_does_not_matter(workspace: WorkspaceDirectory) -> None:
     assert load(workspace, b"\xef\xbb\xbf" + MINIMAL_EVAL.encode()).secrets == ()
 
 
-def test_a_file_that_is_not_utf8_is_named_with_the_byte(workspace: Workspace) -> None:
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(
         OsmosisError, match=r"Cannot read config file configs/eval/a\.toml: it is not UTF-8 \(byte 6\)"
     ):
         load(workspace, b"a = 'x\xff'")
 
 
-def test_a_directory_is_no_config(workspace: Workspace) -> None:
+def test_a_directory_is_no_config(workspace: WorkspaceDirectory) -> None:
     (workspace.eval_configs_dir / "d.toml").mkdir()
     with pytest.raises(OsmosisError, match=r"Cannot read config file configs/eval/d\.toml"):
         load_eval_config(Path("configs/eval/d.toml"), workspace)
 
 
-def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: Workspace) -> None:
+def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: WorkspaceDirectory) -> None:
     write_config(workspace, MINIMAL_EVAL, name="multiply.toml")
     with pytest.raises(OsmosisError) as caught:
         load_eval_config(Path("configs/eval/multipy.toml"), workspace)
@@ -407,7 +411,7 @@ def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: Workspa
 
 
 def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_config(workspace, MINIMAL_EVAL)
     monkeypatch.chdir(workspace.data_dir)
@@ -417,13 +421,15 @@ def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_
     assert load_eval_config(Path("a.toml"), workspace).path == file
 
 
-def test_a_config_in_a_sub_directory_is_fine(workspace: Workspace) -> None:
+def test_a_config_in_a_sub_directory_is_fine(workspace: WorkspaceDirectory) -> None:
     (workspace.eval_configs_dir / "nightly").mkdir()
     file = write_config(workspace, MINIMAL_EVAL, name="nightly/a.toml")
     assert load_eval_config(file, workspace).path == file
 
 
-def test_a_config_elsewhere_is_refused_with_both_places(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_config_elsewhere_is_refused_with_both_places(
+    workspace: WorkspaceDirectory, tmp_path: Path
+) -> None:
     training = write_config(workspace, MINIMAL_EVAL, kind="training")
     outside = tmp_path / "b.toml"
     outside.write_text(MINIMAL_EVAL)
@@ -437,7 +443,9 @@ def test_a_config_elsewhere_is_refused_with_both_places(workspace: Workspace, tm
         assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
 
 
-def test_a_config_of_training_is_not_to_be_moved_over_one_of_evaluation(workspace: Workspace) -> None:
+def test_a_config_of_training_is_not_to_be_moved_over_one_of_evaluation(
+    workspace: WorkspaceDirectory,
+) -> None:
     write_config(workspace, MINIMAL_EVAL)
     training = write_config(workspace, MINIMAL_TRAINING, kind="training")
     with pytest.raises(OsmosisError) as caught:
@@ -445,14 +453,14 @@ def test_a_config_of_training_is_not_to_be_moved_over_one_of_evaluation(workspac
     assert caught.value.hint == "did you mean configs/eval/a.toml?"
 
 
-def test_a_config_is_a_toml_file(workspace: Workspace) -> None:
+def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:
     path = write_config(workspace, MINIMAL_EVAL, name="a.yaml")
     with pytest.raises(OsmosisError, match=r"\.toml file in configs/eval/"):
         load_eval_config(path, workspace)
 
 
 def test_a_rollout_that_is_a_link_out_of_the_workspace_is_refused(
-    workspace: Workspace, tmp_path: Path
+    workspace: WorkspaceDirectory, tmp_path: Path
 ) -> None:
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "main.py").write_text("")
@@ -462,7 +470,7 @@ def test_a_rollout_that_is_a_link_out_of_the_workspace_is_refused(
 
 
 def test_an_entrypoint_that_is_a_link_out_of_the_rollout_is_refused(
-    workspace: Workspace, tmp_path: Path
+    workspace: WorkspaceDirectory, tmp_path: Path
 ) -> None:
     (tmp_path / "main.py").write_text("")
     (workspace.rollouts_dir / "multiply" / "away.py").symlink_to(tmp_path / "main.py")
@@ -472,17 +480,19 @@ def test_an_entrypoint_that_is_a_link_out_of_the_rollout_is_refused(
     assert "leads out of rollouts/multiply/" in issue.message
 
 
-def test_the_entrypoint_of_an_experiment_is_found(workspace: Workspace) -> None:
+def test_the_entrypoint_of_an_experiment_is_found(workspace: WorkspaceDirectory) -> None:
     experiment = load(workspace, MINIMAL_EVAL).experiment
     assert entrypoint_path(workspace, experiment) == workspace.rollouts_dir / "multiply" / "main.py"
 
 
-def test_a_missing_rollout_says_how_to_make_one(workspace: Workspace) -> None:
+def test_a_missing_rollout_says_how_to_make_one(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(OsmosisError, match=r"\(did you mean 'multiply'\?\)") as caught:
         rollout_directory(workspace, "Multiply")
     assert "osmosis rollout init" in str(caught.value.hint)
 
 
-def test_a_config_with_something_wrong_says_nothing_about_files_it_cannot_name(workspace: Workspace) -> None:
+def test_a_config_with_something_wrong_says_nothing_about_files_it_cannot_name(
+    workspace: WorkspaceDirectory,
+) -> None:
     found = issues_of(workspace, MINIMAL_EVAL.replace('"main.py"', "7"))
     assert [issue.key for issue in found] == ["experiment.entrypoint"]

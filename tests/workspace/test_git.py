@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.git import GitState, read_git_state, read_origin, run_git, without_credentials
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import git, make_repository
 
 
@@ -17,7 +17,9 @@ def test_a_repository_without_a_commit_has_a_branch_and_no_head(tmp_path: Path) 
     )
 
 
-def test_a_committed_tree_is_clean_and_an_untracked_file_makes_it_dirty(workspace: Workspace) -> None:
+def test_a_committed_tree_is_clean_and_an_untracked_file_makes_it_dirty(
+    workspace: WorkspaceDirectory,
+) -> None:
     git(workspace.root, "add", "--all")
     git(workspace.root, "commit", "--quiet", "--message", "first")
     state = read_git_state(workspace.root)
@@ -27,7 +29,7 @@ def test_a_committed_tree_is_clean_and_an_untracked_file_makes_it_dirty(workspac
     assert read_git_state(workspace.root).dirty
 
 
-def test_run_outputs_do_not_make_a_tree_dirty(workspace: Workspace) -> None:
+def test_run_outputs_do_not_make_a_tree_dirty(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "add", "--all")
     git(workspace.root, "commit", "--quiet", "--message", "first")
     workspace.evals_dir.mkdir(parents=True)
@@ -35,13 +37,13 @@ def test_run_outputs_do_not_make_a_tree_dirty(workspace: Workspace) -> None:
     assert not read_git_state(workspace.root).dirty
 
 
-def test_a_detached_head_has_no_branch(workspace: Workspace) -> None:
+def test_a_detached_head_has_no_branch(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "commit", "--quiet", "--allow-empty", "--message", "first")
     git(workspace.root, "checkout", "--quiet", "--detach")
     assert read_git_state(workspace.root).branch is None
 
 
-def test_commits_that_are_not_pushed_are_counted(workspace: Workspace, tmp_path: Path) -> None:
+def test_commits_that_are_not_pushed_are_counted(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     remote = make_repository(tmp_path / "remote")
     git(remote, "config", "receive.denyCurrentBranch", "ignore")
     git(workspace.root, "remote", "add", "origin", str(remote))
@@ -54,7 +56,7 @@ def test_commits_that_are_not_pushed_are_counted(workspace: Workspace, tmp_path:
 
 
 def test_reading_a_tree_runs_no_program_that_its_configuration_names(
-    workspace: Workspace, tmp_path: Path
+    workspace: WorkspaceDirectory, tmp_path: Path
 ) -> None:
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
@@ -69,7 +71,7 @@ def test_a_directory_outside_of_git_has_no_state(tmp_path: Path) -> None:
         read_git_state(tmp_path)
 
 
-def test_origin_is_read_as_it_is_and_may_be_absent(workspace: Workspace) -> None:
+def test_origin_is_read_as_it_is_and_may_be_absent(workspace: WorkspaceDirectory) -> None:
     assert read_origin(workspace.root) is None
     git(workspace.root, "remote", "add", "origin", "git@example.org:team/agents.git")
     assert read_origin(workspace.root) == "git@example.org:team/agents.git"
@@ -90,7 +92,7 @@ def test_a_shown_url_carries_no_credentials(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
 
 
-def test_a_command_that_hangs_is_ended_and_named(workspace: Workspace) -> None:
+def test_a_command_that_hangs_is_ended_and_named(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "config", "alias.hang", "!sleep 2")
     with pytest.raises(OsmosisError, match=r"`git hang` did not finish within 0.2 s"):
         run_git(["hang"], cwd=workspace.root, timeout_s=0.2)

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.workspace import doctor
 from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.scaffold import init_rollout
 from tests.workspace.builders import git
 
@@ -40,7 +40,7 @@ def test_what_is_not_ignored_is_added_once_in_the_files_own_endings(
 
 @pytest.mark.parametrize("mend", ["doctor", "init"])
 def test_after_the_documented_first_steps_git_offers_no_key_for_a_commit(
-    workspace: Workspace, mend: str
+    workspace: WorkspaceDirectory, mend: str
 ) -> None:
     root = workspace.root
     if mend == "doctor":
@@ -58,7 +58,7 @@ def test_after_the_documented_first_steps_git_offers_no_key_for_a_commit(
     assert not [name for name in staged if ".env" in name or ".osmosis" in name]
 
 
-def test_a_link_in_place_of_the_file_is_left_alone(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_file_is_left_alone(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.write_text("*.pyc\n")
     (workspace.root / ".gitignore").symlink_to(shared)

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.scaffold import InitResult, init_rollout
 
 FILES = (
@@ -19,7 +19,7 @@ FILES = (
 )
 
 
-def edited(workspace: Workspace, kind: str) -> Path:
+def edited(workspace: WorkspaceDirectory, kind: str) -> Path:
     path = workspace.root / "configs" / kind / "capitals.toml"
     path.write_text(
         path.read_text().replace("<your-dataset-name>", "capitals").replace("<your-model>", "osmosis/tiny")
@@ -27,7 +27,7 @@ def edited(workspace: Workspace, kind: str) -> Path:
     return path
 
 
-def test_a_rollout_with_its_two_configs_is_written(workspace: Workspace) -> None:
+def test_a_rollout_with_its_two_configs_is_written(workspace: WorkspaceDirectory) -> None:
     assert init_rollout(workspace, "capitals") == InitResult(
         "capitals",
         "rollouts/capitals",
@@ -47,7 +47,7 @@ def test_a_rollout_with_its_two_configs_is_written(workspace: Workspace) -> None
     assert '"osmosis-ai[server]>=0.3.0rc1,<0.4"' in pyproject
 
 
-def test_the_configs_are_right_once_their_placeholders_are_filled_in(workspace: Workspace) -> None:
+def test_the_configs_are_right_once_their_placeholders_are_filled_in(workspace: WorkspaceDirectory) -> None:
     init_rollout(workspace, "capitals")
     with pytest.raises(InvalidConfigError) as caught:
         load_eval_config(Path("configs/eval/capitals.toml"), workspace)
@@ -59,7 +59,7 @@ def test_the_configs_are_right_once_their_placeholders_are_filled_in(workspace: 
 
 
 @pytest.mark.parametrize("kind", ["eval", "training"])
-def test_what_is_commented_out_is_right_too(workspace: Workspace, kind: str) -> None:
+def test_what_is_commented_out_is_right_too(workspace: WorkspaceDirectory, kind: str) -> None:
     init_rollout(workspace, "capitals")
     path = edited(workspace, kind)
     lines = [
@@ -79,7 +79,7 @@ def test_what_is_commented_out_is_right_too(workspace: Workspace, kind: str) -> 
 @pytest.mark.parametrize(
     "name", ["", "Capitals", "1st", "-a", "a_b", "a b", "a/b", "..", "default", "añb", "a\n"]
 )
-def test_names_that_are_not_allowed(workspace: Workspace, name: str) -> None:
+def test_names_that_are_not_allowed(workspace: WorkspaceDirectory, name: str) -> None:
     before = sorted(workspace.root.rglob("*"))
     with pytest.raises(OsmosisError) as caught:
         init_rollout(workspace, name)
@@ -87,7 +87,7 @@ def test_names_that_are_not_allowed(workspace: Workspace, name: str) -> None:
     assert sorted(workspace.root.rglob("*")) == before
 
 
-def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: Workspace) -> None:
+def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: WorkspaceDirectory) -> None:
     (workspace.eval_configs_dir / "capitals.toml").write_text("mine")
     (workspace.rollouts_dir / "capitals").mkdir()
     with pytest.raises(OsmosisError) as caught:
@@ -98,7 +98,7 @@ def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: Work
     assert not (workspace.training_configs_dir / "capitals.toml").exists()
 
 
-def test_force_replaces_a_directory_and_configs(workspace: Workspace) -> None:
+def test_force_replaces_a_directory_and_configs(workspace: WorkspaceDirectory) -> None:
     init_rollout(workspace, "capitals")
     (workspace.rollouts_dir / "capitals" / "old.py").write_text("")
     (workspace.eval_configs_dir / "capitals.toml").write_text("mine")
@@ -112,7 +112,7 @@ def test_force_replaces_a_directory_and_configs(workspace: Workspace) -> None:
 )
 @pytest.mark.parametrize("obstacle", ["link", "broken link", "other kind"])
 def test_force_replaces_no_link_and_nothing_of_another_kind(
-    workspace: Workspace, tmp_path: Path, target: str, obstacle: str
+    workspace: WorkspaceDirectory, tmp_path: Path, target: str, obstacle: str
 ) -> None:
     init_rollout(workspace, "capitals")
     precious = workspace.rollouts_dir / "capitals" / "precious.py"

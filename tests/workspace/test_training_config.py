@@ -4,11 +4,11 @@ import pytest
 
 from osmosis_ai.config.trainer_check import read_settings
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import MINIMAL_TRAINING, write_config
 
 
-def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: Workspace) -> None:
+def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceDirectory) -> None:
     text = MINIMAL_TRAINING + (
         "[training]\nlr = 1e-6\ntotal_epochs = 1\nn_samples_per_prompt = 8\nrollout_batch_size = 32\n"
         "max_prompt_length = 8192\nmax_response_length = 8192\nagent_workflow_timeout_s = 450\ngrader_timeout_s = 150\n"
@@ -25,12 +25,12 @@ def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: Workspace)
     assert payload["sampling_config"] == {"rollout_temperature": 1, "rollout_top_p": 0.95}
 
 
-def test_the_least_payload_is_the_experiment(workspace: Workspace) -> None:
+def test_the_least_payload_is_the_experiment(workspace: WorkspaceDirectory) -> None:
     config = load_training_config(write_config(workspace, MINIMAL_TRAINING, kind="training"), workspace)
     assert list(config.payload()) == ["experiment_config"]
 
 
-def test_mistakes_in_every_section_are_reported_together(workspace: Workspace) -> None:
+def test_mistakes_in_every_section_are_reported_together(workspace: WorkspaceDirectory) -> None:
     text = MINIMAL_TRAINING + (
         "[training]\nlr = 0\ntotal_epoch = 3\nrollout_batch_size = 1.5\n"
         "[sampling]\nlr = 1e-6\nrollout_temperature = -1\nrollout_top_p = 1.1\n"

@@ -22,7 +22,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import Asker, PlatformError, Reply, TokenOrigin, missing_git_scope, rejection
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
-from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources.auth import Auth
 from osmosis_ai.api.resources.datasets import Datasets
 from osmosis_ai.api.resources.eval_runs import EvalRuns
@@ -102,7 +102,7 @@ class PlatformClient:
         self.warnings: list[ClientWarning] = []
         self._token = token
         self._asker = Asker(self.platform_url, token_origin if token else None, git_identity)
-        self._redactor = Redactor([*secrets, *([token] if token else [])])
+        self._redactor = ReplyRedactor([*secrets, *([token] if token else [])])
         self._on_warning = on_warning
         self._http = open_http(
             self.platform_url,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.retry_after import retry_after_s
 
@@ -87,7 +87,7 @@ class Reply:
     content: bytes
 
 
-def rejection(reply: Reply, asker: Asker, redactor: Redactor) -> PlatformError:
+def rejection(reply: Reply, asker: Asker, redactor: ReplyRedactor) -> PlatformError:
     """Return the error for a reply that is no success.
 
     Args:
@@ -141,7 +141,7 @@ def _details(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"platform_code": code} if isinstance(code, str) else {}), **body, "status_code": status}
 
 
-def _excerpt(reply: Reply, redactor: Redactor) -> str:
+def _excerpt(reply: Reply, redactor: ReplyRedactor) -> str:
     whole = redactor.text(reply.content.decode("utf-8", "replace"))
     # Once more: what a page writes as entities is only now what it stands for.
     text = redactor.text(_printable(_one_line(whole[:_READ_OF_A_PAGE])))[:_EXCERPT]

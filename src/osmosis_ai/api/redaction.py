@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from osmosis_ai.redaction import REDACTED
-from osmosis_ai.redaction import Redactor as BaseRedactor
+from osmosis_ai.redaction import REDACTED, Redactor
 
 _ALWAYS_SECRET_KEYS = frozenset({"value", "secret", "secret_value"})
 
 
-class Redactor(BaseRedactor):
+class ReplyRedactor(Redactor):
     """Knows the values that are secret in one conversation; short ones, too, for the user just typed them.
 
     Args:

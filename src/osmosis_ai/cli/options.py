@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,13 @@ RunArgument = Annotated[
 
 LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many at most.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Every one, page after page.")]
+EvalConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.", show_default=False)]
+TrainingConfigArgument = Annotated[
+    Path, typer.Argument(help="A TOML file of configs/training/.", show_default=False)
+]
+DataFileArgument = Annotated[
+    Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)
+]
 
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 

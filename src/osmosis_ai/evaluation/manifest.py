@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.input_changes import describe_changes
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import write_json
@@ -42,10 +42,6 @@ _BY_PRODUCTS = frozenset(
         "uv.lock",
     }
 )
-
-
-class ResumeRefusedError(ConflictError):
-    """The run directory belongs to other inputs."""
 
 
 @dataclass(frozen=True)

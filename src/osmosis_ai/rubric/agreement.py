@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats
@@ -42,13 +42,13 @@ class Intraclass:
         average: how reliable the mean of all raters is: ICC(1,k), ICC(2,k) or ICC(3,k).
     """
 
-    single: Figure
-    average: Figure
+    single: TrustEstimate
+    average: TrustEstimate
 
 
 def krippendorff_alpha(
     ratings: Floats, *, level: Literal["interval", "ordinal"] = "interval", seed: int = 0
-) -> Figure:
+) -> TrustEstimate:
     """Return Krippendorff's alpha, ``1 - observed / expected disagreement``; missing ratings allowed.
 
     With ``n`` pairable values, ``m`` of them in a record: the observed disagreement is the mean
@@ -65,10 +65,10 @@ def krippendorff_alpha(
     ratings, known = ratings[pairable], known[pairable]
     records, scores = int(pairable.sum()), int(known.sum())
     if records < 2:
-        return Figure.missing(_FEW if ratings.shape[1] > 1 else _ONCE, records=records, scores=scores)
+        return TrustEstimate.missing(_FEW if ratings.shape[1] > 1 else _ONCE, records=records, scores=scores)
     values = ratings[known]
     if values.min() == values.max():
-        return Figure.missing(_NO_VARIATION, records=records, scores=scores)
+        return TrustEstimate.missing(_NO_VARIATION, records=records, scores=scores)
     if level == "ordinal":
         from scipy.stats import rankdata
 
@@ -77,7 +77,7 @@ def krippendorff_alpha(
     sums = _sums_by_record(ratings, known)
     alpha = float(_alpha(sums.sum(axis=0, keepdims=True))[0])
     interval = resampling.bootstrap_interval(sums, _alpha, seed=seed)
-    figure = Figure(alpha, records=records, scores=scores)
+    figure = TrustEstimate(alpha, records=records, scores=scores)
     return figure.within(interval, method=resampling.METHOD, otherwise=resampling.TOO_FEW)
 
 
@@ -109,7 +109,7 @@ def one_way_icc(ratings: Floats, *, seed: int = 0) -> Intraclass:
     interval, method = resampling.bootstrap_interval(sums, _one_way, seed=seed), resampling.METHOD
     if records < resampling.MIN_RECORDS and counts.min() == raters:
         interval, method = _f_interval(value, records - 1, records * (raters - 1), raters), _F_METHOD
-    return _intraclass(Figure(value, records=records, scores=scores), interval, method, raters)
+    return _intraclass(TrustEstimate(value, records=records, scores=scores), interval, method, raters)
 
 
 def two_way_icc(ratings: Floats, *, consistency: bool = False, seed: int = 0) -> Intraclass:
@@ -150,15 +150,17 @@ def two_way_icc(ratings: Floats, *, consistency: bool = False, seed: int = 0) ->
         squares = tuple(float(square[0]) for square in _mean_squares(totals, raters))
         interval = _two_way_interval(value, squares, records, raters, consistency=consistency)
         method = _F_METHOD
-    return _intraclass(Figure(value, records=records, scores=complete.size), interval, method, raters)
+    return _intraclass(TrustEstimate(value, records=records, scores=complete.size), interval, method, raters)
 
 
 def _both_missing(reason: str, records: int, scores: int) -> Intraclass:
-    missing = Figure.missing(reason, records=records, scores=scores)
+    missing = TrustEstimate.missing(reason, records=records, scores=scores)
     return Intraclass(missing, missing)
 
 
-def _intraclass(single: Figure, interval: tuple[float, float] | None, method: str, raters: int) -> Intraclass:
+def _intraclass(
+    single: TrustEstimate, interval: tuple[float, float] | None, method: str, raters: int
+) -> Intraclass:
     """Return both correlations: that of one rating, and the Spearman-Brown step to ``raters`` of them."""
 
     def stepped(value: float) -> float:
@@ -168,8 +170,10 @@ def _intraclass(single: Figure, interval: tuple[float, float] | None, method: st
     value = stepped(single.value or 0.0)
     if not math.isfinite(value):
         known = single.within(interval, method=method, otherwise=resampling.TOO_FEW)
-        return Intraclass(known, Figure.missing(_NOT_BETWEEN, records=single.records, scores=single.scores))
-    average = Figure(value, records=single.records, scores=single.scores)
+        return Intraclass(
+            known, TrustEstimate.missing(_NOT_BETWEEN, records=single.records, scores=single.scores)
+        )
+    average = TrustEstimate(value, records=single.records, scores=single.scores)
     wider = None if interval is None else (stepped(interval[0]), stepped(interval[1]))
     return Intraclass(
         single.within(interval, method=method, otherwise=resampling.TOO_FEW),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.evaluation.statistics import paired_difference
 from osmosis_ai.rubric.calibration import NO_PAIR, NO_PEOPLE
 from osmosis_ai.rubric.correlation import partial, spearman
-from osmosis_ai.rubric.estimate import CONFIDENCE, STUDENT_METHOD, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, STUDENT_METHOD, TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats, Integers
@@ -45,9 +45,9 @@ class LengthBias:
         against_people: whether ``per_doubling`` is beyond people's.
     """
 
-    correlation: Figure
-    controlled: Figure
-    per_doubling: Figure
+    correlation: TrustEstimate
+    controlled: TrustEstimate
+    per_doubling: TrustEstimate
     against_people: bool
 
     @property
@@ -74,7 +74,7 @@ def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
     both = scored & ~np.isnan(people)
     correlation = spearman(judge[scored], doublings[scored])
     if not both.any():
-        controlled = Figure.missing(NO_PEOPLE if np.isnan(people).all() else NO_PAIR)
+        controlled = TrustEstimate.missing(NO_PEOPLE if np.isnan(people).all() else NO_PAIR)
         return LengthBias(
             correlation, controlled, slope(judge[scored], doublings[scored]), against_people=False
         )
@@ -83,7 +83,7 @@ def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
     return LengthBias(correlation, controlled, beyond, against_people=True)
 
 
-def order_in_file(judge: Floats, people: Floats) -> Figure:
+def order_in_file(judge: Floats, people: Floats) -> TrustEstimate:
     """Return the rank correlation of judge minus people with the place in the file.
 
     Calls know nothing of each other: a correlation is an endpoint that changed during the session, or
@@ -94,11 +94,11 @@ def order_in_file(judge: Floats, people: Floats) -> Figure:
 
     both = ~np.isnan(judge) & ~np.isnan(people)
     if not both.any():
-        return Figure.missing(NO_PEOPLE if np.isnan(people).all() else NO_PAIR)
+        return TrustEstimate.missing(NO_PEOPLE if np.isnan(people).all() else NO_PAIR)
     return spearman(judge[both] - people[both], np.flatnonzero(both).astype(np.float64))
 
 
-def position_bias(scores: Floats, presentations: Sequence[str] | None) -> Figure:
+def position_bias(scores: Floats, presentations: Sequence[str] | None) -> TrustEstimate:
     """Return by how much the first order of the quoted blocks scores above the second, on the same records.
 
     The difference is taken record by record (:func:`~osmosis_ai.evaluation.statistics.paired_difference`).
@@ -111,21 +111,21 @@ def position_bias(scores: Floats, presentations: Sequence[str] | None) -> Figure
 
     orders = list(dict.fromkeys(presentations or ()))
     if len(orders) < 2:
-        return Figure.missing(_ONE_ORDER)
+        return TrustEstimate.missing(_ONE_ORDER)
     used = np.array([order == orders[0] for order in presentations or ()])
     other = np.array([order == orders[1] for order in presentations or ()])
     first, first_rows = _known(scores[:, used])
     second, second_rows = _known(scores[:, other])
     found = paired_difference(first, first_rows, second, second_rows)
     if found is None:
-        return Figure.missing(_NO_COMMON)
-    figure = Figure(found.value, records=found.clusters, scores=found.n)
+        return TrustEstimate.missing(_NO_COMMON)
+    figure = TrustEstimate(found.value, records=found.clusters, scores=found.n)
     interval = None if found.low is None or found.high is None else (found.low, found.high)
     otherwise = "no interval: one record, or no variation among records"
     return figure.within(interval, method=STUDENT_METHOD, otherwise=otherwise)
 
 
-def slope(y: Floats, x: Floats) -> Figure:
+def slope(y: Floats, x: Floats) -> TrustEstimate:
     """Return the slope of ``y`` on ``x`` by least squares.
 
     With ``d = x - mean(x)``, residuals ``e`` and leverages ``h = 1/n + d^2 / sum d^2``, its HC3 variance is
@@ -136,9 +136,11 @@ def slope(y: Floats, x: Floats) -> Figure:
     from scipy.special import stdtrit
 
     if x.size < _LEAST:
-        return Figure.missing(f"fewer than {_LEAST} records were scored", records=x.size, scores=x.size)
+        return TrustEstimate.missing(
+            f"fewer than {_LEAST} records were scored", records=x.size, scores=x.size
+        )
     if x.min() == x.max():
-        return Figure.missing("every text has the same length", records=x.size, scores=x.size)
+        return TrustEstimate.missing("every text has the same length", records=x.size, scores=x.size)
     away = x - x.mean()
     squares = float(np.square(away).sum())
     value = float((away * y).sum() / squares)
@@ -148,7 +150,7 @@ def slope(y: Floats, x: Floats) -> Figure:
     weighted = away * residuals / np.maximum(1 - leverage, 1e-9)
     error = float(np.square(weighted).sum()) ** 0.5 / squares
     half = float(stdtrit(x.size - 2, (1 + CONFIDENCE) / 2)) * error
-    figure = Figure(value, records=x.size, scores=x.size)
+    figure = TrustEstimate(value, records=x.size, scores=x.size)
     interval = (value - half, value + half) if half > 1e-12 else None
     return figure.within(interval, method=HC3_METHOD, otherwise="no interval: the records lie on one line")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric import resampling
 from osmosis_ai.rubric.correlation import pearson, spearman
-from osmosis_ai.rubric.estimate import Figure
+from osmosis_ai.rubric.estimate import TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats, Integers
@@ -81,7 +81,7 @@ class Bin:
     name: str
     judge: float | None
     people: float | None
-    bias: Figure
+    bias: TrustEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class Calibration:
         levels: the names of the categories.
     """
 
-    pearson: Figure
-    spearman: Figure
-    kappa: Figure
-    weighted_kappa: Figure
-    exact: Figure
-    mean_absolute_error: Figure
-    bias: Figure
+    pearson: TrustEstimate
+    spearman: TrustEstimate
+    kappa: TrustEstimate
+    weighted_kappa: TrustEstimate
+    exact: TrustEstimate
+    mean_absolute_error: TrustEstimate
+    bias: TrustEstimate
     bins: tuple[Bin, ...]
     levels: tuple[str, ...]
 
@@ -139,9 +139,9 @@ def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: i
         weighted_kappa=cohen_kappa(
             levels.of(judge), levels.of(people), levels.size, weighted=True, seed=seed
         ),
-        exact=Figure.of_rate(levels.of(judge) == levels.of(people)),
-        mean_absolute_error=Figure.of_mean(np.abs(difference)).at_least(0.0),
-        bias=Figure.of_mean(difference),
+        exact=TrustEstimate.of_rate(levels.of(judge) == levels.of(people)),
+        mean_absolute_error=TrustEstimate.of_mean(np.abs(difference)).at_least(0.0),
+        bias=TrustEstimate.of_mean(difference),
         bins=_bins(judge, people, levels),
         levels=tuple(levels.names),
     )
@@ -166,7 +166,9 @@ def levels_of(people: Floats, low: float, high: float) -> Levels:
     return Levels(low, high, _PARTS, centred=False)
 
 
-def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, seed: int = 0) -> Figure:
+def cohen_kappa(
+    a: Integers, b: Integers, size: int, *, weighted: bool = False, seed: int = 0
+) -> TrustEstimate:
     """Return Cohen's kappa of two ratings in ``size`` ordered categories, counted from 0.
 
     ``1 - observed / expected disagreement``: plain (Cohen 1960) every difference weighs 1, with
@@ -175,9 +177,9 @@ def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, 
     import numpy as np
 
     if a.size < 2:
-        return Figure.missing("fewer than two records to compare", records=a.size, scores=a.size)
+        return TrustEstimate.missing("fewer than two records to compare", records=a.size, scores=a.size)
     if np.all(a == a[0]) or np.all(b == b[0]):
-        return Figure.missing(
+        return TrustEstimate.missing(
             "all scores of the judge, or of people, fall into one category", records=a.size, scores=a.size
         )
     ones = np.ones(a.size)
@@ -189,7 +191,7 @@ def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, 
         sums, statistic = np.column_stack(columns), _plain_kappa
     kappa = float(statistic(sums.sum(axis=0, keepdims=True))[0])
     interval = resampling.bootstrap_interval(sums, statistic, seed=seed)
-    figure = Figure(kappa, records=a.size, scores=a.size)
+    figure = TrustEstimate(kappa, records=a.size, scores=a.size)
     return figure.within(interval, method=resampling.METHOD, otherwise=resampling.TOO_FEW)
 
 
@@ -214,14 +216,14 @@ def _bins(judge: Floats, people: Floats, levels: Levels) -> tuple[Bin, ...]:
     for category, name in enumerate(levels.names):
         here = categories == category
         if not here.any():
-            found.append(Bin(name, None, None, Figure.missing("no record has such a score")))
+            found.append(Bin(name, None, None, TrustEstimate.missing("no record has such a score")))
             continue
-        bias = Figure.of_mean(judge[here] - people[here])
+        bias = TrustEstimate.of_mean(judge[here] - people[here])
         found.append(Bin(name, float(judge[here].mean()), float(people[here].mean()), bias))
     return tuple(found)
 
 
-def _nothing(reason: str, **known: Figure) -> Calibration:
-    missing = Figure.missing(reason)
+def _nothing(reason: str, **known: TrustEstimate) -> Calibration:
+    missing = TrustEstimate.missing(reason)
     names = ("pearson", "spearman", "kappa", "weighted_kappa", "exact", "mean_absolute_error", "bias")
     return Calibration(**{name: known.get(name, missing) for name in names}, bins=(), levels=())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats
@@ -26,7 +26,7 @@ _FISHER = "Fisher z"
 _RANKS = "Fisher z for ranks (Bonett and Wright)"
 
 
-def pearson(x: Floats, y: Floats) -> Figure:
+def pearson(x: Floats, y: Floats) -> TrustEstimate:
     """Return Pearson's correlation of two variables with Fisher's interval (``scipy.stats.pearsonr``)."""
     from scipy.stats import pearsonr
 
@@ -36,11 +36,11 @@ def pearson(x: Floats, y: Floats) -> Figure:
     found = pearsonr(_standardised(x), _standardised(y))
     bounds = found.confidence_interval(CONFIDENCE)
     interval = (float(bounds.low), float(bounds.high))
-    figure = Figure(float(found.statistic), records=x.size, scores=x.size)
+    figure = TrustEstimate(float(found.statistic), records=x.size, scores=x.size)
     return figure.within(interval if interval[0] < interval[1] else None, method=_FISHER, otherwise=_PERFECT)
 
 
-def partial(x: Floats, y: Floats, fixed: Floats) -> Figure:
+def partial(x: Floats, y: Floats, fixed: Floats) -> TrustEstimate:
     """Return the correlation of two variables with a third held fixed.
 
     ``(r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2))``; the interval is Fisher's, with one degree
@@ -54,13 +54,13 @@ def partial(x: Floats, y: Floats, fixed: Floats) -> Figure:
     found = np.corrcoef([_standardised(variable) for variable in (x, y, fixed)])
     left = (1 - found[0, 2] ** 2) * (1 - found[1, 2] ** 2)
     if left <= 1e-12:
-        return Figure.missing("it cannot be told apart from the score given by people", records=x.size)
+        return TrustEstimate.missing("it cannot be told apart from the score given by people", records=x.size)
     r = min(1.0, max(-1.0, float((found[0, 1] - found[0, 2] * found[1, 2]) / math.sqrt(left))))
-    figure = Figure(r, records=x.size, scores=x.size)
+    figure = TrustEstimate(r, records=x.size, scores=x.size)
     return figure.within(_interval(r, 1.0, x.size - 4), method=_FISHER, otherwise=_PERFECT)
 
 
-def spearman(x: Floats, y: Floats) -> Figure:
+def spearman(x: Floats, y: Floats) -> TrustEstimate:
     """Return Spearman's rank correlation (``scipy.stats.spearmanr``) of two variables.
 
     The interval is ``tanh(atanh r ± z sqrt((1 + r^2/2) / (n - 3)))`` (Bonett and Wright 2000).
@@ -71,7 +71,7 @@ def spearman(x: Floats, y: Floats) -> Figure:
     if missing is not None:
         return missing
     r = min(1.0, max(-1.0, float(spearmanr(x, y).statistic)))
-    figure = Figure(r, records=x.size, scores=x.size)
+    figure = TrustEstimate(r, records=x.size, scores=x.size)
     return figure.within(_interval(r, 1 + r * r / 2, x.size - 3), method=_RANKS, otherwise=_PERFECT)
 
 
@@ -85,11 +85,11 @@ def _interval(r: float, factor: float, freedom: int) -> tuple[float, float] | No
     return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 
-def _unusable(x: Floats, y: Floats) -> Figure | None:
+def _unusable(x: Floats, y: Floats) -> TrustEstimate | None:
     if x.size < _LEAST:
-        return Figure.missing(_FEW, records=x.size, scores=x.size)
+        return TrustEstimate.missing(_FEW, records=x.size, scores=x.size)
     if x.min() == x.max() or y.min() == y.max():
-        return Figure.missing(_CONSTANT, records=x.size, scores=x.size)
+        return TrustEstimate.missing(_CONSTANT, records=x.size, scores=x.size)
     return None
 
 

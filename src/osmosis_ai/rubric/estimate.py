@@ -11,7 +11,7 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE, estimate_mean, estimate
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats, Integers
 
-__all__ = ["CONFIDENCE", "EXACT_METHOD", "LEAST_GRADED", "STUDENT_METHOD", "Figure"]
+__all__ = ["CONFIDENCE", "EXACT_METHOD", "LEAST_GRADED", "STUDENT_METHOD", "TrustEstimate"]
 
 STUDENT_METHOD = "Student's t, clustered by record"
 EXACT_METHOD = "Clopper and Pearson, by record"
@@ -24,7 +24,7 @@ _NO_SPREAD = "no interval: one record, or no variation among records"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class TrustEstimate:
     """A number, how sure it is, what it was taken over, and what it says.
 
     Attributes:
@@ -47,11 +47,11 @@ class Figure:
     sentence: str = ""
 
     @classmethod
-    def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> Figure:
+    def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> TrustEstimate:
         """Return a figure without a value, and why."""
         return cls(None, records=records, scores=scores, reason=reason, sentence=f"Not measurable: {reason}.")
 
-    def within(self, interval: tuple[float, float] | None, *, method: str, otherwise: str) -> Figure:
+    def within(self, interval: tuple[float, float] | None, *, method: str, otherwise: str) -> TrustEstimate:
         """Return the figure with ``interval``, or with ``otherwise`` as the reason for having none.
 
         An interval without a width, but for rounding, is none.
@@ -63,14 +63,14 @@ class Figure:
             return replace(self, reason=otherwise)
         return replace(self, low=low, high=high, method=method)
 
-    def saying(self, sentence: str) -> Figure:
+    def saying(self, sentence: str) -> TrustEstimate:
         """Return the figure with its sentence; one without a value keeps saying why."""
         # A sentence may begin with the name of a model, which keeps its spelling.
         text = "T" + sentence[1:] if sentence.startswith("the ") else sentence
         return self if self.value is None else replace(self, sentence=text)
 
     @classmethod
-    def of_mean(cls, values: Floats, rows: Integers | None = None) -> Figure:
+    def of_mean(cls, values: Floats, rows: Integers | None = None) -> TrustEstimate:
         """Return a mean with its interval: Student's t, the scores of one record counted as one cluster.
 
         Args:
@@ -87,7 +87,7 @@ class Figure:
         return figure.within(interval, method=STUDENT_METHOD, otherwise=_NO_SPREAD)
 
     @classmethod
-    def of_rate(cls, hits: Booleans) -> Figure:
+    def of_rate(cls, hits: Booleans) -> TrustEstimate:
         """Return the share of records of which something is true, with Clopper and Pearson's interval."""
         import numpy as np
 
@@ -96,7 +96,7 @@ class Figure:
             return cls.missing("there are no records")
         return cls(found.value, found.low, found.high, found.clusters, found.n, EXACT_METHOD)
 
-    def at_least(self, bound: float) -> Figure:
+    def at_least(self, bound: float) -> TrustEstimate:
         """Return the figure with its interval cut at what the number cannot go below."""
         return self if self.low is None else replace(self, low=max(self.low, bound))
 

@@ -11,9 +11,9 @@ from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE, percent
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.calibration import Calibration
-    from osmosis_ai.rubric.estimate import Figure
+    from osmosis_ai.rubric.estimate import TrustEstimate
     from osmosis_ai.rubric.panel import Panel
-    from osmosis_ai.rubric.trust import Counts, JudgeTrust
+    from osmosis_ai.rubric.trust import JudgeTrust, SessionCounts
 
 Level = Literal["good", "fair", "bad", "note"]
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 def findings(
-    counts: Counts, judges: Sequence[JudgeTrust], panel: Panel | None, together: Calibration | None
+    counts: SessionCounts, judges: Sequence[JudgeTrust], panel: Panel | None, together: Calibration | None
 ) -> tuple[Finding, ...]:
     """Return the report in a few sentences, the questions in the order in which they matter.
 
@@ -53,7 +53,7 @@ def findings(
     return (*found, *_biases(judges))
 
 
-def _completeness(counts: Counts) -> Finding:
+def _completeness(counts: SessionCounts) -> Finding:
     if not counts.scored_calls:
         return Finding(
             "bad", "Scored", f"None of {counts.calls:,} calls gave a score: there is nothing to measure."
@@ -78,7 +78,7 @@ def _completeness(counts: Counts) -> Finding:
     return Finding(level, "Scored", text)
 
 
-def _copies(counts: Counts) -> Iterator[Finding]:
+def _copies(counts: SessionCounts) -> Iterator[Finding]:
     if counts.copied_records:
         are = "record is a copy" if counts.copied_records == 1 else "records are copies"
         text = f"{counts.copied_records:,} of {counts.records:,} {are} of another: each counts once in every figure."
@@ -125,15 +125,15 @@ def _biases(judges: Sequence[JudgeTrust]) -> Iterator[Finding]:
             yield Finding("fair", "Order", f"{name}{judge.order_in_file.sentence}")
 
 
-def _grade(alpha: Figure) -> Level:
+def _grade(alpha: TrustEstimate) -> Level:
     return _level(alpha, good=RELIABLE, fair=TENTATIVE)
 
 
-def _level(figure: Figure, *, good: float, fair: float) -> Level:
+def _level(figure: TrustEstimate, *, good: float, fair: float) -> Level:
     """Grade by what is sure of a figure; under too few records nothing is, which is news of neither kind."""
     sure = figure.graded
     return "note" if sure is None else "good" if sure >= good else "fair" if sure >= fair else "bad"
 
 
-def _sure(figure: Figure) -> float:
+def _sure(figure: TrustEstimate) -> float:
     return -math.inf if figure.graded is None else figure.graded

@@ -20,7 +20,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.errors import ModelNotFoundError, ProviderRequestError, UnscoredError
 from osmosis_ai.rubric.judge_model import JudgeModel, resolve_judge
 from osmosis_ai.rubric.prompt import RESPONSE_SCHEMA, Messages, ask_again, build_prompt
-from osmosis_ai.rubric.reply import ReplyError, Verdict, read_completion
+from osmosis_ai.rubric.reply import ParsedReply, ReplyError, read_completion
 from osmosis_ai.rubric.task import Judgement, JudgeTask
 
 __all__ = ["Judge", "JudgeModel", "JudgeTask", "Judgement", "resolve_judge"]
@@ -126,7 +126,7 @@ class Judge:
             return completion
 
     def _judgement(
-        self, verdict: Verdict, completion: Completion, task: JudgeTask, spent: _Spent
+        self, verdict: ParsedReply, completion: Completion, task: JudgeTask, spent: _Spent
     ) -> Judgement:
         score = min(max(verdict.score, float(task.score_min)), float(task.score_max))
         return Judgement(

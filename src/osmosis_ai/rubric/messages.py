@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from osmosis_ai.rubric.agreement import Intraclass
 from osmosis_ai.rubric.biases import LengthBias
 from osmosis_ai.rubric.calibration import Bin, Calibration
-from osmosis_ai.rubric.estimate import LEAST_GRADED, Figure
+from osmosis_ai.rubric.estimate import LEAST_GRADED, TrustEstimate
 from osmosis_ai.rubric.panel import LeftOut, Pair, Panel
 from osmosis_ai.rubric.spread import Spread
 
@@ -52,7 +52,7 @@ class Wording:
         """Return a correlation or a reliability with two digits; none too small to show is a negative zero."""
         return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
 
-    def mean(self, figure: Figure, model: str) -> Figure:
+    def mean(self, figure: TrustEstimate, model: str) -> TrustEstimate:
         """Word a judge's mean score."""
         over = f"{_number(figure.scores, 'score')} of {_number(figure.records, 'record')}"
         text = f"{model} scores {self.points(figure.value)} on average{self._spread(figure)}, over {over}."
@@ -74,12 +74,12 @@ class Wording:
             ),
         )
 
-    def retest_alpha(self, figure: Figure) -> Figure:
+    def retest_alpha(self, figure: TrustEstimate) -> TrustEstimate:
         """Word Krippendorff's alpha over repeated calls."""
         text = f"Repeated calls {alpha_word(figure)}: Krippendorff's alpha {_coefficient(figure)}"
         return figure.saying(f"{text}, over {_over(figure)}; 1 is perfect agreement, 0 is chance.")
 
-    def ordinal_alpha(self, figure: Figure) -> Figure:
+    def ordinal_alpha(self, figure: TrustEstimate) -> TrustEstimate:
         """Word Krippendorff's alpha on ranks."""
         text = f"By order alone Krippendorff's alpha is {_coefficient(figure)}, over {_over(figure)}."
         return figure.saying(text)
@@ -154,13 +154,13 @@ class Wording:
             per_doubling=per.saying(f"{adds}{beyond}, over {_number(per.records, 'record')}."),
         )
 
-    def order_in_file(self, figure: Figure) -> Figure:
+    def order_in_file(self, figure: TrustEstimate) -> TrustEstimate:
         """Word whether the score goes with the place in the file."""
         text = _effect(figure, "Against people, records further down the file score")
         over = _number(figure.records, "record")
         return figure.saying(f"{text}: Spearman {_coefficient(figure)}, over {over}.")
 
-    def position(self, figure: Figure, presentations: Sequence[str] | None) -> Figure:
+    def position(self, figure: TrustEstimate, presentations: Sequence[str] | None) -> TrustEstimate:
         """Word whether the order of the quoted blocks matters."""
         if figure.value is None or presentations is None:
             return figure
@@ -237,7 +237,7 @@ class Wording:
             ),
         )
 
-    def _icc(self, figure: Figure, subject: str, name: str) -> Figure:
+    def _icc(self, figure: TrustEstimate, subject: str, name: str) -> TrustEstimate:
         over = f"over {_number(figure.records, 'record')} that every judge scored"
         return figure.saying(f"{subject}: {icc_word(figure)}, {name} {_coefficient(figure)}, {over}.")
 
@@ -247,11 +247,11 @@ class Wording:
         off = f"the judge is off by {self.points(place.bias.value, sign=True)}{self._spread(place.bias)}"
         return replace(place, bias=place.bias.saying(f"{text}: {off}, over {over}."))
 
-    def _above(self, figure: Figure, first: str, second: str) -> str:
+    def _above(self, figure: TrustEstimate, first: str, second: str) -> str:
         shift = f"{self.points(figure.value, sign=True)}{self._spread(figure)}"
         return f"{_effect(figure, f'{first} scores')} than {second}: {shift}"
 
-    def _against_people(self, figure: Figure, who: str) -> str:
+    def _against_people(self, figure: TrustEstimate, who: str) -> str:
         shift = f"{self.points(figure.value, sign=True)}{self._spread(figure)} against people"
         if figure.low is None:
             return f"Whether {who} is lenient or severe cannot be told: {shift}"
@@ -259,13 +259,13 @@ class Wording:
             return f"{who} is neither clearly lenient nor severe: {shift}"
         return f"{who} is {'lenient' if (figure.value or 0) > 0 else 'severe'}: {shift}"
 
-    def _spread(self, figure: Figure) -> str:
+    def _spread(self, figure: TrustEstimate) -> str:
         if figure.low is None or figure.high is None:
             return ""
         return f" (95 % interval {self.points(figure.low)} to {self.points(figure.high)})"
 
 
-def alpha_word(alpha: Figure) -> str:
+def alpha_word(alpha: TrustEstimate) -> str:
     """Return what Krippendorff's alpha surely allows (Krippendorff 2004, p. 241)."""
     return _graded(
         alpha,
@@ -274,7 +274,7 @@ def alpha_word(alpha: Figure) -> str:
     )
 
 
-def icc_word(icc: Figure) -> str:
+def icc_word(icc: TrustEstimate) -> str:
     """Return the least grade of an intraclass correlation (Koo and Li 2016 take the interval, too)."""
     words = (
         "of poor reliability",
@@ -285,7 +285,7 @@ def icc_word(icc: Figure) -> str:
     return _graded(icc, (0.5, 0.75, 0.9), words)
 
 
-def kappa_word(kappa: Figure) -> str:
+def kappa_word(kappa: TrustEstimate) -> str:
     """Return the least grade of a kappa (Landis and Koch 1977)."""
     words = ("poor", "slight", "fair", "moderate", "substantial", "almost perfect")
     return _graded(kappa, (0.0, 0.2, 0.4, 0.6, 0.8), words)
@@ -296,19 +296,19 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share * 100:.3g} %"
 
 
-def _graded(figure: Figure, bars: Sequence[float], words: Sequence[str]) -> str:
+def _graded(figure: TrustEstimate, bars: Sequence[float], words: Sequence[str]) -> str:
     if figure.graded is None:
         return f"not graded (too few records, under {LEAST_GRADED})"
     return words[bisect_right(bars, figure.graded)]
 
 
-def _effect(figure: Figure, subject: str) -> str:
+def _effect(figure: TrustEstimate, subject: str) -> str:
     if not figure.excludes_zero:
         return f"{subject} neither clearly higher nor lower"
     return f"{subject} {'higher' if (figure.value or 0) > 0 else 'lower'}"
 
 
-def _coefficient(figure: Figure) -> str:
+def _coefficient(figure: TrustEstimate) -> str:
     if figure.value is None:
         return "–"
     shown = Wording.coefficient
@@ -317,7 +317,7 @@ def _coefficient(figure: Figure) -> str:
     return f"{shown(figure.value)} (95 % interval {shown(figure.low)} to {shown(figure.high)})"
 
 
-def _over(figure: Figure) -> str:
+def _over(figure: TrustEstimate) -> str:
     return f"{_number(figure.scores, 'score')} of {_number(figure.records, 'record')}"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, two_way_icc
 from osmosis_ai.rubric.correlation import pearson, spearman
-from osmosis_ai.rubric.estimate import Figure
+from osmosis_ai.rubric.estimate import TrustEstimate
 from osmosis_ai.rubric.scores import mean_where_known
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ class Pair:
 
     first: str
     second: str
-    pearson: Figure
-    spearman: Figure
-    difference: Figure
+    pearson: TrustEstimate
+    spearman: TrustEstimate
+    difference: TrustEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class LeftOut:
     """
 
     model: str
-    pearson: Figure
-    spearman: Figure
-    difference: Figure
-    mean_absolute_difference: Figure
+    pearson: TrustEstimate
+    spearman: TrustEstimate
+    difference: TrustEstimate
+    mean_absolute_difference: TrustEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Panel:
         left_out: every judge against the others.
     """
 
-    alpha: Figure
-    alpha_ordinal: Figure
+    alpha: TrustEstimate
+    alpha_ordinal: TrustEstimate
     absolute: Intraclass
     consistency: Intraclass
-    consensus: Figure
-    consensus_median: Figure
+    consensus: TrustEstimate
+    consensus_median: TrustEstimate
     pairs: tuple[Pair, ...]
     left_out: tuple[LeftOut, ...]
 
@@ -97,7 +97,7 @@ def measure_panel(table: ScoreTable, *, seed: int = 0) -> Panel | None:
     )
 
 
-def _compared(a: Floats, b: Floats) -> tuple[Figure, Figure, Figure, Figure]:
+def _compared(a: Floats, b: Floats) -> tuple[TrustEstimate, TrustEstimate, TrustEstimate, TrustEstimate]:
     """Return (Pearson, Spearman, mean difference, mean distance) of two scores by record."""
     import numpy as np
 
@@ -106,8 +106,8 @@ def _compared(a: Floats, b: Floats) -> tuple[Figure, Figure, Figure, Figure]:
     return (
         pearson(a, b),
         spearman(a, b),
-        Figure.of_mean(a - b),
-        Figure.of_mean(np.abs(a - b)).at_least(0.0),
+        TrustEstimate.of_mean(a - b),
+        TrustEstimate.of_mean(np.abs(a - b)).at_least(0.0),
     )
 
 
@@ -117,7 +117,7 @@ def _mean_of_others(means: Floats, place: int) -> Floats:
     return mean_where_known(np.delete(means, place, axis=1))
 
 
-def _mean_of_known(values: Floats) -> Figure:
+def _mean_of_known(values: Floats) -> TrustEstimate:
     import numpy as np
 
-    return Figure.of_mean(values[~np.isnan(values)])
+    return TrustEstimate.of_mean(values[~np.isnan(values)])

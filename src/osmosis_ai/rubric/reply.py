@@ -46,7 +46,7 @@ _REFUSAL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ParsedReply:
     """What the judge said: its own number, not yet held to any bounds, and its reasons."""
 
     score: float
@@ -67,7 +67,7 @@ class ReplyError(ValueError):
         self.text = text
 
 
-def read_completion(response: Mapping[str, Any]) -> Verdict:
+def read_completion(response: Mapping[str, Any]) -> ParsedReply:
     """Read the verdict from a ``chat.completion`` object.
 
     Raises:
@@ -94,7 +94,7 @@ def read_completion(response: Mapping[str, Any]) -> Verdict:
         raise ReplyError(error.reason, f"{error}{_cut_off(cut)}", text=text) from None
 
 
-def parse_reply(text: str) -> Verdict:
+def parse_reply(text: str) -> ParsedReply:
     """Read the verdict from the text of a reply.
 
     Raises:
@@ -116,9 +116,9 @@ def parse_reply(text: str) -> Verdict:
     return _agreed([_verdict(holder, text) for holder in holders], text)
 
 
-def _agreed(readings: list[Verdict | ReplyError], text: str) -> Verdict:
+def _agreed(readings: list[ParsedReply | ReplyError], text: str) -> ParsedReply:
     """The one verdict among the readings; of the same score said twice, the last."""
-    verdicts = [reading for reading in readings if isinstance(reading, Verdict)]
+    verdicts = [reading for reading in readings if isinstance(reading, ParsedReply)]
     if len({verdict.score for verdict in verdicts}) > 1:
         raise ReplyError(
             "unparsable", "the reply holds several JSON objects with different scores.", text=text
@@ -128,7 +128,7 @@ def _agreed(readings: list[Verdict | ReplyError], text: str) -> Verdict:
     raise next(reading for reading in readings if isinstance(reading, ReplyError))
 
 
-def _verdict(holder: Mapping[str, Any], text: str) -> Verdict | ReplyError:
+def _verdict(holder: Mapping[str, Any], text: str) -> ParsedReply | ReplyError:
     score, explanation = holder.get("score"), holder.get("explanation")
     if isinstance(score, bool) or not isinstance(score, int | float):
         return ReplyError("no_score", f"the reply lacks a numeric 'score'; it is {_kind(score)}.", text=text)
@@ -140,7 +140,7 @@ def _verdict(holder: Mapping[str, Any], text: str) -> Verdict | ReplyError:
         return ReplyError("not_finite", f"the 'score' is not finite: {number}.", text=text)
     if not isinstance(explanation, str) or not explanation.strip():
         return ReplyError("unparsable", "the reply lacks a non-empty 'explanation'.", text=text)
-    return Verdict(number, explanation.strip())
+    return ParsedReply(number, explanation.strip())
 
 
 def _nothing_found(text: str, values: list[Any], objects: list[dict[str, Any]]) -> ReplyError:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure as Chart
+    from plotly.graph_objects import TrustEstimate as Chart
 
     from osmosis_ai.rubric.calibration import Calibration
-    from osmosis_ai.rubric.estimate import Figure
+    from osmosis_ai.rubric.estimate import TrustEstimate
     from osmosis_ai.rubric.scores import Floats, ScoreTable
     from osmosis_ai.rubric.trust import TrustReport
 
@@ -98,7 +98,7 @@ def _bins(table: ScoreTable) -> tuple[Floats, Floats]:
 
 def _reliability(trust: TrustReport) -> Chart | None:
     """Return reliabilities with their intervals beside the usual bars, one row per judge."""
-    measures: list[tuple[str, list[tuple[str, Figure]]]] = [
+    measures: list[tuple[str, list[tuple[str, TrustEstimate]]]] = [
         ("alpha, repeated calls", [(judge.model, judge.alpha) for judge in trust.judges]),
         ("ICC, one call", [(judge.model, judge.retest.single) for judge in trust.judges]),
         ("ICC, mean of runs", [(judge.model, judge.retest.average) for judge in trust.judges]),
@@ -109,7 +109,7 @@ def _reliability(trust: TrustReport) -> Chart | None:
         measures[2][1].append(("panel", trust.panel.absolute.average))
     if all(figure.value is None for _, rows in measures for _, figure in rows):
         return None
-    from plotly.graph_objects import Figure as Chart
+    from plotly.graph_objects import TrustEstimate as Chart
 
     chart = Chart()
     names = [_broken(name) for name, _ in measures[0][1]]
@@ -129,7 +129,7 @@ def _reliability(trust: TrustReport) -> Chart | None:
     return _finished(chart, height=110 + _ROW * len(names))
 
 
-def _add_points(chart: Chart, rows: Sequence[tuple[float, Figure]], *, name: str, place: int) -> None:
+def _add_points(chart: Chart, rows: Sequence[tuple[float, TrustEstimate]], *, name: str, place: int) -> None:
     figures = [figure for _, figure in rows]
     chart.add_scatter(
         x=[figure.value for figure in figures],
@@ -156,7 +156,7 @@ def _agreement(trust: TrustReport) -> Chart | None:
     """Return how each two judges correlate, as a square of numbers."""
     if trust.panel is None:
         return None
-    from plotly.graph_objects import Figure as Chart
+    from plotly.graph_objects import TrustEstimate as Chart
 
     names = [judge.model for judge in trust.judges]
     found = {(pair.first, pair.second): pair.pearson.value for pair in trust.panel.pairs}
@@ -203,7 +203,7 @@ def _calibration(trust: TrustReport) -> Chart | None:
         judged.append(("panel", trust.consensus_calibration))
     if not any(calibration.bins for _, calibration in judged):
         return None
-    from plotly.graph_objects import Figure as Chart
+    from plotly.graph_objects import TrustEstimate as Chart
 
     low, high = trust.score_min, trust.score_max
     chart = Chart()

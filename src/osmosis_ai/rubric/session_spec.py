@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.errors import ConflictError
+from osmosis_ai.errors import ResumeRefusedError
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.record_index import RecordIndex
 from osmosis_ai.rubric.records import RubricRecord
@@ -28,10 +28,6 @@ _SPOKEN = {
     "rubric_id": "rubric id",
     "reading": "how records are read",
 }
-
-
-class ResumeRefusedError(ConflictError):
-    """The journal belongs to a session with other inputs."""
 
 
 @dataclass(frozen=True)

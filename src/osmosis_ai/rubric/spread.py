@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.estimate import Figure
+from osmosis_ai.rubric.estimate import TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats
@@ -28,8 +28,8 @@ class Spread:
             where no record has two scores.
     """
 
-    within: Figure
-    unchanged: Figure
+    within: TrustEstimate
+    unchanged: TrustEstimate
     median_range: float | None
     p95_range: float | None
     max_range: float | None
@@ -52,18 +52,18 @@ def measure_spread(scores: Floats, *, seed: int = 0) -> Spread:
     scores, known, counts = scores[repeated], known[repeated], counts[repeated]
     records, total = int(repeated.sum()), int(counts.sum())
     if records == 0:
-        missing = Figure.missing(_ONCE if scores.shape[1] < 2 else _NEVER_TWICE)
+        missing = TrustEstimate.missing(_ONCE if scores.shape[1] < 2 else _NEVER_TWICE)
         return Spread(missing, missing, None, None, None)
     ranges = score_ranges(scores)
     means = np.where(known, scores, 0.0).sum(axis=1) / counts
     squares = np.square(np.where(known, scores - means[:, None], 0.0)).sum(axis=1)
     sums = np.column_stack((squares, (counts - 1).astype(np.float64)))
-    within = Figure(math.sqrt(squares.sum() / sums[:, 1].sum()), records=records, scores=total)
+    within = TrustEstimate(math.sqrt(squares.sum() / sums[:, 1].sum()), records=records, scores=total)
     interval = resampling.bootstrap_interval(sums, _pooled_deviation, seed=seed)
     method, otherwise = resampling.METHOD, resampling.TOO_FEW if squares.any() else _EXACT
     return Spread(
         within.within(interval, method=method, otherwise=otherwise),
-        replace(Figure.of_rate(ranges == 0), scores=total),
+        replace(TrustEstimate.of_rate(ranges == 0), scores=total),
         *(float(value) for value in np.quantile(ranges, (0.5, 0.95, 1.0))),
     )
 

@@ -16,7 +16,7 @@ from osmosis_ai.evaluation.statistics import estimate_mean
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc
 from osmosis_ai.rubric.biases import LengthBias, length_bias, order_in_file, position_bias
 from osmosis_ai.rubric.calibration import Calibration, calibrate
-from osmosis_ai.rubric.estimate import CONFIDENCE, Figure
+from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
 from osmosis_ai.rubric.findings import Finding, findings
 from osmosis_ai.rubric.messages import Wording
 from osmosis_ai.rubric.panel import ONE_JUDGE, Panel, measure_panel
@@ -29,7 +29,7 @@ LISTED_RECORDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SessionCounts:
     """What the figures were taken from.
 
     Attributes:
@@ -76,17 +76,17 @@ class JudgeTrust:
 
     model: str
     unscored_calls: int
-    mean: Figure
+    mean: TrustEstimate
     stderr: float | None
     stderr_by_call: float | None
     spread: Spread
-    alpha: Figure
-    alpha_ordinal: Figure
+    alpha: TrustEstimate
+    alpha_ordinal: TrustEstimate
     retest: Intraclass
     calibration: Calibration
     length: LengthBias
-    order_in_file: Figure
-    position: Figure
+    order_in_file: TrustEstimate
+    position: TrustEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class TrustReport:
     score_min: float
     score_max: float
     seed: int
-    counts: Counts
+    counts: SessionCounts
     findings: tuple[Finding, ...]
     judges: tuple[JudgeTrust, ...]
     panel: Panel | None
@@ -177,12 +177,12 @@ def trust_report(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) ->
     )
 
 
-def _counts(table: ScoreTable, pending: int) -> Counts:
+def _counts(table: ScoreTable, pending: int) -> SessionCounts:
     import numpy as np
 
     known = ~np.isnan(table.scores)
     scored = int(known.sum())
-    return Counts(
+    return SessionCounts(
         records=table.records,
         models=len(table.models),
         runs=table.runs,
@@ -208,7 +208,7 @@ def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeT
     return JudgeTrust(
         model=table.models[place],
         unscored_calls=scores.size - values.size,
-        mean=wording.mean(Figure.of_mean(values, rows), table.models[place]),
+        mean=wording.mean(TrustEstimate.of_mean(values, rows), table.models[place]),
         stderr=mean.stderr if mean is not None else None,
         stderr_by_call=float(values.std(ddof=1) / values.size**0.5) if values.size > 1 else None,
         spread=wording.spread(measure_spread(scores, seed=seed)),

@@ -21,7 +21,7 @@ from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.names import suggestion
 from osmosis_ai.workspace.git import read_origin
-from osmosis_ai.workspace.layout import Workspace, find_workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 Warn = Callable[[str, "str | None"], None]
 """Takes what the user should hear of although the command goes on: a sentence, and its code."""
@@ -39,7 +39,7 @@ def log_warning(message: str, code: str | None = None) -> None:
 class Checkout:
     """A workspace directory and the repository it is a checkout of."""
 
-    workspace: Workspace
+    workspace: WorkspaceDirectory
     git: GitIdentity
 
     def resource(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class PlatformContext:
     client: PlatformClient
 
     @property
-    def workspace(self) -> Workspace:
+    def workspace(self) -> WorkspaceDirectory:
         """The workspace directory."""
         return self.checkout.workspace
 

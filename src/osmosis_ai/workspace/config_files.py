@@ -17,7 +17,7 @@ from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.sections import EvaluationSettings, Experiment
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
 FurtherCheck = Callable[[Mapping[str, Any]], Iterable[Issue]]
@@ -83,7 +83,7 @@ class TrainingConfig(_Config):
     doubts: tuple[Issue, ...] = ()
 
 
-def load_eval_config(path: Path, workspace: Workspace) -> EvalConfig:
+def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
     """Read and check a config of `configs/eval/`.
 
     Args:
@@ -102,7 +102,7 @@ def load_eval_config(path: Path, workspace: Workspace) -> EvalConfig:
 
 
 def load_training_config(
-    path: Path, workspace: Workspace, *, further_check: FurtherCheck = lambda _: ()
+    path: Path, workspace: WorkspaceDirectory, *, further_check: FurtherCheck = lambda _: ()
 ) -> TrainingConfig:
     """Read and check a config of `configs/training/`.
 
@@ -120,7 +120,7 @@ def load_training_config(
     return TrainingConfig(**_common_fields(found, document), doubts=tuple(doubts))
 
 
-def entrypoint_path(workspace: Workspace, experiment: Experiment) -> Path:
+def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
     """Return the script that serves the rollout of ``experiment``.
 
     Raises:
@@ -141,7 +141,7 @@ def _common_fields(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(
-    path: Path, workspace: Workspace, kind: ConfigKind, further_check: FurtherCheck = lambda _: ()
+    path: Path, workspace: WorkspaceDirectory, kind: ConfigKind, further_check: FurtherCheck = lambda _: ()
 ) -> tuple[Path, dict[str, Any], list[Issue]]:
     found = _locate(path, workspace, kind)
     shown = found.relative_to(workspace.root).as_posix()
@@ -158,7 +158,7 @@ def _read(
     return found, document, in_file_order(further, text) if further else []
 
 
-def _code_issues(experiment: Mapping[str, Any], workspace: Workspace) -> Iterator[Issue]:
+def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:
     """Check that the code is there, unless the config takes it from another place in the repository's history."""
     if "branch" in experiment or "commit_sha" in experiment:
         return
@@ -168,7 +168,7 @@ def _code_issues(experiment: Mapping[str, Any], workspace: Workspace) -> Iterato
         yield Issue(error.key, error.problem, suggestion=error.suggestion)
 
 
-def _locate(path: Path, workspace: Workspace, kind: ConfigKind) -> Path:
+def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path:
     candidates = [workspace.root / path.expanduser(), path.expanduser().absolute()]
     found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
     expected = workspace.root / kind.directory

@@ -14,7 +14,7 @@ DATASET_EXTENSIONS = ("jsonl", "csv", "json", "parquet")
 
 
 @dataclass(frozen=True)
-class Workspace:
+class WorkspaceDirectory:
     """The directories of a workspace, by what they are for."""
 
     root: Path
@@ -57,7 +57,7 @@ class Workspace:
         return self.state_dir
 
 
-def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> Workspace:
+def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> WorkspaceDirectory:
     """Return the workspace that ``start`` (a directory or a file in it; the current directory when None) is in.
 
     Args:
@@ -78,7 +78,7 @@ def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) 
             f"Run this command from an Osmosis workspace directory: {directory} is not inside a Git work tree.",
             hint="to make one here: git init, then osmosis doctor --fix",
         )
-    workspace = Workspace(root)
+    workspace = WorkspaceDirectory(root)
     if require_scaffold and (missing := missing_directories(workspace)):
         raise OsmosisError(
             f"{root} is not laid out as an Osmosis workspace. Missing:\n"
@@ -89,12 +89,12 @@ def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) 
     return workspace
 
 
-def missing_directories(workspace: Workspace) -> list[str]:
+def missing_directories(workspace: WorkspaceDirectory) -> list[str]:
     """Return the required directories that are not there, relative to the root."""
     return [path for path in REQUIRED_DIRECTORIES if not (workspace.root / path).is_dir()]
 
 
-def find_dataset_file(workspace: Workspace, name: str) -> Path | None:
+def find_dataset_file(workspace: WorkspaceDirectory, name: str) -> Path | None:
     """Return the file in `data/` that holds the dataset ``name``, or None.
 
     Raises:

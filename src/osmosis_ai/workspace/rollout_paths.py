@@ -7,7 +7,7 @@ from pathlib import Path
 from osmosis_ai.config.sections import entrypoint_problem, rollout_name_problem
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 class RolloutPathError(OsmosisError):
@@ -30,7 +30,7 @@ class RolloutPathError(OsmosisError):
         self.suggestion = suggestion
 
 
-def rollout_directory(workspace: Workspace, rollout: str) -> Path:
+def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
     """Return the directory of ``rollout``.
 
     Raises:
@@ -52,7 +52,7 @@ def rollout_directory(workspace: Workspace, rollout: str) -> Path:
     return directory
 
 
-def entrypoint_file(workspace: Workspace, rollout: str, entrypoint: str) -> Path:
+def entrypoint_file(workspace: WorkspaceDirectory, rollout: str, entrypoint: str) -> Path:
     """Return the script that serves ``rollout``.
 
     Raises:
@@ -75,7 +75,7 @@ def entrypoint_file(workspace: Workspace, rollout: str, entrypoint: str) -> Path
     return path
 
 
-def _rollouts(workspace: Workspace) -> list[str]:
+def _rollouts(workspace: WorkspaceDirectory) -> list[str]:
     if not workspace.rollouts_dir.is_dir():
         return []
     return [path.name for path in workspace.rollouts_dir.iterdir() if path.is_dir()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
 from osmosis_ai.workspace.git import run_git
-from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, Workspace
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
 
 SAMPLE_FILES = (
     "rollouts/multiply/main.py",
@@ -57,7 +57,7 @@ def sample_root() -> Path:
     )
 
 
-def copy_sample_workspace(target: Path) -> Workspace:
+def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
     """Make ``target`` a workspace with the samples in it: a Git repository with one commit on `main`.
 
     Args:
@@ -80,7 +80,7 @@ def copy_sample_workspace(target: Path) -> Workspace:
         (root / name).write_text(guide_text(name), encoding="utf-8")
     (root / ".gitignore").write_text(_GITIGNORE, encoding="utf-8")
     _first_commit(root)
-    return Workspace(root.resolve())
+    return WorkspaceDirectory(root.resolve())
 
 
 def _first_commit(root: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.workspace import gitignore
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED_NAMES = ("default",)
@@ -40,7 +40,7 @@ class InitResult:
     ignored: tuple[str, ...] = ()
 
 
-def init_rollout(workspace: Workspace, name: str, *, force: bool = False) -> InitResult:
+def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = False) -> InitResult:
     """Write the skeleton of a rollout with an eval and a training config.
 
     Args:
@@ -89,7 +89,7 @@ def _check_name(name: str) -> None:
         raise OsmosisError(f"'{name}' is a reserved name; choose another for the rollout.")
 
 
-def _check_targets(workspace: Workspace, targets: list[str], *, force: bool) -> None:
+def _check_targets(workspace: WorkspaceDirectory, targets: list[str], *, force: bool) -> None:
     present = [path for path in targets if _exists(workspace.root / path)]
     if present and not force:
         raise ConflictError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.conftest import Cli
 from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, make_workspace, write_config
 
@@ -16,7 +16,7 @@ ROWS = "".join(json.dumps({"user_prompt": f"{n} + 1?", "ground_truth": str(n + 1
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkspaceDirectory:
     """A workspace without an origin, for somebody who is not logged in anywhere."""
     made = make_workspace(tmp_path / "agents")
     write_config(made, MINIMAL_EVAL)
@@ -27,7 +27,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return made
 
 
-def entrypoint(workspace: Workspace, text: str) -> None:
+def entrypoint(workspace: WorkspaceDirectory, text: str) -> None:
     (workspace.rollouts_dir / "multiply" / "main.py").write_text(text)
 
 
@@ -41,7 +41,7 @@ def problems(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_everything_that_is_right_is_named(cli: Cli, workspace: Workspace) -> None:
+def test_everything_that_is_right_is_named(cli: Cli, workspace: WorkspaceDirectory) -> None:
     done = cli("check", "--json")
     assert done.status == 0, done.err
     envelope = json.loads(done.out)
@@ -58,7 +58,9 @@ def test_everything_that_is_right_is_named(cli: Cli, workspace: Workspace) -> No
         assert "Nothing is wrong with 2 configs" in cli("check", *mode).out
 
 
-def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, workspace: Workspace) -> None:
+def test_everything_that_is_wrong_is_in_one_report_with_its_lines(
+    cli: Cli, workspace: WorkspaceDirectory
+) -> None:
     write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nlimt = 3\nn = 'four'\n", name="b.toml")
     write_config(workspace, MINIMAL_EVAL.replace("[secrets]", "[secrets"), name="c.toml")
     write_config(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tinny"), name="d.toml")
@@ -82,7 +84,9 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, work
     assert "data/multiply.jsonl:6: not valid JSON" in said
 
 
-def test_code_that_is_not_trusted_is_not_imported(cli: Cli, workspace: Workspace, tmp_path: Path) -> None:
+def test_code_that_is_not_trusted_is_not_imported(
+    cli: Cli, workspace: WorkspaceDirectory, tmp_path: Path
+) -> None:
     touched = tmp_path / "touched"
     entrypoint(workspace, f"open({str(touched)!r}, 'w')\nraise RuntimeError\n")
     done = cli("check", "--no-import", "--json")
@@ -96,13 +100,15 @@ def test_code_that_is_not_trusted_is_not_imported(cli: Cli, workspace: Workspace
     )
 
 
-def test_an_import_that_does_not_end_in_time_is_an_error(cli: Cli, workspace: Workspace) -> None:
+def test_an_import_that_does_not_end_in_time_is_an_error(cli: Cli, workspace: WorkspaceDirectory) -> None:
     entrypoint(workspace, "import threading\nthreading.Event().wait()\n")
     (found,) = problems(cli, "--import-timeout", "1")
     assert found["message"] == "`rollouts/multiply/main.py` was still importing after 1 s."
 
 
-def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(cli: Cli, workspace: Workspace) -> None:
+def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(
+    cli: Cli, workspace: WorkspaceDirectory
+) -> None:
     entrypoint(workspace, "import no_such_package_at_all\n")
     write_config(workspace, MINIMAL_EVAL.replace('dataset = "multiply"', 'dataset = "multiplly"'))
     (workspace.root / "configs" / "training" / "a.toml").unlink()
@@ -116,7 +122,7 @@ def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(cli: Cli, workspa
     assert "configs/eval/pinned.toml takes rollouts/multiply/main.py from next" in branch
 
 
-def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: Workspace) -> None:
+def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: WorkspaceDirectory) -> None:
     (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": "?", "ground_truth": ""}\n')
     done = cli("check", "--plain")
     assert (done.status, "1 row cannot be evaluated" in done.err) == (0, True)
@@ -124,7 +130,7 @@ def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: 
     assert (found["severity"], found["file"]) == ("error", "data/multiply.jsonl")
 
 
-def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: Workspace) -> None:
+def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: WorkspaceDirectory) -> None:
     entrypoint(workspace, "raise RuntimeError('50 % of it\\n::error::forged, : too')\n")
     write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nn = 'four'\n")
     annotated = cli("check", "--annotations", "github", "--json").err.splitlines()
@@ -143,7 +149,9 @@ def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: Wor
 @pytest.mark.parametrize(
     "command", ["check --no-import", "check --no-import --annotations github", "eval run"]
 )
-def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Workspace, command: str) -> None:
+def test_no_name_in_a_repository_can_be_a_command_to_ci(
+    cli: Cli, workspace: WorkspaceDirectory, command: str
+) -> None:
     forged = r"\n::error::forged\r::error::too\u001b[31m"
     text = MINIMAL_EVAL.replace('"multiply"', f'"multiply{forged}"') + f'\n[evaluation]\n"n{forged}" = 1\n'
     path = write_config(workspace, text, name="odd\n::error::forged\x1b[31m.toml")
@@ -154,7 +162,7 @@ def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Wor
     assert "\x1b" not in done.out + done.err
 
 
-def test_a_wrong_row_is_annotated_beside_its_line(cli: Cli, workspace: Workspace) -> None:
+def test_a_wrong_row_is_annotated_beside_its_line(cli: Cli, workspace: WorkspaceDirectory) -> None:
     (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": "?"}\n')
     annotated = cli("check", "data/multiply.jsonl", "--annotations", "github", "--json").err.splitlines()
     assert annotated[0] == (
@@ -164,7 +172,7 @@ def test_a_wrong_row_is_annotated_beside_its_line(cli: Cli, workspace: Workspace
 
 
 def test_only_what_is_named_is_checked(
-    cli: Cli, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_config(workspace, "nonsense = 1\n", name="b.toml")
     assert cli("check", "configs/eval/a.toml").status == 0
@@ -184,14 +192,14 @@ def test_only_what_is_named_is_checked(
     ],
 )
 def test_what_cannot_be_checked_is_said_with_what_can(
-    cli: Cli, workspace: Workspace, path: str, said: str
+    cli: Cli, workspace: WorkspaceDirectory, path: str, said: str
 ) -> None:
     done = cli("check", path)
     assert (done.status, said in done.err) == (1, True), done.err
 
 
 def test_without_a_workspace_or_a_config_there_is_nothing_to_check(
-    cli: Cli, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, workspace: WorkspaceDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for config in workspace.root.glob("configs/*/*.toml"):
         config.unlink()

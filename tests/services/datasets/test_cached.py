@@ -15,7 +15,7 @@ from osmosis_ai.api.transfer import BlobClient
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.datasets.cached import CachedDataset, fetch_dataset
-from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEval, prepare_eval_run
+from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
 from tests.api.blob_server import BlobServer, serve
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
@@ -142,7 +142,7 @@ def test_an_id_does_not_choose_the_directory(platform: Platform, dataset_id: str
 # In `eval run`
 
 
-def prepare(root: Path, **options: Any) -> PreparedEval:
+def prepare(root: Path, **options: Any) -> PreparedEvalRun:
     return prepare_eval_run(EvalRunRequest(config=CONFIG), start=root, **options)
 
 

@@ -9,8 +9,8 @@ import pytest
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.policy import open_policy
-from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEval, prepare_eval_run
-from osmosis_ai.workspace.layout import Workspace
+from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.evaluation.rollouts import write_rows
 from tests.workspace.builders import MINIMAL_EVAL, git, make_workspace
 
@@ -18,7 +18,7 @@ CONFIG = Path("configs/eval/multiply.toml")
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkspaceDirectory:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
         monkeypatch.delenv(name, raising=False)
@@ -28,16 +28,16 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return workspace
 
 
-def prepare(workspace: Workspace, **changed: Any) -> PreparedEval:
+def prepare(workspace: WorkspaceDirectory, **changed: Any) -> PreparedEvalRun:
     request = EvalRunRequest(**{"config": CONFIG, **changed})
     return prepare_eval_run(request, start=workspace.root)
 
 
-def configure(workspace: Workspace, text: str) -> None:
+def configure(workspace: WorkspaceDirectory, text: str) -> None:
     (workspace.root / CONFIG).write_text(text)
 
 
-def test_neither_login_nor_origin_nor_commit_is_needed(workspace: Workspace) -> None:
+def test_neither_login_nor_origin_nor_commit_is_needed(workspace: WorkspaceDirectory) -> None:
     prepared = prepare(workspace)
     assert prepared.origin is None
     assert prepared.dataset.source == "workspace"
@@ -52,14 +52,14 @@ def test_outside_a_git_work_tree_it_says_so(tmp_path: Path) -> None:
         prepare_eval_run(EvalRunRequest(config=CONFIG), start=tmp_path)
 
 
-def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: Workspace) -> None:
+def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
     (workspace.data_dir / "multiply.jsonl").unlink()
     with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
         prepare(workspace)
     assert "--dataset-file" in (missing.value.hint or "")
 
 
-def test_an_explicit_file_wins_over_the_one_in_data(workspace: Workspace, tmp_path: Path) -> None:
+def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
     prepared = prepare(workspace, dataset_file=rows)
     assert (prepared.dataset.source, len(prepared.selection)) == ("explicit", 1)
@@ -67,7 +67,7 @@ def test_an_explicit_file_wins_over_the_one_in_data(workspace: Workspace, tmp_pa
         prepare(workspace, dataset_file=tmp_path / "none.jsonl")
 
 
-def test_rows_override_the_limit_of_the_config(workspace: Workspace) -> None:
+def test_rows_override_the_limit_of_the_config(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\nlimit = 1\n\n[secrets]"))
     assert prepare(workspace).selection.describe() == "0"
     assert prepare(workspace, rows="1-2").selection.describe() == "1-2"
@@ -75,7 +75,7 @@ def test_rows_override_the_limit_of_the_config(workspace: Workspace) -> None:
         prepare(workspace, rows="3")
 
 
-def test_a_threshold_of_zero_is_honoured(workspace: Workspace) -> None:
+def test_a_threshold_of_zero_is_honoured(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\npass_threshold = 0.0\n\n[secrets]"))
     assert prepare(workspace).spec.pass_threshold == 0.0
 
@@ -88,7 +88,7 @@ def test_a_threshold_of_zero_is_honoured(workspace: Workspace) -> None:
     ],
 )
 def test_a_model_name_that_cannot_be_right_is_refused_with_a_suggestion(
-    workspace: Workspace, model_path: str, message: str
+    workspace: WorkspaceDirectory, model_path: str, message: str
 ) -> None:
     configure(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", model_path))
     with pytest.raises(OsmosisError, match=message):
@@ -96,7 +96,7 @@ def test_a_model_name_that_cannot_be_right_is_refused_with_a_suggestion(
 
 
 def test_a_missing_key_is_noticed_unless_it_is_a_secret_still_to_be_given(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(OsmosisError, match="`OPENAI_API_KEY` is not set"):
@@ -106,7 +106,7 @@ def test_a_missing_key_is_noticed_unless_it_is_a_secret_still_to_be_given(
     prepare(workspace)
 
 
-def test_a_cost_limit_needs_a_known_price(workspace: Workspace) -> None:
+def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None:
     budget = Budget(max_cost_usd=1.0)
     prepare(workspace, budget=budget)
     configure(workspace, MINIMAL_EVAL.replace("gpt-5-mini", "no-such-model-9"))
@@ -116,7 +116,7 @@ def test_a_cost_limit_needs_a_known_price(workspace: Workspace) -> None:
 
 
 def test_a_model_of_ours_costs_nothing_and_needs_no_key(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     configure(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny"))
@@ -124,7 +124,9 @@ def test_a_model_of_ours_costs_nothing_and_needs_no_key(
     assert prepared.served
 
 
-def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(workspace: Workspace) -> None:
+def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(
+    workspace: WorkspaceDirectory,
+) -> None:
     git(workspace.root, "add", ".")
     git(workspace.root, "commit", "--quiet", "-m", "first")
     pinned = MINIMAL_EVAL.replace("[secrets]", 'commit_sha = "0123456789"\n\n[advanced]\nx = 1\n\n[secrets]')
@@ -136,7 +138,7 @@ def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(works
     assert prepared.provenance["git_head"] == git(workspace.root, "rev-parse", "HEAD")
 
 
-def test_an_origin_is_shown_without_its_password(workspace: Workspace) -> None:
+def test_an_origin_is_shown_without_its_password(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "remote", "add", "origin", "https://me:secret@example.org/a/b.git")
     assert prepare(workspace).origin == "https://example.org/a/b.git"
 

@@ -9,8 +9,7 @@ import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.manifest import ResumeRefusedError
+from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec

@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, DetailResult, Table, Text
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.datasets.catalog import Preview
+    from osmosis_ai.services.datasets.catalog import DatasetPreview
 
 _LONGEST_CELL = 300
 
@@ -36,7 +36,7 @@ def preview(
         )
 
 
-def _blocks(found: Preview) -> list[Block]:
+def _blocks(found: DatasetPreview) -> list[Block]:
     if not found.available:
         return [Text(found.message or "", tone="dim", in_plain=True)]
     columns: Sequence[str] = list(

@@ -11,7 +11,7 @@ import typer
 
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.datasets.validate import PROGRESS_FROM_BYTES
-from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.options import DataFileArgument, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult, Row, Table
@@ -27,7 +27,7 @@ _REPLACES = "a dataset of that name is replaced, for everyone in the workspace."
 
 
 def upload(
-    file: Annotated[Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)],
+    file: DataFileArgument,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the content of a dataset that has the name.")
     ] = False,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from osmosis_ai.cli.options import DataFileArgument
 from osmosis_ai.cli.output.results import DetailResult, Row
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ PROGRESS_FROM_BYTES = 64 << 20
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)],
+    file: DataFileArgument,
 ) -> DetailResult:
     """Check a dataset file, all of its rows. Works offline, without an account or a workspace."""
     from osmosis_ai.services.datasets.catalog import validate_file

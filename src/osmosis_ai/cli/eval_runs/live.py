@@ -19,7 +19,7 @@ from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.progress import Progress
-    from osmosis_ai.services.eval_runs.run import PreparedEval
+    from osmosis_ai.services.eval_runs.run import PreparedEvalRun
 
 QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
 
@@ -31,7 +31,7 @@ class LiveRun(GracefulStop, RunHooks):
         yes: the command's ``--yes``.
     """
 
-    def __init__(self, output: OutputContext, prepared: PreparedEval, *, yes: bool) -> None:
+    def __init__(self, output: OutputContext, prepared: PreparedEvalRun, *, yes: bool) -> None:
         super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)
         self._prepared = prepared
         self._yes = yes or prepared.served

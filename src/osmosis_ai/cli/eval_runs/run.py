@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai import event_loop
-from osmosis_ai.cli.options import parse_duration
+from osmosis_ai.cli.options import EvalConfigArgument, parse_duration
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -21,7 +21,7 @@ WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.", show_default=False)],
+    config: EvalConfigArgument,
     rows: Annotated[
         str | None, typer.Option(help='Rows of the file, from 0: "3,7,10-20".', rich_help_panel=WHERE)
     ] = None,

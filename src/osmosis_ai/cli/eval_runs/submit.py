@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.options import EvalConfigArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, submit_run
 
 
 def submit(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.", show_default=False)],
+    config: EvalConfigArgument,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow the run to its end and show the results.")
     ] = False,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Estimate, Percentiles
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
-    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEval
+    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from osmosis_ai.services.eval_runs.watch import WatchedRun
 
 SHOWN_FAILURES = 10
@@ -27,7 +27,7 @@ _MAX_ERROR = 160
 _ID_PREFIX = 8
 
 
-def plan(plan: RunPlan, prepared: PreparedEval) -> Table:
+def plan(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
     """Return what is about to happen."""
     spec, request = prepared.spec, prepared.request
     rows: list[Row] = [
@@ -122,7 +122,7 @@ def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
     return steps
 
 
-def _rows(prepared: PreparedEval) -> str:
+def _rows(prepared: PreparedEvalRun) -> str:
     everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
     note = " (the config sets no limit)" if everything else ""
     return f"{prepared.selection.drawn.words}{note}"

@@ -10,7 +10,7 @@ from osmosis_ai.cli.output.results import Block, Cell, Column, Styled, Table, Te
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.calibration import Calibration
-    from osmosis_ai.rubric.estimate import Figure
+    from osmosis_ai.rubric.estimate import TrustEstimate
     from osmosis_ai.rubric.messages import Wording
     from osmosis_ai.rubric.panel import Panel
     from osmosis_ai.rubric.trust import Disputed, JudgeTrust, TrustReport
@@ -19,7 +19,7 @@ SHOWN_DISPUTES = 5
 _TONES: dict[str, Tone] = {"good": "good", "fair": "warn", "bad": "bad", "note": "dim"}
 _INTERVAL = (Column("95 % interval"), Column("Records", right=True), Column("Scores", right=True))
 _COLUMNS = ("", Column("Value", right=True), *_INTERVAL)
-Measure = tuple[str, "Figure", bool]
+Measure = tuple[str, "TrustEstimate", bool]
 
 
 def trust_blocks(trust: TrustReport, *, in_plain: bool = False, with_page: bool = False) -> list[Block]:
@@ -122,11 +122,11 @@ def _table(title: str, measures: Sequence[Measure], words: Wording, *, in_plain:
     return Table(_COLUMNS, rows, title=title, in_plain=in_plain)
 
 
-def _value(figure: Figure, words: Wording, in_points: bool) -> str:
+def _value(figure: TrustEstimate, words: Wording, in_points: bool) -> str:
     return words.points(figure.value) if in_points else words.coefficient(figure.value)
 
 
-def _interval(figure: Figure, words: Wording, in_points: bool) -> tuple[str, str, str]:
+def _interval(figure: TrustEstimate, words: Wording, in_points: bool) -> tuple[str, str, str]:
     """Return (interval, records, scores)."""
     shown = words.points if in_points else words.coefficient
     known = figure.low is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.runs.lifecycle import RunKind
-    from osmosis_ai.services.runs.submit import Submission
+    from osmosis_ai.services.runs.submit import PreparedSubmit
 
 CheckOption = Annotated[
     bool,
@@ -100,7 +100,7 @@ def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str
     return [*steps, {"action": "open_url", "url": run.platform_url}] if run.platform_url else steps
 
 
-def _check(output: OutputContext, context: PlatformContext, submission: Submission) -> OperationResult:
+def _check(output: OutputContext, context: PlatformContext, submission: PreparedSubmit) -> OperationResult:
     from osmosis_ai.services.datasets.catalog import dataset_item
     from osmosis_ai.services.runs.submit import check_dataset, require_import
     from osmosis_ai.services.runs.submit_findings import in_words
@@ -127,7 +127,7 @@ def _check(output: OutputContext, context: PlatformContext, submission: Submissi
     )
 
 
-def _warn(output: OutputContext, submission: Submission) -> None:
+def _warn(output: OutputContext, submission: PreparedSubmit) -> None:
     """Say what may be wrong where no panel has said it."""
     if output.mode != "rich":
         for warning in submission.warnings:
@@ -135,7 +135,10 @@ def _warn(output: OutputContext, submission: Submission) -> None:
 
 
 def _submit(
-    output: OutputContext, context: PlatformContext, submission: Submission, view: RunView[Any, Any] | None
+    output: OutputContext,
+    context: PlatformContext,
+    submission: PreparedSubmit,
+    view: RunView[Any, Any] | None,
 ) -> OperationResult:
     from osmosis_ai.services.runs.submit import submit
 
@@ -158,7 +161,7 @@ def _submit(
     )
 
 
-def _resource(run: SubmittedRun, submission: Submission, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _resource(run: SubmittedRun, submission: PreparedSubmit, extra: Mapping[str, Any]) -> dict[str, Any]:
     described = submission.described()
     known = run.model_dump(mode="json")
     return {
@@ -174,7 +177,7 @@ def _resource(run: SubmittedRun, submission: Submission, extra: Mapping[str, Any
     }
 
 
-def _next_steps(run: SubmittedRun, submission: Submission) -> list[str]:
+def _next_steps(run: SubmittedRun, submission: PreparedSubmit) -> list[str]:
     kind, experiment = submission.kind, submission.config.experiment
     return [
         f"Status: {run.status}",
@@ -186,7 +189,7 @@ def _next_steps(run: SubmittedRun, submission: Submission) -> list[str]:
     ]
 
 
-def _tables(submission: Submission) -> list[Block]:
+def _tables(submission: PreparedSubmit) -> list[Block]:
     """Return what is about to be submitted, for people."""
     title = f"{NOUNS[submission.kind].title()} Run"
     blocks: list[Block] = [Table(("", ""), _rows(submission), title=title)]
@@ -202,7 +205,7 @@ def _tables(submission: Submission) -> list[Block]:
     return [*blocks, Text("\n".join(lines), title=title, tone="warn" if unpushed else None)]
 
 
-def _rows(submission: Submission) -> list[Row]:
+def _rows(submission: PreparedSubmit) -> list[Row]:
     experiment = submission.config.experiment
     rows: list[Row] = [
         ("Rollout", experiment.rollout),
@@ -220,11 +223,11 @@ def _rows(submission: Submission) -> list[Row]:
     return rows
 
 
-def _summary(submission: Submission) -> dict[str, str]:
+def _summary(submission: PreparedSubmit) -> dict[str, str]:
     rows = {label: str(value) for label, value in _rows(submission)}
     env = {f"env.{name}": value for name, value in sorted(submission.config.env.items())}
     return {**rows, **env, **{f"secret.{s.name}": _SOURCES[s.source] for s in submission.secrets}}
 
 
-def _shown(submission: Submission, context: PlatformContext) -> str:
+def _shown(submission: PreparedSubmit, context: PlatformContext) -> str:
     return submission.config.path.relative_to(context.workspace.root).as_posix()

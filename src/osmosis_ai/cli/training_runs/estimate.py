@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from osmosis_ai.cli.options import TrainingConfigArgument
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, DetailResult, Row, Styled, Table
@@ -29,7 +29,7 @@ _PARTS = {
 
 
 def estimate(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/training/.", show_default=False)],
+    config: TrainingConfigArgument,
     gpu: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …", show_default=False),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.options import TrainingConfigArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, submit_run
 
 
 def submit(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/training/.", show_default=False)],
+    config: TrainingConfigArgument,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")
     ] = False,

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from osmosis_ai.api.redaction import Redactor
+from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
@@ -224,7 +224,7 @@ def _key(location: Sequence[Any]) -> str:
 def _unexpected(error: Exception, request: Request) -> ApiError:
     reference = secrets.token_hex(6)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    redactor = Redactor(_secrets_of(request))
+    redactor = ReplyRedactor(_secrets_of(request))
     logger.error("%s %s failed (%s)\n%s", request.method, request.url.path, reference, redactor.text(text))
     return ApiError(
         500,

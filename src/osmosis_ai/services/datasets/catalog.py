@@ -67,7 +67,7 @@ def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Li
 
 
 @dataclass(frozen=True)
-class Preview:
+class DatasetPreview:
     """The first rows of a dataset, as far as the platform keeps them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Preview:
         return shown if self.message is None else {**shown, "message": self.message}
 
 
-def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> Preview:
+def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetPreview:
     """Return up to ``rows`` rows of a dataset; that there are none is no error.
 
     Raises:
@@ -104,7 +104,7 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> Preview:
     if isinstance(found, Mapping) and isinstance(found.get("rows"), list):
         found = found["rows"]
     if isinstance(found, list):
-        return Preview(dataset, tuple(found[:rows]), rows, available=True)
+        return DatasetPreview(dataset, tuple(found[:rows]), rows, available=True)
     message = {
         READY: "The platform keeps no preview of this dataset.",
         "error": f"The platform did not accept this dataset. See logs with: osmosis dataset logs {name}",
@@ -112,7 +112,7 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> Preview:
     }.get(
         dataset.status, "The platform is still working on this dataset; there is a preview when it is done."
     )
-    return Preview(dataset, (), rows, available=False, message=message)
+    return DatasetPreview(dataset, (), rows, available=False, message=message)
 
 
 def dataset_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:

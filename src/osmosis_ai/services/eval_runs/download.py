@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile, SampleManifest
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 ASK_FROM_BYTES = 100 << 20
 PARALLEL = 8
@@ -50,7 +50,7 @@ class DownloadPlan:
     types: tuple[str, ...]
     rows: str | None
     directory: Path
-    workspace: Workspace
+    workspace: WorkspaceDirectory
     pending: tuple[ManifestFile, ...]
     skipped: tuple[ManifestFile, ...]
     failures: tuple[FailedFile, ...]
@@ -96,7 +96,7 @@ def plan_download(
     run: EvalRun,
     *,
     types: Sequence[str],
-    workspace: Workspace,
+    workspace: WorkspaceDirectory,
     rows: str | None = None,
     output: Path | None = None,
     overwrite: bool = False,
@@ -183,7 +183,7 @@ def run_download(
 
 
 def save_metrics(
-    client: PlatformClient, run: EvalRun, workspace: Workspace, output: Path | None
+    client: PlatformClient, run: EvalRun, workspace: WorkspaceDirectory, output: Path | None
 ) -> tuple[Path | None, str | None]:
     """Fetch a run's ``metrics.json`` to where its other files go.
 

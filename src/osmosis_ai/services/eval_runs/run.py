@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.datasets.cached import OpenProgress
     from osmosis_ai.workspace.config_files import EvalConfig
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EvalRunRequest:
 
 
 @dataclass(frozen=True)
-class PreparedEval:
+class PreparedEvalRun:
     """A run whose inputs have been found, read and checked.
 
     Attributes:
@@ -63,7 +63,7 @@ class PreparedEval:
     """
 
     request: EvalRunRequest
-    workspace: Workspace
+    workspace: WorkspaceDirectory
     config: EvalConfig
     spec: EvalRunSpec
     dataset: DatasetInput
@@ -80,13 +80,13 @@ class PreparedEval:
 class EvalRunResult:
     """How the run ended and where it belongs."""
 
-    prepared: PreparedEval
+    prepared: PreparedEvalRun
     summary: RunSummary
 
 
 def prepare_eval_run(
     request: EvalRunRequest, *, start: Path | None = None, fetching: OpenProgress | None = None
-) -> PreparedEval:
+) -> PreparedEvalRun:
     """Find and check everything a run needs; starts nothing, and writes nothing but a dataset into the cache.
 
     Args:
@@ -118,7 +118,7 @@ def prepare_eval_run(
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
     selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
     provenance, notes = _provenance(workspace, config)
-    return PreparedEval(
+    return PreparedEvalRun(
         request=request,
         workspace=workspace,
         config=config,
@@ -134,7 +134,7 @@ def prepare_eval_run(
     )
 
 
-async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | None:
+async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult | None:
     """Run a prepared evaluation; None when ``hooks`` declined to dispatch.
 
     Raises:
@@ -175,7 +175,7 @@ async def run_eval(prepared: PreparedEval, hooks: RunHooks) -> EvalRunResult | N
 
 
 def _dataset_file(
-    workspace: Workspace, name: str, explicit: Path | None, fetching: OpenProgress | None
+    workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenProgress | None
 ) -> tuple[Path, str]:
     from osmosis_ai.workspace.layout import find_dataset_file
 
@@ -188,7 +188,9 @@ def _dataset_file(
     return (found, "workspace") if found is not None else _platform_dataset(workspace, name, fetching)
 
 
-def _platform_dataset(workspace: Workspace, name: str, fetching: OpenProgress | None) -> tuple[Path, str]:
+def _platform_dataset(
+    workspace: WorkspaceDirectory, name: str, fetching: OpenProgress | None
+) -> tuple[Path, str]:
     """Return the platform's dataset of that name, where somebody is logged in to one."""
     from osmosis_ai.api.credentials import require_credentials
     from osmosis_ai.api.http_errors import PlatformError
@@ -244,7 +246,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         )
 
 
-def _provenance(workspace: Workspace, config: EvalConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _provenance(workspace: WorkspaceDirectory, config: EvalConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return facts for the manifest, and what about them the user should know."""
     from osmosis_ai._version import __version__
     from osmosis_ai.workspace.git import read_git_state
@@ -274,7 +276,7 @@ def _provenance(workspace: Workspace, config: EvalConfig) -> tuple[dict[str, Any
     return facts, tuple(notes)
 
 
-def _origin(workspace: Workspace) -> str | None:
+def _origin(workspace: WorkspaceDirectory) -> str | None:
     from osmosis_ai.workspace.git import read_origin, without_credentials
 
     origin = read_origin(workspace.root)

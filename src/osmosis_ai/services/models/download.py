@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.models import ModelDownload, ModelFile
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -56,7 +56,7 @@ class ModelPlan:
 
     listed: ModelDownload
     directory: Path
-    workspace: Workspace
+    workspace: WorkspaceDirectory
 
     @property
     def total_bytes(self) -> int:
@@ -65,7 +65,7 @@ class ModelPlan:
 
 
 def plan_model_download(
-    client: PlatformClient, name: str, *, workspace: Workspace, output: Path | None = None
+    client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None = None
 ) -> ModelPlan:
     """Ask what files an adapter has, and decide where they go; writes nothing.
 

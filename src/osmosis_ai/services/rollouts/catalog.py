@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.workspace.layout import Workspace, find_workspace
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 from osmosis_ai.workspace.scaffold import InitResult, init_rollout
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _KEYS = ("id", "name", "is_active", "repo_full_name", "last_synced_commit_sha", 
 class InitializedRollout:
     """A new rollout and the workspace it was written to."""
 
-    workspace: Workspace
+    workspace: WorkspaceDirectory
     written: InitResult
 
     def resource(self) -> dict[str, Any]:

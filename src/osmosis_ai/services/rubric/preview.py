@@ -26,7 +26,7 @@ class PreviewedEntry:
 
 
 @dataclass(frozen=True)
-class Preview:
+class FilePreview:
     """A file's entries.
 
     Attributes:
@@ -40,7 +40,7 @@ class Preview:
     entries: list[PreviewedEntry]
 
 
-def preview_file(path: Path) -> Preview:
+def preview_file(path: Path) -> FilePreview:
     """Read a ``.yaml``, ``.yml`` or ``.jsonl`` file.
 
     Raises:
@@ -62,7 +62,7 @@ def preview_file(path: Path) -> Preview:
     )
 
 
-def _preview_rubrics(path: Path) -> Preview:
+def _preview_rubrics(path: Path) -> FilePreview:
     from osmosis_ai.rubric.config import find_items
 
     entries = [
@@ -71,17 +71,17 @@ def _preview_rubrics(path: Path) -> Preview:
         )
         for number, item in enumerate(find_items(path), start=1)
     ]
-    return Preview(path, "rubrics", f"Loaded {len(entries)} rubric config(s) from {path}", entries)
+    return FilePreview(path, "rubrics", f"Loaded {len(entries)} rubric config(s) from {path}", entries)
 
 
-def _preview_records(path: Path) -> Preview:
+def _preview_records(path: Path) -> FilePreview:
     from osmosis_ai.rubric.records import iter_objects
 
     entries = [
         PreviewedEntry(f"JSONL record #{number}", json.dumps(value, indent=2, ensure_ascii=False), value)
         for number, (_, value) in enumerate(iter_objects(path), start=1)
     ]
-    return Preview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
+    return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
 
 
 def _as_yaml(payload: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 TYPES = ("metrics", "trajectories", "artifacts", "logs")
 _LAYOUT = {
@@ -66,7 +66,7 @@ def check_rows(rows: str | None) -> str | None:
     return tight
 
 
-def run_directory(run: EvalRun, workspace: Workspace, output: Path | None = None) -> Path:
+def run_directory(run: EvalRun, workspace: WorkspaceDirectory, output: Path | None = None) -> Path:
     """Return where a run's files go: ``output``, or a directory of its own in ``.osmosis/evals``.
 
     Names are folded to what every file system takes; the run's id is added where that would let two runs

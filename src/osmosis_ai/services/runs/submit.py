@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.runs.secrets import RunSecret
     from osmosis_ai.services.runs.submit_findings import Findings
     from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     Config = EvalConfig | TrainingConfig
     Body = EvalRunSubmit | TrainingRunSubmit
@@ -35,7 +35,7 @@ _STAND_IN = "given with the submit"
 
 
 @dataclass(frozen=True)
-class Submission:
+class PreparedSubmit:
     """A run that is ready to be submitted.
 
     Attributes:
@@ -106,7 +106,7 @@ def prepare_submission(
     *,
     secret_values: Mapping[str, str] | None = None,
     tell: Tell = lambda _stage: None,
-) -> Submission:
+) -> PreparedSubmit:
     """Read and check everything a submit needs; a platform that can tell beforehand what it would say is asked.
 
     Args:
@@ -140,7 +140,7 @@ def prepare_submission(
         doubts += [secrets.doubt, _look_for_commit(context, loaded, tell)]
         doubtful += ["secrets"] if secrets.doubt else []
     doubts += _settings_doubts(loaded, verdict)
-    return Submission(
+    return PreparedSubmit(
         kind=kind,
         config=loaded,
         body=_body(kind, loaded, supplied),
@@ -160,7 +160,7 @@ def prepare_submission(
     )
 
 
-def submit(context: PlatformContext, submission: Submission) -> SubmittedRun:
+def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun:
     """Submit, once.
 
     Raises:
@@ -179,7 +179,7 @@ def submit(context: PlatformContext, submission: Submission) -> SubmittedRun:
         raise explain_refusal(error) from None
 
 
-def require_import(submission: Submission) -> None:
+def require_import(submission: PreparedSubmit) -> None:
     """Check that the entrypoint imported in time; submitting leaves a slow one to the platform.
 
     Raises:
@@ -193,7 +193,7 @@ def require_import(submission: Submission) -> None:
         )
 
 
-def check_dataset(context: PlatformContext, submission: Submission) -> Dataset:
+def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Dataset:
     """Return the dataset a run will read, when it is ready; submitting leaves this to the platform.
 
     Raises:
@@ -205,7 +205,7 @@ def check_dataset(context: PlatformContext, submission: Submission) -> Dataset:
     return require_ready(context.client.datasets.get(submission.config.experiment.dataset))
 
 
-def _load(kind: RunKind, config: Path, workspace: Workspace) -> Config:
+def _load(kind: RunKind, config: Path, workspace: WorkspaceDirectory) -> Config:
     from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 
     if kind == "eval":

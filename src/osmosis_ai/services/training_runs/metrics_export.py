@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from osmosis_ai.services.training_runs.info import DescribedTraining
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 EXPORTED_NAMES: Mapping[str, str] = {
     "rollout/raw_reward": "training_reward",
@@ -74,7 +74,7 @@ def exported_name(key: str) -> str:
     return EXPORTED_NAMES.get(key, key)
 
 
-def export_path(described: DescribedTraining, workspace: Workspace, output: str | None) -> Path:
+def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None) -> Path:
     """Return where the file goes.
 
     Args:
@@ -95,7 +95,7 @@ def export_path(described: DescribedTraining, workspace: Workspace, output: str 
 
 
 def save_metrics(
-    described: DescribedTraining, workspace: Workspace, output: str | None = None
+    described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None = None
 ) -> tuple[Path | None, str | None]:
     """Write the file; return where it is, or, when it could not be written, why.
 

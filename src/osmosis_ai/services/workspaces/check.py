@@ -20,7 +20,7 @@ from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
 if TYPE_CHECKING:
     from osmosis_ai.config.issues import Issue
     from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.layout import Workspace
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     Config = EvalConfig | TrainingConfig
 
@@ -82,7 +82,7 @@ class CheckReport:
         unchecked: what could not be told here, each in a sentence.
     """
 
-    workspace: Workspace
+    workspace: WorkspaceDirectory
     configs: list[str] = field(default_factory=list)
     entrypoints: list[str] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
@@ -332,7 +332,7 @@ class _Check:
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _inputs(workspace: Workspace, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return the configs and the dataset files meant by ``paths``, each once.
 
     Raises:
@@ -366,7 +366,7 @@ def _inputs(workspace: Workspace, paths: Sequence[Path]) -> tuple[list[Path], li
     return list(dict.fromkeys(configs)), list(dict.fromkeys(datasets))
 
 
-def _configs_below(workspace: Workspace, directory: Path) -> list[Path]:
+def _configs_below(workspace: WorkspaceDirectory, directory: Path) -> list[Path]:
     return [
         path
         for home in _homes(workspace)
@@ -375,13 +375,13 @@ def _configs_below(workspace: Workspace, directory: Path) -> list[Path]:
     ]
 
 
-def _require_config(workspace: Workspace, path: Path, place: Path) -> list[Path]:
+def _require_config(workspace: WorkspaceDirectory, path: Path, place: Path) -> list[Path]:
     if not any(place.is_relative_to(home) for home in _homes(workspace)):
         raise OsmosisError(f"{path} is no config of {workspace.root}.", hint=_PLACES)
     return [place]
 
 
-def _not_there(workspace: Workspace, path: Path) -> NotFoundError:
+def _not_there(workspace: WorkspaceDirectory, path: Path) -> NotFoundError:
     found = _configs_below(workspace, workspace.root)
     by_name = {config.name: config for config in reversed(found)}
     shown = {config.relative_to(workspace.root).as_posix(): config for config in found}
@@ -390,7 +390,7 @@ def _not_there(workspace: Workspace, path: Path) -> NotFoundError:
     return NotFoundError(f"there is no file or directory {path}.", hint=meant)
 
 
-def _homes(workspace: Workspace) -> tuple[Path, Path]:
+def _homes(workspace: WorkspaceDirectory) -> tuple[Path, Path]:
     return workspace.eval_configs_dir.resolve(), workspace.training_configs_dir.resolve()
 
 

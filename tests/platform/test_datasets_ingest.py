@@ -20,7 +20,7 @@ from osmosis_ai.platform.blobs.store import BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
-from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_here
+from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_in_process
 from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.db.tables import DbDataset
@@ -176,7 +176,7 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
     def slow(path: Path, *, stopping: threading.Event) -> Check:
         begun.set()
         assert go_on.wait(30)
-        return check_here(path)
+        return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
     before = shop.received("multiply", rows(10))
@@ -198,7 +198,7 @@ def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPa
     def slow(path: Path, *, stopping: threading.Event) -> Check:
         begun.set()
         assert go_on.wait(30)
-        return check_here(path)
+        return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
     row = shop.received("multiply", rows())
@@ -295,7 +295,7 @@ def test_a_file_is_checked_in_a_process_of_its_own_with_the_same_result(
     monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
     monkeypatch.setenv("OSMOSIS_DATABASE_URL", "postgresql://user:secret@host/db")
     found = check_dataset(path, stopping=threading.Event())
-    assert found == check_here(path) and "line 101" in found.errors[0]
+    assert found == check_in_process(path) and "line 101" in found.errors[0]
 
 
 def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(

@@ -16,7 +16,7 @@ import pytest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import running_platform, stop_platform
-from osmosis_ai.platform.server import require_safe_reach, run_platform
+from osmosis_ai.platform.server import require_safe_address, run_platform
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])
 def test_plain_http_beyond_this_machine_is_refused_with_what_to_do(config: PlatformConfig, host: str) -> None:
     with pytest.raises(OsmosisError, match="plain http") as refused:
-        require_safe_reach(replace(config, host=host))
+        require_safe_address(replace(config, host=host))
     assert "TLS proxy" in (refused.value.hint or "") and "--public-url" in (refused.value.hint or "")
-    require_safe_reach(replace(config, host=host, public_url="https://osmosis.example"))
+    require_safe_address(replace(config, host=host, public_url="https://osmosis.example"))
 
 
 def test_an_insecure_public_url_needs_to_be_allowed(
@@ -106,11 +106,11 @@ def test_an_insecure_public_url_needs_to_be_allowed(
 ) -> None:
     exposed = replace(config, host="0.0.0.0", public_url="http://osmosis.example:8733")
     with pytest.raises(OsmosisError, match="insecure"):
-        require_safe_reach(exposed)
+        require_safe_address(exposed)
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
-    require_safe_reach(exposed)
+    require_safe_address(exposed)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_this_machine_needs_no_tls(config: PlatformConfig, host: str) -> None:
-    require_safe_reach(replace(config, host=host))
+    require_safe_address(replace(config, host=host))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -178,7 +179,7 @@ class AccountStore:
 
         with self._db.session() as session:
             user = session.scalar(select(DbUser).where(DbUser.email == email.strip().lower()))
-        expected = user.password_hash if user is not None and user.password_hash else _nobodys_hash()
+        expected = user.password_hash if user is not None and user.password_hash else _dummy_hash()
         try:
             _hasher().verify(expected, password[:_LONGEST_PASSWORD])
         except (VerifyMismatchError, VerificationError):
@@ -195,6 +196,7 @@ class AccountStore:
         name: str | None = None,
         ttl: timedelta | None = DEFAULT_TTL,
         workspace_id: str | None = None,
+        session: Session | None = None,
     ) -> tuple[DbToken, str]:
         """Make a token and return its row and the token itself, which nobody can read again.
 
@@ -204,21 +206,8 @@ class AccountStore:
             name: what it is for.
             ttl: how long it works; None for ever.
             workspace_id: the only workspace it is good for; None for all of the user's.
+            session: of a transaction of the caller's that it is part of; else it has one of its own.
         """
-        with self._db.transaction() as session:
-            return self.issue(session, user_id, kind, name=name, ttl=ttl, workspace_id=workspace_id)
-
-    def issue(
-        self,
-        session: Session,
-        user_id: str,
-        kind: TokenKind = "cli",
-        *,
-        name: str | None = None,
-        ttl: timedelta | None = DEFAULT_TTL,
-        workspace_id: str | None = None,
-    ) -> tuple[DbToken, str]:
-        """Make a token as part of the caller's transaction; see :meth:`create_token`."""
         now = self._clock.now()
         plain = _PREFIX + secrets.token_urlsafe(32)
         token = DbToken(
@@ -231,7 +220,8 @@ class AccountStore:
             created_at=now,
             expires_at=now + ttl if ttl is not None else None,
         )
-        session.add(token)
+        with nullcontext(session) if session is not None else self._db.transaction() as used:
+            used.add(token)
         return token, plain
 
     def authenticate(self, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)) -> Principal:
@@ -306,7 +296,7 @@ class AccountStore:
 
     def note_use(self, token: DbToken) -> None:
         """Record that ``token`` was used, at most once a minute, and never at the price of the request."""
-        if not self.use_is_news(token):
+        if not self.should_note_use(token):
             return
         try:
             with self._db.transaction(wait_s=0) as session:
@@ -315,7 +305,7 @@ class AccountStore:
         except (DatabaseBusyError, StorageFullError):
             return
 
-    def use_is_news(self, token: DbToken) -> bool:
+    def should_note_use(self, token: DbToken) -> bool:
         """Return whether :meth:`note_use` would write."""
         noted = token.last_used_at
         return noted is None or abs(self._clock.now() - noted) >= _USE_NOTED_EVERY
@@ -378,6 +368,6 @@ def _hasher() -> PasswordHasher:
 
 
 @lru_cache
-def _nobodys_hash() -> str:
+def _dummy_hash() -> str:
     """A hash that no password has, so that an unknown address takes as long to refuse as a known one."""
     return _hasher().hash(secrets.token_urlsafe(32))

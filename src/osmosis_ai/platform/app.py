@@ -16,7 +16,6 @@ from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
     blobs,
     datasets,
-    device_pages,
     eval_runs,
     inference,
     models,
@@ -54,7 +53,7 @@ _IN_ORDER = (
         models,
         inference,
     ),
-    *(device_pages, sign_in_pages, workspace_pages),
+    *(sign_in_pages, workspace_pages),
 )
 
 _health = api_router()

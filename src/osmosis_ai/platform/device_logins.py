@@ -173,7 +173,7 @@ class DeviceLoginStore:
         if user is None or user.disabled_at is not None:
             raise PollRefused("access_denied")
         login.status = "used"
-        token, plain = self._accounts.issue(session, user.id, "cli", name=login.device_name)
+        token, plain = self._accounts.create_token(user.id, name=login.device_name, session=session)
         return GrantedDeviceLogin(plain, token, user)
 
     def _waiting(self, session: Session, user_code: str, *, lock: bool = False) -> DbDeviceLogin | None:

@@ -69,7 +69,7 @@ def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
         VaultError: the key file cannot be read or written.
         StorageFullError: the disk is full; everything opens as before, and a repetition goes on.
     """
-    with _alone(vault.key_file):
+    with _exclusively(vault.key_file):
         vault.rotate(clock.now())
         resealed, damaged = 0, []
         for place in _PLACES:
@@ -83,7 +83,7 @@ def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
 
 
 @contextmanager
-def _alone(key_file: Path) -> Iterator[None]:
+def _exclusively(key_file: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -122,11 +122,11 @@ class ModelServerPool:
                 f"this key has {MAX_REQUESTS_PER_KEY} requests under way, the most one key may have."
             )
         self._requests[key_id] += 1
-        self._take(model)
+        self._begin_use(model)
         try:
             yield
         finally:
-            self._let_go(model)
+            self._end_use(model)
             self._requests[key_id] -= 1
             if not self._requests[key_id]:
                 del self._requests[key_id]
@@ -233,14 +233,14 @@ class ModelServerPool:
 
     # -- processes of adapters --------------------------------------------------------------------
 
-    def _take(self, model: ServableModel) -> None:
+    def _begin_use(self, model: ServableModel) -> None:
         self._in_use[model] += 1
         # Who is let in now asks an adapter that is deployed again.
         self._withdrawn.discard(model)
         if (timer := self._idle.pop(model, None)) is not None:
             timer.cancel()
 
-    def _let_go(self, model: ServableModel) -> None:
+    def _end_use(self, model: ServableModel) -> None:
         self._in_use[model] -= 1
         if self._in_use[model]:
             return

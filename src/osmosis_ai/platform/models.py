@@ -17,12 +17,12 @@ from sqlalchemy import Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
-from osmosis_ai.platform.name_lookup import hint_of_name
+from osmosis_ai.platform.name_lookup import row_named
 
 MAX_ACTIVE_DEPLOYMENTS = 8
 """Per workspace: each served adapter holds memory."""
@@ -209,16 +209,9 @@ def _found(row: Any) -> FoundLoraModel:
 
 
 def _get(session: Session, workspace_id: str, name: str) -> FoundLoraModel:
-    for column in (DbLoraModel.name, DbLoraModel.id):
-        row = session.execute(_models(DbLoraModel.workspace_id == workspace_id, column == name)).first()
-        if row is not None:
-            return _found(row)
-    newest = select(DbLoraModel.name).where(DbLoraModel.workspace_id == workspace_id)
-    names = newest.order_by(DbLoraModel.created_at.desc())
-    raise NotFoundError(
-        f"there is no LoRA model '{name[:255]}' in this workspace.",
-        hint=hint_of_name(session, name, names, "see `osmosis model list`"),
-    )
+    mine = _models(DbLoraModel.workspace_id == workspace_id)
+    see = "see `osmosis model list`"
+    return _found(row_named(session, mine, DbLoraModel, name, called="LoRA model", otherwise=see))
 
 
 def _active(session: Session, workspace_id: str) -> int:

@@ -75,7 +75,7 @@ class Offboarding:
             ConflictError: they are the last administrator who can sign in.
         """
         with self._db.transaction() as session:
-            user = self._locked(session, email)
+            user = self._user_for_update(session, email)
             changed = user.disabled_at is None
             if changed:
                 _require_another_admin(session, user)
@@ -93,7 +93,7 @@ class Offboarding:
             NotFoundError: there is no such user.
         """
         with self._db.transaction() as session:
-            user = self._locked(session, email)
+            user = self._user_for_update(session, email)
             changed = user.disabled_at is not None
             user.disabled_at = None
         return OffboardingReport(user, changed)
@@ -106,7 +106,7 @@ class Offboarding:
             ConflictError: they are the last administrator who can sign in.
         """
         with self._db.transaction() as session:
-            user = self._locked(session, email)
+            user = self._user_for_update(session, email)
             if user.disabled_at is None:
                 _require_another_admin(session, user)
             ended = self._accounts.end_sessions(session, user.id, revoke_tokens=True)
@@ -118,7 +118,7 @@ class Offboarding:
             session.delete(user)
         return OffboardingReport(user, True, ended, stopped, (), secrets, ownerless)
 
-    def _locked(self, session: Session, email: str) -> DbUser:
+    def _user_for_update(self, session: Session, email: str) -> DbUser:
         # On an engine with several writers, two administrators must not send each other away.
         admins = select(DbUser.id).where(DbUser.is_admin).order_by(DbUser.id).with_for_update()
         session.execute(admins).all()
@@ -146,7 +146,7 @@ class Offboarding:
             if pending is None or pending.creator_id != user.id:
                 continue
             if pending.etags is not None:
-                row.upload = pending.by_nobody().to_json()  # all bytes are here: it becomes a dataset
+                row.upload = pending.without_sender().to_json()  # all bytes are here: it becomes a dataset
                 continue
             row.upload = None
             row.status = "uploaded" if row.blob_key is not None else "cancelled"

@@ -190,7 +190,7 @@ def resolve_secrets(
             stale.append((secret, plaintext))
         resolved[name] = ResolvedSecret(plaintext.decode("utf-8"), scope)
     if stale:
-        _seal_anew(db, vault, stale)
+        _reseal_with_new_key(db, vault, stale)
     return resolved
 
 
@@ -246,7 +246,7 @@ def _preferred(by_scope: dict[str, DbSecret]) -> tuple[DbSecret, ResolvedScope]:
     return personal, "user_override" if "workspace" in by_scope else "user"
 
 
-def _seal_anew(db: Database, vault: Vault, stale: Iterable[tuple[DbSecret, bytes]]) -> None:
+def _reseal_with_new_key(db: Database, vault: Vault, stale: Iterable[tuple[DbSecret, bytes]]) -> None:
     with db.transaction() as session:
         for secret, plaintext in stale:
             # A value that was set meanwhile stays.

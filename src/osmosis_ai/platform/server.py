@@ -89,7 +89,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         ConflictError: a platform runs in this data directory already.
         OsmosisError: clients could not reach it safely, the port is taken, or its data cannot be used.
     """
-    require_safe_reach(config)
+    require_safe_address(config)
     config.prepare_home()
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:
@@ -104,8 +104,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)
-        stack.enter_context(_answering(create_app(services), bound, listener, ends))
-        stack.enter_context(_executing(services))
+        stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
+        stack.enter_context(_running_executor(services))
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
         stack.enter_context(_signals_to(ends))
@@ -132,7 +132,7 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[None]:
         restore()
 
 
-def require_safe_reach(config: PlatformConfig) -> None:
+def require_safe_address(config: PlatformConfig) -> None:
     """Refuse to listen where tokens and secrets would travel in the clear.
 
     Raises:
@@ -174,7 +174,7 @@ class _Api(uvicorn.Server):
 
 
 @contextmanager
-def _answering(
+def _serving_api(
     app: FastAPI, config: PlatformConfig, listener: socket.socket, ends: queue.SimpleQueue[str]
 ) -> Iterator[None]:
     """Serve HTTP in a thread, so that the main one is free for signals."""
@@ -218,7 +218,7 @@ def _answering(
 
 
 @contextmanager
-def _executing(services: PlatformServices) -> Iterator[None]:
+def _running_executor(services: PlatformServices) -> Iterator[None]:
     executor = LocalExecutor(services.config, services.db, services.clock, services.logs)
     executor.start()
     try:

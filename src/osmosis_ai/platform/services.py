@@ -57,6 +57,10 @@ class PlatformServices:
     lora_models: LoraModelStore
     downloads: Downloads
 
+    def runs_of(self, kind: RunKind) -> RunStore:
+        """Return the runs of one kind."""
+        return self.eval_runs if kind == "eval" else self.training_runs
+
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
     """Prepare the data directory, bring the database up to date, and return the parts.

@@ -84,7 +84,7 @@ class SignIns:
         """Raise :class:`TooManyAttempts` when ``source`` has named too many codes that nothing waits under."""
         self._refuse(self._codes.wait_s(network_of(source)))
 
-    def guessed_wrong(self, source: str) -> None:
+    def record_wrong_guess(self, source: str) -> None:
         """Count a code of ``source`` that nothing waits under."""
         self._codes.failed(network_of(source))
 

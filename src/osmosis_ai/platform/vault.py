@@ -90,7 +90,7 @@ class Vault:
 
         ring = self._newest_keys()
         header, nonce = _VERSION + ring.active, secrets.token_bytes(_NONCE_BYTES)
-        sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, _bound_to(header, context))
+        sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, _associated_data(header, context))
         return header + nonce + sealed
 
     def open(self, sealed: bytes, *, context: str) -> bytes:
@@ -109,7 +109,9 @@ class Vault:
             )
         key = self._key(header[1:], context)
         try:
-            return AESGCM(key).decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _bound_to(header, context))
+            return AESGCM(key).decrypt(
+                rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _associated_data(header, context)
+            )
         except InvalidTag:
             raise VaultError(
                 f"the sealed value of `{context}` is damaged, or was made for another row.",
@@ -232,7 +234,7 @@ def key_id_of(sealed: bytes) -> bytes:
     return sealed[len(_VERSION) : _HEADER_BYTES]
 
 
-def _bound_to(header: bytes, context: str) -> bytes:
+def _associated_data(header: bytes, context: str) -> bytes:
     return header + context.encode("utf-8")
 
 

@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
-from osmosis_ai.platform.gitsync.mirror_lock import only_one
+from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch
 from osmosis_ai.platform.gitsync.remote import SyncError
 from tests.platform.gitsync.repositories import Repository, Source
 
@@ -469,13 +469,13 @@ def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
     repository.commit("a")
     mirrors.sync(repository.source)
     path = mirrors.root / f"{repository.source.id}.lock"
-    with only_one(path, timeout_s=5) as lock:
+    with exclusive_fetch(path, timeout_s=5) as lock:
         orphan = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
     try:
-        with pytest.raises(TimeoutError), only_one(path, timeout_s=0):
+        with pytest.raises(TimeoutError), exclusive_fetch(path, timeout_s=0):
             pass
     finally:
         orphan.kill()
         orphan.wait()
-    with only_one(path, timeout_s=0):
+    with exclusive_fetch(path, timeout_s=0):
         pass

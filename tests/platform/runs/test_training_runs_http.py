@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
-from osmosis_ai.platform.runs.work.training_store import ROLLOUTS, TrainingRunWriter
+from osmosis_ai.platform.runs.work.training_publisher import ROLLOUTS, TrainingRunWriter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord

@@ -58,15 +58,15 @@ def create_backup(config: PlatformConfig, target: Path, *, overwrite: bool = Fal
     with stage_in(config.home) as stage:
         collection = Collection(config.home, stage, database)
         collection.gather()
-        missing = _take_a_moment(collection, database, stage)
+        missing = _collect_snapshot(collection, database, stage)
         for _ in range(_MORE_MOMENTS):
             if not missing:
                 break
-            missing = _take_a_moment(collection, database, stage)
+            missing = _collect_snapshot(collection, database, stage)
         return write(stage, target.absolute(), missing_blobs=missing)
 
 
-def _take_a_moment(collection: Collection, database: Path, stage: Path) -> int:
+def _collect_snapshot(collection: Collection, database: Path, stage: Path) -> int:
     """Copy the database, and collect what has been stored by then; return how many files it knows that are not there."""
     (stage / DATABASE).unlink(missing_ok=True)
     _copy_database(database, stage / DATABASE)
@@ -107,7 +107,7 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
         if database != home / DATABASE:
             database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.move(restored / DATABASE, database)
-        _put_in_place(restored, home)
+        _move_into_home(restored, home)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return replace(report, path=home, missing_blobs=missing)
@@ -166,7 +166,7 @@ def _missing_blobs(home: Path) -> int:
     return missing
 
 
-def _put_in_place(restored: Path, home: Path) -> None:
+def _move_into_home(restored: Path, home: Path) -> None:
     try:
         restored.rename(home)
     except OSError as error:

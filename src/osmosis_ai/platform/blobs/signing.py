@@ -93,9 +93,9 @@ class UrlSigner:
     def _claims(self, token: str, method: str) -> list[Any]:
         payload, _, mac = token.partition(".")
         if not token.isascii() or len(token) > _MAX_TOKEN_CHARS:
-            raise _altered()
+            raise _altered_url()
         if not hmac.compare_digest(mac, self._mac(payload)):
-            raise _altered()
+            raise _altered_url()
         # From here on the platform itself wrote it.
         allowed, expires_at, *claims = cast(list[Any], json.loads(_decode(payload)))
         if allowed != method:
@@ -146,7 +146,7 @@ def _create_key(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _altered() -> UrlRefused:
+def _altered_url() -> UrlRefused:
     return UrlRefused("this URL is not one that the platform gave out.", expired=False)
 
 

@@ -51,11 +51,11 @@ def check_dataset(path: Path, *, stopping: threading.Event) -> Check:
         OSError: the file cannot be read.
     """
     if path.suffix != ".parquet" and path.stat().st_size <= _SMALL_BYTES:
-        return check_here(path)
-    return _check_apart(path, stopping)
+        return check_in_process(path)
+    return _check_in_subprocess(path, stopping)
 
 
-def check_here(path: Path) -> Check:
+def check_in_process(path: Path) -> Check:
     """Check a file in this process."""
     report = validate_dataset(path)
     return Check(
@@ -107,7 +107,7 @@ def _text(text: str, max_chars: int) -> str:
     return kept if len(text) <= max_chars else f"{kept}…"
 
 
-def _check_apart(path: Path, stopping: threading.Event) -> Check:
+def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
     from osmosis_ai.process_environment import python_environment
     from osmosis_ai.supervision import ChildProcess
 
@@ -137,4 +137,4 @@ def main(arguments: list[str]) -> None:
     watch_parent()
     os.nice(10)
     source, result = map(Path, arguments)
-    result.write_text(json.dumps(asdict(check_here(source))), "utf-8")
+    result.write_text(json.dumps(asdict(check_in_process(source))), "utf-8")

@@ -89,7 +89,7 @@ class PendingUpload:
         same_file = (self.creator_id, self.extension, self.size) == (creator_id, extension, size)
         return same_bytes and same_file and self.etags is None
 
-    def by_nobody(self) -> PendingUpload:
+    def without_sender(self) -> PendingUpload:
         """Return the upload without its sender, who is no user any more."""
         return replace(self, creator_id=None)
 

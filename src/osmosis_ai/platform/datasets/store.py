@@ -116,7 +116,7 @@ class DatasetStore:
             DatasetRejected: the dataset to overwrite has another name.
         """
         if intent is not None:
-            handed_back = self._go_on(workspace_id, creator_id, announced, overwrite_id, intent)
+            handed_back = self._resume_upload(workspace_id, creator_id, announced, overwrite_id, intent)
             if handed_back is not None:
                 return handed_back
         with self._db.session() as session:
@@ -230,7 +230,7 @@ class DatasetStore:
     def _find(self, workspace_id: str, name_or_id: str) -> DbDataset:
         return self.get(workspace_id, name_or_id).row
 
-    def _go_on(
+    def _resume_upload(
         self,
         workspace_id: str,
         creator_id: str,
@@ -290,7 +290,7 @@ class DatasetStore:
                     row.created_at = now
                     session.add(row)
                 if row.blob_key is None:
-                    _begin_anew(row, announced, pending)
+                    _start_upload(row, announced, pending)
                     row.created_at = row.updated_at = now
                 else:
                     row.status = "uploaded"
@@ -303,7 +303,7 @@ class DatasetStore:
             # Two at once on a database that lets both look first.
             with self._db.session() as session:
                 existing = find_dataset(session, workspace_id, announced.name)
-            raise _taken(existing, announced) from None
+            raise _name_taken(existing, announced) from None
         return row, former.upload if former is not None else None
 
     def _replaceable(
@@ -329,7 +329,7 @@ class DatasetStore:
         )
         row = session.scalar(named.with_for_update() if lock else named)
         if row is not None and not self._is_void(row):
-            raise _taken(row, announced)
+            raise _name_taken(row, announced)
         return row
 
     def _is_void(self, row: DbDataset) -> bool:
@@ -356,7 +356,7 @@ class DatasetStore:
             )
 
 
-def _begin_anew(row: DbDataset, announced: UploadRequest, pending: PendingUpload) -> None:
+def _start_upload(row: DbDataset, announced: UploadRequest, pending: PendingUpload) -> None:
     row.status = "pending"
     row.extension = announced.extension
     row.file_size = announced.size
@@ -380,7 +380,7 @@ def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundEr
     )
 
 
-def _taken(existing: DbDataset | None, announced: UploadRequest) -> ConflictError:
+def _name_taken(existing: DbDataset | None, announced: UploadRequest) -> ConflictError:
     details = {} if existing is None else {"existing_dataset_id": existing.id}
     if existing is not None and existing.blob_key is None:
         message = f"an upload of '{announced.name}' has begun and not ended; overwrite it to start again."

@@ -22,7 +22,7 @@ from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.gitsync.export import ExportedTree, export_commit
 from osmosis_ai.platform.gitsync.git import Git, GitError
-from osmosis_ai.platform.gitsync.mirror_lock import only_one, remove_stale_locks
+from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch, remove_stale_locks
 from osmosis_ai.platform.gitsync.remote import QUERY_TIMEOUT_S, Remote, RemoteRefs, SyncError
 from osmosis_ai.platform.gitsync.rollouts import RolloutDirectory, find_rollouts
 from osmosis_ai.platform.gitsync.tree import REGULAR, list_tree, read_objects
@@ -318,7 +318,7 @@ class MirrorStore:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._path(repository).with_suffix(".lock")
         try:
-            with only_one(lock, timeout_s=self._fetch_timeout_s + QUERY_TIMEOUT_S) as descriptor:
+            with exclusive_fetch(lock, timeout_s=self._fetch_timeout_s + QUERY_TIMEOUT_S) as descriptor:
                 yield descriptor
         except TimeoutError:
             raise SyncError(

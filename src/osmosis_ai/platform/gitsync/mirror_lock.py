@@ -18,7 +18,7 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def only_one(path: Path, *, timeout_s: float) -> Iterator[int]:
+def exclusive_fetch(path: Path, *, timeout_s: float) -> Iterator[int]:
     """Hold the lock of ``path`` while the block lasts; gives the descriptor that holds it.
 
     Raises:

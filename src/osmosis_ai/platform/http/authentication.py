@@ -125,7 +125,7 @@ async def require_scope(
 
 
 async def _note_use(services: PlatformServices, principal: Principal) -> None:
-    if services.accounts.use_is_news(principal.token):
+    if services.accounts.should_note_use(principal.token):
         await run_in_threadpool(services.accounts.note_use, principal.token)
 
 

@@ -56,7 +56,7 @@ def visitor_of(request: Request, services: Services) -> Visitor:
     """
     # What is no page must not look like one: most of what happens upon these paths is no browser.
     if "text/html" not in request.headers.get("accept", ""):
-        raise nothing_here(request)
+        raise page_not_found(request)
     try:
         principal = services.accounts.authenticate(request.cookies.get(_COOKIE, ""), kinds=("web",))
     except TokenRejected:
@@ -75,7 +75,7 @@ SignedIn = Annotated[Visitor, Depends(visitor_of)]
 """Who has signed in; everybody else is sent to do so."""
 
 
-def nothing_here(request: Request) -> ApiError:
+def page_not_found(request: Request) -> ApiError:
     """Return what a program gets that asks for a page."""
     return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {request.url.path}.")
 
@@ -83,7 +83,7 @@ def nothing_here(request: Request) -> ApiError:
 def begin_session(services: PlatformServices, user: DbUser, wanted: str) -> Response:
     """Sign somebody in, and send their browser to where it wanted to go."""
     _, plain = services.accounts.create_token(user.id, "web", name="browser", ttl=SESSION_TTL)
-    reply = RedirectResponse(root_path(services) + own_path(wanted), status_code=303)
+    reply = RedirectResponse(root_path(services) + safe_redirect_path(wanted), status_code=303)
     reply.set_cookie(
         _COOKIE,
         plain,
@@ -104,7 +104,7 @@ def end_session(services: PlatformServices, visitor: Visitor) -> Response:
     return reply
 
 
-def own_path(wanted: str) -> str:
+def safe_redirect_path(wanted: str) -> str:
     """Return ``wanted`` if it is a path of this platform, else the first page: no link leads elsewhere."""
     is_own = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted
     return wanted if is_own and wanted.isprintable() and wanted.isascii() else "/"

@@ -94,7 +94,7 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _lets_us_wait(self) -> bool:
+    def _waits_for_client(self) -> bool:
         """Whether it is its client's turn; not so for files, whose URLs only members get."""
         if not self._is_serving():
             return True
@@ -140,7 +140,7 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     def _make_room(self) -> bool:
         """End the connection that has let us wait longest; false when none does."""
-        waiting = [other for other in self.connections if other is not self and other._may_go()]
+        waiting = [other for other in self.connections if other is not self and other._can_be_closed()]
         if not waiting:
             return False
         longest = min(waiting, key=lambda other: other._waits_since)
@@ -148,10 +148,10 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         longest.transport.abort()
         return True
 
-    def _may_go(self) -> bool:
+    def _can_be_closed(self) -> bool:
         # One that is closing is about to go, unless its client does not read what comes before the end.
         is_leaving = self.transport.is_closing() and not self.transport.get_write_buffer_size()
-        return self._lets_us_wait() and not is_leaving
+        return self._waits_for_client() and not is_leaving
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._stop_waiting()

@@ -14,7 +14,7 @@ from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
-from osmosis_ai.platform.http.routing import api_router, brief
+from osmosis_ai.platform.http.routing import api_router, quick_read
 
 router = api_router("/api/cli/datasets")
 
@@ -74,7 +74,7 @@ def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) ->
 
 
 @router.get("")
-@brief
+@quick_read
 def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wire.DatasetList:
     """List datasets, the newest first."""
     records, total = services.datasets.list(scope.workspace_id, limit=page.limit, offset=page.offset)
@@ -82,7 +82,7 @@ def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wi
 
 
 @router.get("/{name_or_id}")
-@brief
+@quick_read
 def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.Dataset:
     """Return one dataset, with its first rows once it has been checked."""
     record = services.datasets.get(scope.workspace_id, name_or_id)
@@ -99,7 +99,7 @@ def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 
 @router.get("/{name_or_id}/logs")
-@brief
+@quick_read
 def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
     """Return a page of what was said while the dataset was uploaded and checked."""
     return services.datasets.logs(

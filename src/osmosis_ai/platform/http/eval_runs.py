@@ -6,11 +6,9 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated, Any
 
-from fastapi import Body, Query
+from fastapi import Query
 
 from osmosis_ai.api.wire import eval_runs as wire
-from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun
@@ -18,8 +16,8 @@ from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
-from osmosis_ai.platform.http.paging import LogPaging, Paging
-from osmosis_ai.platform.http.routing import api_router, brief
+from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.read.run_store import ListedRun
@@ -28,27 +26,11 @@ from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 MAX_URLS = 500
 
-router = api_router("/api/cli/eval-runs")
-
-
-@router.post("", openapi_extra=runs.submit_body(EVAL))
-async def submit_eval_run(
-    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
-) -> SubmittedRun:
-    """Submit a run; everything that is wrong with it is in `issues`."""
-    return await runs.submit(services, scope, "eval", body)
-
-
-@router.post("/check", openapi_extra=runs.submit_body(EVAL))
-async def check_eval_run(
-    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
-) -> SubmitCheck:
-    """Tell what a submit of this body would be told, and make no run; refusals have `dry_run` in them."""
-    return await runs.check(services, scope, "eval", body)
+router = runs.run_router("/api/cli/eval-runs", "eval", EVAL)
 
 
 @router.get("")
-@brief
+@quick_read
 def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.EvalRunList:
     """List runs, the newest first."""
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
@@ -57,7 +39,7 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
 
 
 @router.get("/{name_or_id}")
-@brief
+@quick_read
 def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalRunDetail:
     """Return one run."""
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
@@ -73,7 +55,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
 
 
 @router.get("/{name_or_id}/metrics")
-@brief
+@quick_read
 def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalMetrics:
     """Return a run's numbers so far; `estimates` are ours, over scored samples and with intervals."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
@@ -89,21 +71,6 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
         eval_run_id=run.id,
         estimates=metrics.get("estimates"),
     )
-
-
-@router.get("/{name_or_id}/logs")
-@brief
-def eval_run_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
-    """Return a page of a run's log."""
-    return services.eval_runs.logs(
-        scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
-    )
-
-
-@router.post("/{name_or_id}/stop")
-def stop_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
-    """Ask for a run to stop; one that has ended stays as it is."""
-    return runs.stop(services.eval_runs, scope, name_or_id)
 
 
 @router.get("/{name_or_id}/samples/manifest")

@@ -68,11 +68,13 @@ async def _complete(request: Request, services: PlatformServices) -> Response:
     model = await _served_model(services, key, _requested_model(body))
     with ExitStack() as held:
         held.enter_context(services.model_servers.place(key.token.id, model))
-        upstream = await _unless_gone(request, services.model_servers.post(model, "/chat/completions", body))
+        upstream = await _unless_disconnected(
+            request, services.model_servers.post(model, "/chat/completions", body)
+        )
         held.callback(upstream.close)
         if upstream.content_type == _EVENTS:
             return _Relay(upstream, held.pop_all())
-        content = await _unless_gone(request, _content(upstream))
+        content = await _unless_disconnected(request, _content(upstream))
         headers = {name: upstream.headers[name] for name in ("Retry-After",) if name in upstream.headers}
         return Response(content, upstream.status, headers, upstream.content_type)
 
@@ -185,7 +187,7 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         yield b"\n\ndata: " + orjson.dumps(error.body()) + b"\n\n"
 
 
-async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+async def _unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
     """Await ``work``, and cancel it when the client goes away meanwhile.
 
     Raises:

@@ -24,7 +24,7 @@ from osmosis_ai.platform.http.errors import JSON_BODY, ApiError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-_BRIEF = "osmosis_brief"
+_QUICK_READ = "osmosis_quick_read"
 _READS_AT_ONCE = 4
 _READERS: RunVar[CapacityLimiter] = RunVar("osmosis_readers")
 
@@ -37,13 +37,13 @@ def api_router(prefix: str = "") -> APIRouter:
     return APIRouter(prefix=prefix, route_class=ApiRoute, redirect_slashes=False)
 
 
-def brief(endpoint: Endpoint) -> Endpoint:
+def quick_read(endpoint: Endpoint) -> Endpoint:
     """Mark a route that reads a page or a row by its index, and nothing else; it takes ``services``.
 
     On SQLite, where a read never waits, it runs at once: handing it to a thread costs as much again, and every
     thread that holds the interpreter's lock holds up all others. PostgreSQL is asked from a thread.
     """
-    setattr(endpoint, _BRIEF, True)
+    setattr(endpoint, _QUICK_READ, True)
     return endpoint
 
 
@@ -101,11 +101,11 @@ def _awaitable(endpoint: Callable[..., Any], only_reads: bool) -> Callable[..., 
     if iscoroutinefunction(endpoint):
         return endpoint
 
-    is_brief = getattr(endpoint, _BRIEF, False)
+    is_quick_read = getattr(endpoint, _QUICK_READ, False)
 
     @wraps(endpoint)
     async def in_thread(**arguments: Any) -> Any:
-        if is_brief and arguments["services"].db.is_sqlite:
+        if is_quick_read and arguments["services"].db.is_sqlite:
             return endpoint(**arguments)
         call = partial(endpoint, **arguments)
         return await run_sync(call, limiter=_readers() if only_reads else None)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from osmosis_ai.api.wire.base import Named
+from fastapi import APIRouter, Body
+
+from osmosis_ai.api.wire.base import LogPage, Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
-from osmosis_ai.platform.http.authentication import Scope
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
+from osmosis_ai.platform.http.paging import LogPaging
+from osmosis_ai.platform.http.routing import api_router, quick_read
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun, RunEndedError, RunStore
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
@@ -24,7 +28,47 @@ from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 
 
-def submit_body(kind: ConfigKind) -> dict[str, Any]:
+def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
+    """Return a router with the routes that are the same for both kinds of runs.
+
+    Args:
+        prefix: of the paths.
+        kind, config: of the runs.
+    """
+    router = api_router(prefix)
+
+    @router.post("", openapi_extra=_submit_body(config))
+    async def submit(
+        services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
+    ) -> SubmittedRun:
+        """Submit a run; everything that is wrong with it is in `issues`."""
+        return await _submit(services, scope, kind, body)
+
+    @router.post("/check", openapi_extra=_submit_body(config))
+    async def check(
+        services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
+    ) -> SubmitCheck:
+        """Tell what a submit of this body would be told, and make no run; refusals have `dry_run` in them."""
+        return await _check(services, scope, kind, body)
+
+    @router.get("/{name_or_id}/logs")
+    @quick_read
+    def logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
+        """Return a page of a run's log."""
+        store = services.runs_of(kind)
+        return store.logs(
+            scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
+        )
+
+    @router.post("/{name_or_id}/stop")
+    def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
+        """Ask for a run to stop; what it has done stays, and one that has ended stays as it is."""
+        return _stop(services.runs_of(kind), scope, name_or_id)
+
+    return router
+
+
+def _submit_body(kind: ConfigKind) -> dict[str, Any]:
     """Return what the API's description says of the body of a submit."""
     sections = {f"{name}_config": model.model_json_schema() for name, model in kind.sections.items()}
     schema = {
@@ -46,7 +90,7 @@ def submit_body(kind: ConfigKind) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
-async def submit(
+async def _submit(
     services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
 ) -> SubmittedRun:
     """Take on a run.
@@ -65,7 +109,7 @@ async def submit(
     )
 
 
-async def check(
+async def _check(
     services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
 ) -> SubmitCheck:
     """Tell what would come of a submit, by the very steps of one, and make no run.
@@ -115,7 +159,7 @@ def missing_secrets(
     return ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra)
 
 
-def stop(runs: RunStore, scope: Scope, name_or_id: str) -> StopReply:
+def _stop(runs: RunStore, scope: Scope, name_or_id: str) -> StopReply:
     """Ask for a run to stop; one that waited still has stopped with that.
 
     Raises:

@@ -1,7 +1,9 @@
-"""Signing in and out in a browser, and `/cli-auth`, where clients of the 0.2 line are let in.
+"""Signing in and out in a browser, and the two pages where somebody lets a device in.
 
-Such a client listens on a port of the browser's own machine and waits there for its token; the token goes
-nowhere else, and is good for the one workspace that was chosen.
+A client of the 0.2 line sends the browser to `/cli-auth`, listens on a port of the browser's own machine and waits
+there for its token; the token goes nowhere else, and is good for the one workspace that was chosen. Between the two
+calls of the device flow stands `/device`, which asks for a password every time and keeps no session: a device is let in
+once in months, and whoever is lured there by a stranger's link has to look at what they approve.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ router = page_router()
 _PORT = re.compile(r"897[6-9]|898[0-5]")
 _STATE = re.compile(r"[A-Za-z0-9._~-]{1,256}")
 
+_WRONG_PASSWORD = "This e-mail address and password do not belong together."
+
 Csrf = Annotated[str, Form(max_length=64)]
 
 
@@ -46,24 +50,17 @@ def login(
     csrf: Csrf = "",
 ) -> Response:
     """Sign somebody in and send them on."""
-    status, headers = 403, {}
-    problem = "This e-mail address and password do not belong together."
-    if not is_own_form(request, csrf):
-        problem = STALE_FORM
-    else:
+    shown = {"wanted": wanted, "email": email}
+    problem = STALE_FORM
+    if is_own_form(request, csrf):
         try:
             user = services.sign_ins.check(email, password, source=source_of(request))
         except TooManyAttempts as error:
-            status, problem = 429, error.message[:1].upper() + error.message[1:]
-            headers = {"Retry-After": str(int(error.wait_s) + 1)}
-        else:
-            if user is not None:
-                return begin_session(services, user, wanted)
-    reply = render_page(
-        request, services, "login.html", status=status, problem=problem, wanted=wanted, email=email
-    )
-    reply.headers.update(headers)
-    return reply
+            return _too_many(request, services, error, "login.html", **shown)
+        if user is not None:
+            return begin_session(services, user, wanted)
+        problem = _WRONG_PASSWORD
+    return render_page(request, services, "login.html", status=403, problem=problem, **shown)
 
 
 @router.post("/logout", response_class=HTMLResponse, include_in_schema=False)
@@ -77,7 +74,7 @@ def logout(request: Request, services: Services, visitor: SignedIn, csrf: Csrf =
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _WaitingClient:
     """A client that waits for its token on a port of the browser's machine."""
 
     state: str
@@ -107,7 +104,7 @@ def cli_auth_page(
     waiting = _waiting(state, port, device_name, redirect_uri)
     if waiting is None:
         return _not_a_client(request, services)
-    return _consent(request, services, visitor, waiting)
+    return _consent_page(request, services, visitor, waiting)
 
 
 @router.post("/cli-auth", response_class=HTMLResponse, include_in_schema=False)
@@ -127,17 +124,17 @@ def cli_auth(
     if waiting is None:
         return _not_a_client(request, services)
     if not is_own_form(request, csrf):
-        return _consent(request, services, visitor, waiting, problem=STALE_FORM)
+        return _consent_page(request, services, visitor, waiting, problem=STALE_FORM)
     if decision == "deny":
         return waiting.answer(error="access_denied", error_description="the login was denied in the browser")
     chosen = visitor.workspace(workspace)
     if chosen is None:
-        return _consent(request, services, visitor, waiting, problem="Choose one of your workspaces.")
-    return _let_in(services, visitor, waiting, chosen)
+        return _consent_page(request, services, visitor, waiting, problem="Choose one of your workspaces.")
+    return _issue_token(services, visitor, waiting, chosen)
 
 
-def _let_in(
-    services: PlatformServices, visitor: Visitor, waiting: _Waiting, workspace: DbWorkspace
+def _issue_token(
+    services: PlatformServices, visitor: Visitor, waiting: _WaitingClient, workspace: DbWorkspace
 ) -> Response:
     """Give the device its token, in place of those it was given before."""
     accounts, user = services.accounts, visitor.user
@@ -154,18 +151,23 @@ def _let_in(
     return waiting.answer(token=plain, **revoked)
 
 
-def _waiting(state: str, port: str, device_name: str, redirect_uri: str) -> _Waiting | None:
+def _waiting(state: str, port: str, device_name: str, redirect_uri: str) -> _WaitingClient | None:
     """Return the client that a link speaks of; None when no client made it."""
     if not _STATE.fullmatch(state) or not _PORT.fullmatch(port):
         return None
     name = "".join(c for c in device_name if c.isprintable()).strip()[:100] or "Unknown"
-    waiting = _Waiting(state, int(port), name)
+    waiting = _WaitingClient(state, int(port), name)
     # The token is only ever sent there; a link that names another place is somebody's trap.
     return waiting if redirect_uri in ("", f"{waiting.origin}/callback") else None
 
 
-def _consent(
-    request: Request, services: PlatformServices, visitor: Visitor, waiting: _Waiting, *, problem: str = ""
+def _consent_page(
+    request: Request,
+    services: PlatformServices,
+    visitor: Visitor,
+    waiting: _WaitingClient,
+    *,
+    problem: str = "",
 ) -> Response:
     return render_page(
         request,
@@ -184,3 +186,71 @@ def _not_a_client(request: Request, services: PlatformServices) -> Response:
     return render_page(
         request, services, "message.html", status=400, title="Log in a device", problem=problem
     )
+
+
+@router.get("/device", response_class=HTMLResponse, include_in_schema=False)
+def device_page(request: Request, services: Services, code: str = "") -> HTMLResponse:
+    """Ask for the code, or show what is waiting under it."""
+    if not code.strip():
+        return render_page(request, services, "device_code.html")
+    return _confirm_page(request, services, code)
+
+
+@router.post("/device", response_class=HTMLResponse, include_in_schema=False)
+def decide(
+    request: Request,
+    services: Services,
+    code: Annotated[str, Form(max_length=64)],
+    decision: Annotated[Literal["approve", "deny"], Form()],
+    email: Annotated[str, Form(max_length=320)] = "",
+    password: Annotated[str, Form(max_length=1024)] = "",
+    csrf: Csrf = "",
+) -> HTMLResponse:
+    """Let the device in or turn it away, if the person who says so can sign in."""
+    if not is_own_form(request, csrf):
+        return _confirm_page(request, services, code, problem=STALE_FORM, status=403)
+    try:
+        user = services.sign_ins.check(email, password, source=source_of(request))
+    except TooManyAttempts as error:
+        return _too_many(request, services, error, "device_code.html")
+    if user is None:
+        return _confirm_page(request, services, code, problem=_WRONG_PASSWORD, email=email, status=403)
+    if not services.device_logins.decide(code, user.id, approve=decision == "approve"):
+        return _nothing_waits(request, services, code)
+    return render_page(request, services, "device_done.html", approved=decision == "approve", user=user)
+
+
+def _confirm_page(
+    request: Request,
+    services: PlatformServices,
+    code: str,
+    *,
+    problem: str = "",
+    email: str = "",
+    status: int = 200,
+) -> HTMLResponse:
+    try:
+        services.sign_ins.refuse_guessing(source_of(request))
+    except TooManyAttempts as error:
+        return _too_many(request, services, error, "device_code.html")
+    login = services.device_logins.find(code)
+    if login is None:
+        services.sign_ins.record_wrong_guess(source_of(request))
+        return _nothing_waits(request, services, code)
+    return render_page(
+        request, services, "device_confirm.html", status=status, login=login, problem=problem, email=email
+    )
+
+
+def _nothing_waits(request: Request, services: PlatformServices, code: str) -> HTMLResponse:
+    problem = "No device waits under this code. It may have expired: start the login again."
+    return render_page(request, services, "device_code.html", status=404, problem=problem, code=code[:16])
+
+
+def _too_many(
+    request: Request, services: PlatformServices, error: TooManyAttempts, template: str, **shown: str
+) -> HTMLResponse:
+    problem = error.message[:1].upper() + error.message[1:]
+    reply = render_page(request, services, template, status=429, problem=problem, **shown)
+    reply.headers["Retry-After"] = str(int(error.wait_s) + 1)
+    return reply

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from fastapi import Body
+from typing import Any
 
 from osmosis_ai.api.wire import training_runs as wire
-from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.runs import StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
@@ -16,33 +12,17 @@ from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import runs_url
-from osmosis_ai.platform.http.paging import LogPaging, Paging
-from osmosis_ai.platform.http.routing import api_router, brief
+from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.read.training_curves import MetricCurve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 
-router = api_router("/api/cli/training-runs")
-
-
-@router.post("", openapi_extra=runs.submit_body(TRAINING))
-async def submit_training_run(
-    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
-) -> SubmittedRun:
-    """Submit a run; everything that is wrong with it is in `issues`."""
-    return await runs.submit(services, scope, "training", body)
-
-
-@router.post("/check", openapi_extra=runs.submit_body(TRAINING))
-async def check_training_run(
-    services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
-) -> SubmitCheck:
-    """Tell what a submit of this body would be told, and make no run; refusals have `dry_run` in them."""
-    return await runs.check(services, scope, "training", body)
+router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 
 
 @router.get("")
-@brief
+@quick_read
 def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
     """List runs, the newest first."""
     listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
@@ -63,7 +43,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
 
 
 @router.get("/{name_or_id}")
-@brief
+@quick_read
 def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
     """Return one run; its notes are what may not be meant in its config, and why it ended early."""
     found = services.training_runs.get(scope.workspace_id, name_or_id)
@@ -106,15 +86,6 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
     )
 
 
-@router.get("/{name_or_id}/logs")
-@brief
-def training_run_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
-    """Return a page of a run's log."""
-    return services.training_runs.logs(
-        scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
-    )
-
-
 @router.get("/{name_or_id}/checkpoints")
 def training_run_checkpoints(
     services: Services, scope: WorkspaceScope, name_or_id: str
@@ -135,12 +106,6 @@ def training_run_checkpoints(
             for model in services.lora_models.of_run(run.id)
         ],
     )
-
-
-@router.post("/{name_or_id}/stop")
-def stop_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
-    """Ask for a run to stop; its checkpoints stay."""
-    return runs.stop(services.training_runs, scope, name_or_id)
 
 
 @router.post("/{name_or_id}/resume")

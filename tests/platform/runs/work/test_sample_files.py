@@ -33,7 +33,7 @@ def test_no_value_of_a_secret_makes_an_artifact_of_json_unreadable(
     artifact.write_bytes(content)
     files = SampleFiles("run_1", directory, services.blobs, Redactor(["123456", "true"]), frozenset())
     files.expect([record()])
-    ((row,),) = files.take_rest()
+    ((row,),) = files.store_rest()
     with services.blobs.open(row["blob_key"]) as blob:
         kept = blob.read()
     assert kept == stored

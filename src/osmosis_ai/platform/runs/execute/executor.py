@@ -70,7 +70,7 @@ class _Worker:
 
 
 @dataclass
-class _Trouble:
+class _FailureStreak:
     """Deaths and setbacks in a row without progress, and when to try again (monotonic seconds)."""
 
     deaths: int = 0
@@ -110,7 +110,7 @@ class LocalExecutor:
         self._start_worker = start_worker or WorkerStarter(config)
         self._stop_grace_s = stop_grace_s
         self._workers: dict[str, _Worker] = {}
-        self._trouble: dict[str, _Trouble] = {}
+        self._trouble: dict[str, _FailureStreak] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -146,7 +146,7 @@ class LocalExecutor:
             if status is not None:
                 worker.process.kill()  # what it started, too
                 del self._workers[worker.run_id]
-                self._settle(worker, status)
+                self._handle_exit(worker, status)
         self._stop_workers()
         self._start_workers()
 
@@ -167,16 +167,18 @@ class LocalExecutor:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def _settle(self, worker: _Worker, status: int) -> None:
+    def _handle_exit(self, worker: _Worker, status: int) -> None:
         """Take note of a worker's end; what it left behind is free for the next one."""
         directory = WorkingDirectory(self._config.runs_dir, worker.run_id)
         if status in (ENDED, NOT_MINE):
             self._leases.release(worker.run_id, worker.token)
             self._trouble.pop(worker.run_id, None)
             if status == NOT_MINE:
-                self._trouble[worker.run_id] = _Trouble(not_before=self._clock.monotonic() + _FIRST_PAUSE_S)
+                self._trouble[worker.run_id] = _FailureStreak(
+                    not_before=self._clock.monotonic() + _FIRST_PAUSE_S
+                )
             return
-        trouble = self._trouble.setdefault(worker.run_id, _Trouble())
+        trouble = self._trouble.setdefault(worker.run_id, _FailureStreak())
         if directory.recorded(worker.run_name) > worker.recorded:
             trouble.deaths = trouble.setbacks = 0
         if status == SET_BACK:
@@ -193,7 +195,7 @@ class LocalExecutor:
             run.lease_token = run.lease_expires_at = None
             if trouble.setbacks < SETBACKS and trouble.deaths < FRUITLESS_DEATHS[run.kind]:
                 line = LogLine(
-                    _trying_again(worker, status, trouble, reason), level="warning", step="executor"
+                    _retry_sentence(worker, status, trouble, reason), level="warning", step="executor"
                 )
                 self._logs.add(session, run.id, [line])
                 return
@@ -201,7 +203,9 @@ class LocalExecutor:
             if run.stop_requested_at is not None:
                 self._leases.end(run, "stopped")
                 return
-            sentence = _given_up(status, trouble, reason, directory, directory.resume_advice(run.name))
+            sentence = _failure_sentence(
+                status, trouble, reason, directory, directory.resume_advice(run.name)
+            )
             self._logs.add(session, run.id, [LogLine(sentence, level="error", step="executor")])
             self._leases.end(run, "failed", sentence)
 
@@ -304,13 +308,13 @@ class LocalExecutor:
     def _is_free(self, run: DbRun) -> bool:
         if WorkingDirectory(self._config.runs_dir, run.id).is_worked_on():
             return False  # the worker of a platform that was killed is about to follow it
-        if run.lease_token is not None and self._was_here(run):
+        if run.lease_token is not None and self._ran_here(run):
             # Its worker was of this machine and is dead: there is no reason to wait for the lease to expire.
             self._leases.release(run.id, run.lease_token)
             return True
         return is_free(run, self._clock.now())
 
-    def _was_here(self, run: DbRun) -> bool:
+    def _ran_here(self, run: DbRun) -> bool:
         return WorkingDirectory(self._config.runs_dir, run.id).path.is_dir()
 
     def _remove_leftovers(self) -> None:
@@ -335,7 +339,7 @@ class LocalExecutor:
             # Of a failed run all stays: what a worker printed before it died is the only trace of why.
 
 
-def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) -> str:
+def _retry_sentence(worker: _Worker, status: int, trouble: _FailureStreak, reason: str) -> str:
     """Return what happened to a worker, and what is done about it."""
     if worker.stop_by is not None:
         return "the worker was ended by force"
@@ -347,7 +351,9 @@ def _trying_again(worker: _Worker, status: int, trouble: _Trouble, reason: str) 
     return f"the worker ended unexpectedly ({_how(status)}){times}; {again}"
 
 
-def _given_up(status: int, trouble: _Trouble, reason: str, directory: WorkingDirectory, advice: str) -> str:
+def _failure_sentence(
+    status: int, trouble: _FailureStreak, reason: str, directory: WorkingDirectory, advice: str
+) -> str:
     """Return why a run has failed."""
     if status == SET_BACK:
         why = reason or "the platform could not do its part, and could not say why: its disk may be full."

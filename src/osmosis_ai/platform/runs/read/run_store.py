@@ -16,12 +16,12 @@ from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.logs import Direction, LogLine, LogStore
-from osmosis_ai.platform.name_lookup import hint_of_name
+from osmosis_ai.platform.name_lookup import row_named
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
@@ -162,7 +162,7 @@ class RunStore:
                 run.stop_requested_at = self._clock.now()
             return run
 
-    def goes_on(self, run_id: str) -> None:
+    def forget_ended(self, run_id: str) -> None:
         """Forget what an ended run was remembered by: it has not ended any more."""
         self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
 
@@ -178,17 +178,11 @@ class RunStore:
         return [found[id] for id in ids]
 
     def _find(self, session: Session, workspace_id: str, name_or_id: str) -> FoundRun:
-        for column in (DbRun.name, DbRun.id):
-            row = session.execute(
-                select(DbRun, DbUser)
-                .outerjoin(DbUser, DbUser.id == DbRun.creator_id)
-                .where(DbRun.workspace_id == workspace_id, DbRun.kind == self._kind, column == name_or_id)
-            ).first()
-            if row is not None:
-                return FoundRun(row[0], row[1])
-        newest = select(DbRun.name).where(DbRun.workspace_id == workspace_id, DbRun.kind == self._kind)
-        names = newest.order_by(DbRun.created_at.desc())
-        raise NotFoundError(
-            f"there is no {KIND_NAMES[self._kind]} run '{name_or_id[:200]}' in this workspace.",
-            hint=hint_of_name(session, name_or_id, names, f"see `{COMMAND_GROUPS[self._kind]} list`"),
+        mine: Any = (
+            select(DbRun, DbUser)
+            .outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+            .where(DbRun.workspace_id == workspace_id, DbRun.kind == self._kind)
         )
+        called, see = f"{KIND_NAMES[self._kind]} run", f"see `{COMMAND_GROUPS[self._kind]} list`"
+        run, creator = row_named(session, mine, DbRun, name_or_id, called=called, otherwise=see)
+        return FoundRun(run, creator)

@@ -70,19 +70,19 @@ class TrainingResumption:
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)
             if run.status not in UNFINISHED:
-                raise _not_to_be_resumed(run)
+                raise _not_resumable(run)
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = None
             run.secret_scopes = {**scopes}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
             line = LogLine(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
             self._logs.add(session, run.id, [line])
-        self._runs.goes_on(run.id)
+        self._runs.forget_ended(run.id)
         return ResumedRun(run, step)
 
     def _step_to_go_on_from(self, run: DbRun) -> int:
         if run.status not in UNFINISHED:
-            raise _not_to_be_resumed(run)
+            raise _not_resumable(run)
         step = self._step(run)
         if step is None:
             raise ConflictError(
@@ -98,7 +98,7 @@ class TrainingResumption:
         return WorkingDirectory(self._runs_dir, run.id).checkpoint_step()
 
 
-def _not_to_be_resumed(run: DbRun) -> ConflictError:
+def _not_resumable(run: DbRun) -> ConflictError:
     if run.status in OPEN and run.stop_requested_at is not None:
         return ConflictError(
             f"the run '{run.name}' is stopping: it can be resumed once it has stopped.",

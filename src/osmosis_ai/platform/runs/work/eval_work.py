@@ -21,14 +21,13 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
-from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.logs import Level, LogLine
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher, record_metrics
-from osmosis_ai.platform.runs.work.run_work import Interrupt, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
@@ -36,21 +35,17 @@ from osmosis_ai.redaction import Redactor
 _LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERROR": "error"}
 
 
-@dataclass(frozen=True)
-class PreparedEval:
-    """A run whose code, rows and secrets are at hand."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedEval(PreparedRun):
+    """An evaluation that can be begun, or gone on with."""
 
-    run: DbRun
     request: EvalRequest
-    commit_sha: str
     rollout_dir: Path
     dataset: DatasetInput
     rows: RowSelection
     adapter: TrainedAdapter | None
     stored: frozenset[str]
-    blobs: BlobStore
     secret_values: Mapping[str, str] = field(repr=False)
-    redactor: Redactor = field(repr=False)
 
 
 class EvalWork(RunWork[PreparedEval]):
@@ -69,17 +64,14 @@ class EvalWork(RunWork[PreparedEval]):
         request = read_request(run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
         return PreparedEval(
-            run=run,
+            **inputs.common(secret_values),
             request=request,
-            commit_sha=inputs.commit_sha,
             rollout_dir=inputs.source() / "rollouts" / run.rollout_name,
             dataset=inputs.dataset(),
             rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
             stored=stored,
-            blobs=inputs.blobs,
             secret_values=secret_values,
-            redactor=Redactor(secret_values.values()),
         )
 
     async def execute(self, prepared: PreparedEval, publisher: Publisher, interrupt: Interrupt) -> WorkResult:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import DatasetInput
@@ -27,6 +28,7 @@ from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.vault import open_vault
+from osmosis_ai.redaction import Redactor
 
 
 class RunInputs:
@@ -130,3 +132,8 @@ class RunInputs:
         missing = [name for name in names if name not in given]
         stored = resolve_secrets(self._db, self._vault, run.workspace_id, run.creator_id or "", missing)
         return {**{name: secret.value for name, secret in stored.items()}, **given}
+
+    def common(self, secret_values: Mapping[str, str]) -> dict[str, Any]:
+        """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`."""
+        redactor = Redactor(secret_values.values())
+        return {"run": self.run, "commit_sha": self.commit_sha, "blobs": self.blobs, "redactor": redactor}

@@ -112,7 +112,7 @@ class Publisher:
         while self._round():
             pass
         if self._files is not None:
-            for rows in self._files.take_rest():
+            for rows in self._files.store_rest():
                 with self._leases.writing(self._lease) as (session, _):
                     upsert(session, DbRunFile, rows)
 
@@ -137,7 +137,7 @@ class Publisher:
         records = list(islice(self._new_records(), _RECORDS_PER_ROUND))
         lines = list(islice(self._lines, _LINES_PER_ROUND))
         progress = self._progress
-        files = self._files.take_ready() if self._files is not None else []
+        files = self._files.store_ready() if self._files is not None else []
         if not (records or lines or files or progress):
             return bool(self._writes)
         with self._leases.writing(self._lease) as (session, run):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.platform.blobs.store import BlobStore
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.db.tables import DbRun
@@ -67,17 +68,17 @@ class Interrupt:
         return self._is_set
 
 
-class Prepared(Protocol):
-    """A run whose code, rows and secrets are at hand."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run whose code, rows, weights and secrets are at hand."""
 
-    @property
-    def commit_sha(self) -> str: ...
+    run: DbRun
+    commit_sha: str
+    blobs: BlobStore
+    redactor: Redactor = field(repr=False)
 
-    @property
-    def redactor(self) -> Redactor: ...
 
-
-P = TypeVar("P", bound=Prepared)
+P = TypeVar("P", bound=PreparedRun)
 
 
 class RunWork(ABC, Generic[P]):

@@ -33,7 +33,7 @@ _IN_MEMORY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SampleFile:
     """A file to be stored: where it lies, what it is called in downloads, and whose it is."""
 
     file: Path
@@ -74,9 +74,9 @@ class SampleFiles:
         for record in records:
             self._expected[record.row_index, record.run_index] = record.source_row_index
 
-    def take_ready(self) -> list[dict[str, Any]]:
+    def store_ready(self) -> list[dict[str, Any]]:
         """Store the files of some attempts that have all of theirs; return their rows of ``run_files``."""
-        ready: list[_Found] = []
+        ready: list[_SampleFile] = []
         for item in list(islice(self._expected, _LOOKS_PER_ROUND)):
             source_row = self._expected.pop(item)
             name = item_name(*item)
@@ -87,7 +87,7 @@ class SampleFiles:
                 self._expected[item] = source_row
         return self._store(ready)
 
-    def take_rest(self) -> Iterator[list[dict[str, Any]]]:
+    def store_rest(self) -> Iterator[list[dict[str, Any]]]:
         """Store what the other attempts have; yield rows in portions. Call it when the engine has ended."""
         while self._expected:
             some = list(islice(self._expected, _FILES_PER_TRANSACTION))
@@ -97,19 +97,19 @@ class SampleFiles:
             for start in range(0, len(found), _FILES_PER_TRANSACTION):
                 yield self._store(found[start : start + _FILES_PER_TRANSACTION])
 
-    def _files_of(self, name: str, source_row: int | None) -> Iterator[_Found]:
+    def _files_of(self, name: str, source_row: int | None) -> Iterator[_SampleFile]:
         trajectory = self._directory.trajectories / f"{name}.json"
         if trajectory.exists():
-            yield _Found(trajectory, f"trajectories/{name}.json", "trajectories", source_row)
+            yield _SampleFile(trajectory, f"trajectories/{name}.json", "trajectories", source_row)
         root = self._directory.artifacts / name
         for folder, _, files in os.walk(root):
             for file in files:
                 found = Path(folder) / file
                 path = f"artifacts/{name}/{found.relative_to(root).as_posix()}"
-                if _has_place(path):
-                    yield _Found(found, path, "artifacts", source_row)
+                if _is_downloadable(path):
+                    yield _SampleFile(found, path, "artifacts", source_row)
 
-    def _store(self, files: list[_Found]) -> list[dict[str, Any]]:
+    def _store(self, files: list[_SampleFile]) -> list[dict[str, Any]]:
         new = [file for file in files if file.path not in self._stored]
         if not new:
             return []
@@ -118,7 +118,7 @@ class SampleFiles:
         self._stored.update(file.path for file in new)
         return rows
 
-    def _store_one(self, found: _Found) -> dict[str, Any]:
+    def _store_one(self, found: _SampleFile) -> dict[str, Any]:
         key = f"runs/{self._run_id}/files/{hashlib.sha256(found.path.encode()).hexdigest()}"
         with found.file.open("rb") as raw, _clean(raw, found.kind, self._redactor) as clean:
             info = self._blobs.put(key, clean)
@@ -132,7 +132,7 @@ class SampleFiles:
         }
 
 
-def _has_place(path: str) -> bool:
+def _is_downloadable(path: str) -> bool:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:

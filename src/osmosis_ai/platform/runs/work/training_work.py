@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai._version import __version__
@@ -25,33 +25,30 @@ from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, RunWork, WorkResult, one_sentence
-from osmosis_ai.platform.runs.work.training_publisher import PublishingHooks, TrainingPublisher
-from osmosis_ai.platform.runs.work.training_store import TrainingRunWriter
+from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.training_publisher import (
+    PublishingHooks,
+    TrainingPublisher,
+    TrainingRunWriter,
+)
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs.spec import TrainingSpec
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.blobs.store import BlobStore
     from osmosis_ai.training.runs.trainer import TrainingSummary
 
 HUB_TOKEN = "HF_TOKEN"
 """The secret with which a worker may load a model that its hub does not give to everybody."""
 
 
-@dataclass(frozen=True)
-class PreparedTraining:
-    """A run whose code, rows, weights and secrets are at hand."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedTraining(PreparedRun):
+    """A training run that can be begun, or gone on with."""
 
-    run: DbRun
     request: TrainingRequest
-    commit_sha: str
     spec: TrainingSpec
-    blobs: BlobStore
-    redactor: Redactor = field(repr=False)
 
 
 class TrainingWork(RunWork[PreparedTraining]):
@@ -83,8 +80,7 @@ class TrainingWork(RunWork[PreparedTraining]):
             env=request.env,
             secret_values=secret_values,
         )
-        redactor = Redactor(secret_values.values())
-        return PreparedTraining(run, request, inputs.commit_sha, spec, inputs.blobs, redactor)
+        return PreparedTraining(**inputs.common(secret_values), request=request, spec=spec)
 
     async def execute(
         self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt
@@ -98,22 +94,22 @@ class TrainingWork(RunWork[PreparedTraining]):
             self._lease, self._leases, prepared.blobs, SystemClock(), base_model=prepared.spec.model_path
         )
         directory, save_freq = self._directory.training, prepared.request.settings.checkpoint_save_freq
-        findings = TrainingPublisher(directory, store, publisher, save_freq=save_freq)
+        training_publisher = TrainingPublisher(directory, store, publisher, save_freq=save_freq)
         if interrupt:
             # Nothing is begun any more, but what an earlier worker did is gathered.
-            await asyncio.to_thread(findings.catch_up)
-            return await self._left(findings)
-        hooks = PublishingHooks(publisher, findings, store, interrupt)
+            await asyncio.to_thread(training_publisher.catch_up)
+            return await self._leave_run(training_publisher)
+        hooks = PublishingHooks(publisher, training_publisher, store, interrupt)
         try:
             summary = await self._train(prepared, hooks)
         except LearnerProcessLostError as loss:
-            await _die(loss, publisher)
+            await _exit_as_killed(loss, publisher)
         except Exception:
-            await asyncio.to_thread(findings.keep_last)
+            await asyncio.to_thread(training_publisher.keep_last)
             raise
         finally:
             interrupt.listen(lambda: None)
-        return await self._result(summary, findings, publisher)
+        return await self._result(summary, training_publisher, publisher)
 
     def record(self, run: DbRun) -> None:
         """Say on ``run`` why it ended before its last step, if it did so of its own accord, and how its policy fell."""
@@ -136,7 +132,7 @@ class TrainingWork(RunWork[PreparedTraining]):
         return await trainer.run()
 
     async def _result(
-        self, summary: TrainingSummary, findings: TrainingPublisher, publisher: Publisher
+        self, summary: TrainingSummary, training_publisher: TrainingPublisher, publisher: Publisher
     ) -> WorkResult:
         ending = summary.ending
         notes = [ending.message] if ending.because == "nothing_to_learn" else []
@@ -144,16 +140,16 @@ class TrainingWork(RunWork[PreparedTraining]):
         if notes:
             self._ending = " ".join(notes)
         if ending.because == "stopped":
-            return await self._left(findings)
+            return await self._leave_run(training_publisher)
         publisher.log(LogLine(ending.message, step="run"))
-        if await asyncio.to_thread(findings.keep_last):
+        if await asyncio.to_thread(training_publisher.keep_last):
             return WorkResult("finished")
-        return WorkResult("failed", one_sentence(_not_kept()))
+        return WorkResult("failed", one_sentence(_checkpoint_not_stored()))
 
-    async def _left(self, findings: TrainingPublisher) -> WorkResult:
+    async def _leave_run(self, training_publisher: TrainingPublisher) -> WorkResult:
         """Leave the run as it is; what it learned is kept if this is its end and not the platform's."""
         if self._leases.is_to_stop(self._lease):
-            await asyncio.to_thread(findings.keep_last)
+            await asyncio.to_thread(training_publisher.keep_last)
         return WorkResult(None)
 
 
@@ -161,7 +157,7 @@ def _as_sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:
+async def _exit_as_killed(loss: OsmosisError, publisher: Publisher) -> NoReturn:
     """End this process as if it had been killed, too: another goes on from the last checkpoint.
 
     Nothing is tidied up: a thread of the learner may wait in a driver for the lost process, and never come back.
@@ -173,7 +169,7 @@ async def _die(loss: OsmosisError, publisher: Publisher) -> NoReturn:
         os._exit(LEARNER_LOST)
 
 
-def _not_kept() -> OsmosisError:
+def _checkpoint_not_stored() -> OsmosisError:
     return OsmosisError(
         "the training is done, but its last checkpoint could not be stored; the run's log says why",
         hint="make room on the platform's disk",

@@ -35,7 +35,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, Prepared, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
@@ -67,7 +67,7 @@ class Worker:
         work = self._work()
         redactor = Redactor(())
         publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
-        prepared: Prepared | None = None
+        prepared: PreparedRun | None = None
         try:
             try:
                 prepared = work.prepare()
@@ -81,7 +81,7 @@ class Worker:
             except Exception as caught:  # the edge of this process: every end of a run is said on the run
                 error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
                 result = _failed(error)
-                if proof := _proof(error):
+                if proof := _log_details(error):
                     publisher.log(LogLine(proof, level="error", step="run"))
             publisher.finish()
             if publisher.damage is not None:
@@ -190,7 +190,7 @@ def _failed(error: Exception) -> WorkResult:
     )
 
 
-def _proof(error: Exception) -> str | None:
+def _log_details(error: Exception) -> str | None:
     """Return what the log is to say before the run's one sentence; None when that leaves nothing out."""
     if not isinstance(error, OsmosisError):
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))

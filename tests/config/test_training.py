@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from osmosis_ai.config.issues import InvalidConfigError
-from osmosis_ai.config.trainer_check import read_settings
+from osmosis_ai.config.release_checks import read_settings
 from osmosis_ai.config.training import TrainingSettings
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.config.trainer_check import read_settings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor, samples
 from osmosis_ai.workspace.config_files import entrypoint_path, load_eval_config, load_training_config
@@ -34,7 +33,7 @@ def test_the_configs_of_the_copy_are_right(tmp_path: Path) -> None:
         1.0,
     )
     assert evaluation.evaluation.batch_size == 32
-    settings = read_settings(training.written)
+    settings = training.settings
     assert settings.rollout_batch_size * settings.n_samples_per_prompt == 128
     for config in (evaluation, training):
         assert config.experiment.model_path == "osmosis/tiny"

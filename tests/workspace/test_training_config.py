@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.config.trainer_check import read_settings
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import MINIMAL_TRAINING, write_config
@@ -16,7 +15,7 @@ def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceD
         "[checkpoints]\neval_interval = 10\ncheckpoint_save_freq = 20\n"
     )
     config = load_training_config(write_config(workspace, text, kind="training"), workspace)
-    settings = read_settings(config.written)
+    settings = config.settings
     assert (settings.lr, settings.n_samples_per_prompt) == (1e-6, 8)
     assert (settings.rollout_temperature, settings.rollout_top_p) == (1.0, 0.95)
     assert settings.eval_interval == 10

@@ -6,7 +6,7 @@ What is written in the file is kept as it was written: :meth:`EvalConfig.payload
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
 from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.release_checks import read_settings, release_issues
 from osmosis_ai.config.sections import EvaluationSettings, Experiment
 from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
-
-FurtherCheck = Callable[[Mapping[str, Any]], Iterable[Issue]]
-"""Finds fault with a parsed config beyond the rules of all configs."""
 
 __all__ = [
     "EvalConfig",
@@ -46,6 +45,7 @@ class _Config:
     secrets: tuple[str, ...]
     advanced: Mapping[str, Any]
     written: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    doubts: tuple[Issue, ...] = ()
 
     def payload(self) -> dict[str, Any]:
         """Return the body that submits this config: what is written in the file, empty sections left out."""
@@ -63,7 +63,8 @@ class _Config:
 class EvalConfig(_Config):
     """A file of `configs/eval/`.
 
-    ``secrets`` are names, never values; ``written`` holds the sections as parsed.
+    ``secrets`` are names, never values; ``written`` holds the sections as parsed. ``doubts`` is what this release has
+    against a config that breaks no rule of all platforms.
     """
 
     kind: ClassVar[ConfigKind] = EVAL
@@ -73,14 +74,18 @@ class EvalConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(_Config):
-    """A file of `configs/training/`; fields as in :class:`EvalConfig`.
-
-    ``doubts`` is what the further check has against a config that breaks no rule.
-    """
+    """A file of `configs/training/`; fields as in :class:`EvalConfig`."""
 
     kind: ClassVar[ConfigKind] = TRAINING
 
-    doubts: tuple[Issue, ...] = ()
+    @property
+    def settings(self) -> TrainingSettings:
+        """What the trainer of this release runs it with.
+
+        Raises:
+            InvalidConfigError: it would refuse the config, and the ``doubts`` say why.
+        """
+        return read_settings(self.written)
 
 
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
@@ -94,30 +99,14 @@ def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
         InvalidConfigError: with everything that is wrong in it.
         OsmosisError: when the file is elsewhere, missing, unreadable or no TOML.
     """
-    found, document, _ = _read(path, workspace, EVAL)
-    return EvalConfig(
-        **_common_fields(found, document),
-        evaluation=EvaluationSettings(**document.get("evaluation", {})),
-    )
+    document, known = _read(path, workspace, EVAL)
+    return EvalConfig(**known, evaluation=EvaluationSettings(**document.get("evaluation", {})))
 
 
-def load_training_config(
-    path: Path, workspace: WorkspaceDirectory, *, further_check: FurtherCheck = lambda _: ()
-) -> TrainingConfig:
-    """Read and check a config of `configs/training/`.
-
-    Args:
-        path: as of :func:`load_eval_config`.
-        workspace: as of :func:`load_eval_config`.
-        further_check: by itself it refuses nothing: what it finds is added to the report of a config that is wrong
-            by the rules of all configs, and is among the config's ``doubts`` otherwise.
-
-    Raises:
-        InvalidConfigError: with everything that is wrong in it.
-        OsmosisError: as :func:`load_eval_config`.
-    """
-    found, document, doubts = _read(path, workspace, TRAINING, further_check)
-    return TrainingConfig(**_common_fields(found, document), doubts=tuple(doubts))
+def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingConfig:
+    """Read and check a config of `configs/training/`; as :func:`load_eval_config`."""
+    _, known = _read(path, workspace, TRAINING)
+    return TrainingConfig(**known)
 
 
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
@@ -129,20 +118,10 @@ def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Pa
     return entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
 
 
-def _common_fields(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "path": path,
-        "experiment": Experiment(**document["experiment"]),
-        "env": document.get("env", {}),
-        "secrets": tuple(document.get("secrets", {}).get("required", ())),
-        "advanced": document.get("advanced", {}),
-        "written": document,
-    }
-
-
 def _read(
-    path: Path, workspace: WorkspaceDirectory, kind: ConfigKind, further_check: FurtherCheck = lambda _: ()
-) -> tuple[Path, dict[str, Any], list[Issue]]:
+    path: Path, workspace: WorkspaceDirectory, kind: ConfigKind
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sections of a config, and the fields that both kinds have."""
     found = _locate(path, workspace, kind)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
@@ -152,10 +131,18 @@ def _read(
         issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in issues
     ):
         issues += _code_issues(document["experiment"], workspace)
-    further = without_repeats(issues, further_check(document))
+    doubts = without_repeats(issues, release_issues(document, kind))
     if issues:
-        raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *further], text))
-    return found, document, in_file_order(further, text) if further else []
+        raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *doubts], text))
+    return document, {
+        "path": found,
+        "experiment": Experiment(**document["experiment"]),
+        "env": document.get("env", {}),
+        "secrets": tuple(document.get("secrets", {}).get("required", ())),
+        "advanced": document.get("advanced", {}),
+        "written": document,
+        "doubts": tuple(in_file_order(doubts, text)) if doubts else (),
+    }
 
 
 def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:

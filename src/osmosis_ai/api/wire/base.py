@@ -64,14 +64,6 @@ class Page(WireModel):
     next_offset: int | None = None
 
 
-class Issue(WireModel):
-    """One problem in a rejected request."""
-
-    key: str | None = None
-    message: str | None = None
-    key_correction: str | None = None
-
-
 def _object_or_none(value: Any) -> Any:
     return value if isinstance(value, dict) else None
 

@@ -208,30 +208,20 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
 def _load(kind: RunKind, config: Path, workspace: WorkspaceDirectory) -> Config:
     from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
 
-    if kind == "eval":
-        return load_eval_config(config, workspace)
-    from osmosis_ai.config.trainer_check import trainer_issues
-
-    return load_training_config(config, workspace, further_check=trainer_issues)
+    return load_eval_config(config, workspace) if kind == "eval" else load_training_config(config, workspace)
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
-    """Return what the trainer of this release has against the settings; the platform's has the last word."""
-    from osmosis_ai.config.trainer_check import read_settings, unknown_built_in
+    """Return what this release has against the settings; the platform has the last word."""
     from osmosis_ai.inference.catalog import base_model_of
     from osmosis_ai.workspace.config_files import EvalConfig
 
-    if isinstance(config, EvalConfig):
-        unknown = unknown_built_in(config.experiment.model_path)
-        doubts = [unknown] if unknown is not None else []
-    else:
-        doubts = list(config.doubts)
-    if doubts:
-        likely = [f"{_said(issue)}; the platform is likely to refuse it." for issue in doubts]
+    if config.doubts:
+        likely = [f"{_said(issue)}; the platform is likely to refuse it." for issue in config.doubts]
         return likely if verdict is None else []
     if isinstance(config, EvalConfig):
         return []
-    return read_settings(config.written).warnings(base_model_of(config.experiment.model_path))
+    return config.settings.warnings(base_model_of(config.experiment.model_path))
 
 
 def _said(issue: Issue) -> str:

@@ -113,7 +113,6 @@ def estimate_training(
         MissingExtraError: without torch.
         OsmosisError: the config, the size or the GPU is not valid; or the model cannot be sized from here.
     """
-    from osmosis_ai.config.trainer_check import read_settings, trainer_issues
     from osmosis_ai.inference.catalog import base_model_of, served_models
     from osmosis_ai.training import require_train_extra
     from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
@@ -122,14 +121,14 @@ def estimate_training(
     require_train_extra()
     named = _named_device(gpu, gpu_memory)
     workspace = find_workspace(start)
-    loaded = load_training_config(config, workspace, further_check=trainer_issues)
+    loaded = load_training_config(config, workspace)
     if loaded.doubts:
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path = base_model_of(loaded.experiment.model_path)
     return size_training(
         loaded,
-        read_settings(loaded.written),
+        loaded.settings,
         named or _this_machine(built_in=model_path in served_models()),
         model_path,
     )

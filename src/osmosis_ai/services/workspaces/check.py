@@ -182,7 +182,7 @@ class _Check:
         except OsmosisError as error:
             self._add_config_error(shown, error)
             return
-        self._check_model(config, path, shown)
+        self._add_doubts(config, shown)
         self._check_import(config, shown)
         self._find_dataset(config, shown)
 
@@ -208,9 +208,7 @@ class _Check:
 
         if path.is_relative_to(self._workspace.eval_configs_dir):
             return load_eval_config(path, self._workspace)
-        from osmosis_ai.config.trainer_check import trainer_issues
-
-        return load_training_config(path, self._workspace, further_check=trainer_issues)
+        return load_training_config(path, self._workspace)
 
     def _add_config_error(self, shown: str, error: OsmosisError) -> None:
         from osmosis_ai.config.issues import InvalidConfigError
@@ -234,18 +232,8 @@ class _Check:
                 suggestion=issue.suggestion,
             )
 
-    def _check_model(self, config: Config, path: Path, shown: str) -> None:
-        """Check that a built-in model is one, and a training config against the trainer of this release."""
-        from osmosis_ai.config.checks import in_file_order
-        from osmosis_ai.config.trainer_check import unknown_built_in
-        from osmosis_ai.workspace.config_files import EvalConfig
-
-        if isinstance(config, EvalConfig):
-            unknown = unknown_built_in(config.experiment.model_path)
-            if unknown is not None:
-                text = path.read_text(encoding="utf-8-sig")
-                self._add_issues("error", shown, in_file_order([unknown], text))
-            return
+    def _add_doubts(self, config: Config, shown: str) -> None:
+        """Say what this release has against a config; only that there is no such built-in model is certain."""
         for issue in config.doubts:
             if issue.key == "experiment.model_path":
                 self._add_issues("error", shown, [issue])

@@ -1,7 +1,7 @@
-"""What the trainer of this release reads in a training config, and has against it beyond the rules of every platform.
+"""What this release has against a config beyond the rules of every platform, and what its trainer reads in one.
 
-Light: a submit and a platform check every config with it, and load no model. A key of ``[advanced]`` that looks like a
-misspelling of one of ours is a mistake; any other unknown one is for another trainer and has no effect.
+Light: whoever reads a config or a submit checks it with this, and no model is loaded. A key of ``[advanced]`` that
+looks like a misspelling of one of ours is a mistake; any other unknown one is for another trainer and has no effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from osmosis_ai.config.checks import TRAINING, section_issues
+from osmosis_ai.config.checks import TRAINING, ConfigKind, section_issues
 from osmosis_ai.config.issues import InvalidConfigError, Issue
 from osmosis_ai.config.spelling import closest
 from osmosis_ai.config.training import (
@@ -71,15 +71,16 @@ def read_settings(
     return settings
 
 
-def trainer_issues(document: Mapping[str, Any]) -> list[Issue]:
-    """Return everything the trainer would refuse in a config, as far as its text tells."""
+def release_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
+    """Return everything this release would refuse in a config beyond the rules of every platform, by its text."""
     model_path = model_path_of(document)
     unknown = unknown_built_in(model_path) if model_path is not None else None
     found = [unknown] if unknown is not None else []
-    try:
-        read_settings(document)
-    except InvalidConfigError as error:
-        found += error.issues
+    if kind is TRAINING:
+        try:
+            read_settings(document)
+        except InvalidConfigError as error:
+            found += error.issues
     return found
 
 

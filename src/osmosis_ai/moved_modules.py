@@ -153,7 +153,7 @@ MOVED = {
     "training.agreement": "training.objective.logprob_mismatch",
     "training.batches": "training.objective.batches",
     "training.checkpoints": "training.learner.checkpoints",
-    "training.config_check": "config.trainer_check",
+    "training.config_check": "config.release_checks",
     "training.cut_off": "training.runs.truncation",
     "training.data_order": "training.runs.data_order",
     "training.distributed": "training.learner.distributed",

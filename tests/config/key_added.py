@@ -15,6 +15,7 @@ from osmosis_ai.api.wire.runs import EvalRunSubmit, TrainingRunSubmit
 from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.config.reference import commented_keys, key_table, keys_by_section
 from osmosis_ai.config.release_checks import read_settings
+from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.platform.runs.submit import eval_request, training_request
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
 from osmosis_ai.training.runs.run_directory import locked_settings
@@ -111,7 +112,7 @@ def check_platform(kind: str, body: dict, sections: tuple[str, ...]) -> None:
 
 def check_evaluation(loaded) -> None:
     """The engine has it."""
-    assert loaded.evaluation.added_to_evaluation == 5
+    assert EvalRunSpec(loaded.experiment, loaded.evaluation).evaluation.added_to_evaluation == 5
 
 
 def check_trainer(loaded) -> None:

@@ -1,4 +1,4 @@
-"""A config key is declared in one place: adding one is one edit."""
+"""A config key is declared in one place: adding one is one edit, and nothing else lists the keys of a section."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import osmosis_ai
 from osmosis_ai.config.checks import EVAL, TRAINING
+from osmosis_ai.config.reference import SECTIONS
 
 PACKAGE = Path(osmosis_ai.__file__).parent
 ADDED = {
@@ -61,3 +63,39 @@ def test_the_body_of_a_submit_has_a_part_for_every_section() -> None:
 
     for kind, body in ((EVAL, EvalRunSubmit), (TRAINING, TrainingRunSubmit)):
         assert list(body.model_fields) == [*kind.parts, "secrets"]
+
+
+def test_no_key_is_declared_or_listed_a_second_time() -> None:
+    again = [
+        f"{file.relative_to(PACKAGE)}:{line} {section}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if not file.is_relative_to(PACKAGE / "config")
+        for line, section in _declared_again(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert again == []
+
+
+_KEYS = {section: frozenset(model.model_fields) for section, model in SECTIONS.items()}
+# What a run was started with is in many messages about it; they do not say how it is written.
+_REQUIRED = {
+    section: {key for key, field in model.model_fields.items() if field.is_required()}
+    for section, model in SECTIONS.items()
+}
+
+
+def _declared_again(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield where a class has fields named like keys of a section, and where a literal lists all keys of one.
+
+    Two fields are few enough to be those of a part that is told what it needs.
+    """
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
+            names = {field.id for field in fields if isinstance(field, ast.Name)}
+            for section, keys in _KEYS.items():
+                if len(names & keys) >= min(3, len(keys)) and _REQUIRED[section] <= names:
+                    yield node.lineno, section
+        elif isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+            items = node.keys if isinstance(node, ast.Dict) else node.elts
+            listed = {item.value for item in items if isinstance(item, ast.Constant)}
+            yield from ((node.lineno, section) for section, keys in _KEYS.items() if keys <= listed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.sections import EvaluationSettings, Experiment
 from osmosis_ai.evaluation.manifest import run_inputs
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
@@ -24,14 +26,21 @@ def record(row: int = 0, run: int = 0, **changes: Any) -> TerminalRecord:
     return TerminalRecord(**{**known, **changes})
 
 
-def spec(**changes: Any) -> EvalRunSpec:
-    known: dict[str, Any] = {
-        "rollout_name": "multiply",
+def spec(
+    *, env: Mapping[str, str] | None = None, secret_names: tuple[str, ...] = (), **changes: Any
+) -> EvalRunSpec:
+    """Return a specification with keys of its config's sections changed."""
+    experiment: dict[str, Any] = {
+        "rollout": "multiply",
         "entrypoint": "main.py",
         "model_path": "openai/stand-in",
-        "dataset_name": "multiply",
+        "dataset": "multiply",
     }
-    return EvalRunSpec(**{**known, **changes})
+    settings = {key: value for key, value in changes.items() if key in EvaluationSettings.model_fields}
+    experiment |= {key: value for key, value in changes.items() if key not in settings}
+    return EvalRunSpec(
+        Experiment(**experiment), EvaluationSettings(**settings), env=env or {}, secret_names=secret_names
+    )
 
 
 def dataset(path: Path = Path("multiply.jsonl"), sha256: str = "d1") -> DatasetInput:

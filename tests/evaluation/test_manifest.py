@@ -40,7 +40,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
         (inputs(source="s2"), "rollout"),
         (inputs(env={"A": "1"}), "env"),
         (inputs(secret_names=("KEY",)), "secret_names"),
-        (inputs(agent_timeout_sec=5.0), "timeouts"),
+        (inputs(agent_workflow_timeout_s=5.0), "timeouts"),
         (inputs(seed=1), "seed"),
     ],
 )
@@ -58,14 +58,14 @@ def test_resume_names_every_changed_input() -> None:
 
 
 def test_resume_tells_what_an_input_was_and_what_it_is_now_but_no_variables_value() -> None:
-    before = inputs(env={"A": "1", "B": "key-one"}, agent_timeout_sec=5.0, secret_names=("KEY",))
+    before = inputs(env={"A": "1", "B": "key-one"}, agent_workflow_timeout_s=5.0, secret_names=("KEY",))
     now = inputs(
         rows="0-2",
         source="s2",
         seed=3,
         env={"B": "key-two", "C": "3"},
         secret_names=(),
-        grader_timeout_sec=1.5,
+        grader_timeout_s=1.5,
     )
     with pytest.raises(ResumeRefusedError) as refused:
         Manifest.new("first", before, {}).require_equal_inputs(now)

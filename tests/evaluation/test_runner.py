@@ -86,7 +86,7 @@ class World:
 
         return EvalRunner(
             spec=spec(
-                **{"rollout_name": "test", "agent_timeout_sec": 20.0, "grader_timeout_sec": 5.0, **changed}
+                **{"rollout": "test", "agent_workflow_timeout_s": 20.0, "grader_timeout_s": 5.0, **changed}
             ),
             options=EvalRunOptions(**{"name": "run", **(options or {})}),
             dataset=DatasetInput(self.rows, "rows", file_digest(self.rows), "explicit"),
@@ -183,7 +183,7 @@ async def test_every_model_call_carries_its_seed_and_the_agents_words(world: Wor
 async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world: World) -> None:
     said = ["raise", "number", "hang", "no reward", "nan", "slow grader", "remove", "right"]
     write_rows(world.rows, said)
-    summary = await world.run(agent_timeout_sec=2.0, grader_timeout_sec=1.0)
+    summary = await world.run(agent_workflow_timeout_s=2.0, grader_timeout_s=1.0)
 
     by_prompt = {said[record["row_index"]]: record for record in world.records()}
     found = {

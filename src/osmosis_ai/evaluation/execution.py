@@ -129,7 +129,7 @@ class Execution:
             self._hooks.stage("preparing the rollout's environment")
             environment, make_server = await prepare_server(
                 job.rollout_dir,
-                job.spec.entrypoint,
+                job.spec.experiment.entrypoint,
                 environ=job.environ,
                 variables=job.spec.env,
                 secret_values=self._secret_values,
@@ -166,12 +166,12 @@ class Execution:
         from osmosis_ai.llm.client import ModelClient
 
         job = self._job
-        self._hooks.stage(f"checking the model {job.spec.model_path}")
+        self._hooks.stage(f"checking the model {job.spec.experiment.model_path}")
         variables = {**job.environ, **job.spec.env, **self._secret_values}
         endpoint = await stack.enter_async_context(self._open_model(variables, self._halt_for_fault))
         if endpoint.api_key:
             self._state.redact.add([endpoint.api_key])
-        ceiling = max(_MODEL_CALLS_CEILING, job.options.max_in_flight or job.spec.batch_size or 0)
+        ceiling = max(_MODEL_CALLS_CEILING, job.options.max_in_flight or job.spec.evaluation.batch_size or 0)
         client = await stack.enter_async_context(ModelClient(endpoint, max_connections=ceiling))
         await client.preflight()
         self._log(
@@ -206,7 +206,9 @@ class Execution:
     def _limit(self, capacity: int | None) -> int:
         """Return how many rollouts run at once."""
         asked, count = self._job.options.max_in_flight, self._state.ledger.open_count
-        limit = choose_limit(max_in_flight=asked, batch_size=self._job.spec.batch_size, capacity=capacity)
+        limit = choose_limit(
+            max_in_flight=asked, batch_size=self._job.spec.evaluation.batch_size, capacity=capacity
+        )
         if (asked or 0) > limit:
             self._hooks.note(
                 f"the rollout's server takes {limit} rollouts at once; `--max-in-flight` cannot raise that."

@@ -149,19 +149,19 @@ def run_inputs(
 ) -> dict[str, Any]:
     """Return the inputs of a run as they are locked."""
     return {
-        "model_path": spec.model_path,
+        "model_path": spec.experiment.model_path,
         "dataset": {"sha256": dataset.sha256, "selected_source_rows": selected_rows},
-        "n": spec.n,
+        "n": spec.evaluation.n,
         "rollout": {
-            "name": spec.rollout_name,
-            "entrypoint": spec.entrypoint,
+            "name": spec.experiment.rollout,
+            "entrypoint": spec.experiment.entrypoint,
             "source_digest": source_digest,
         },
         "env": dict(sorted(spec.env.items())),
         "secret_names": sorted(spec.secret_names),
         "timeouts": {
-            "agent_timeout_sec": spec.agent_timeout_sec,
-            "grader_timeout_sec": spec.grader_timeout_sec,
+            "agent_timeout_sec": spec.evaluation.agent_workflow_timeout_s,
+            "grader_timeout_sec": spec.evaluation.grader_timeout_s,
         },
         "seed": seed,
         "versions": dict(VERSIONS),

@@ -116,7 +116,7 @@ class EvalRunner:
                 self._hooks.note(warning)
             pending = ledger.open_count
             if pending and not await self._hooks.confirm_dispatch(
-                pending=pending, model_path=self._spec.model_path
+                pending=pending, model_path=self._spec.experiment.model_path
             ):
                 return None
             secret_values = self._hooks.resolve_secrets(self._spec.secret_names) if pending else {}
@@ -145,7 +145,7 @@ class EvalRunner:
 
     def _replay_ledger(self, opened: OpenedRun) -> Ledger:
         """Learn what is left, before anything is written."""
-        ledger = Ledger(len(self._selection), self._spec.n)
+        ledger = Ledger(len(self._selection), self._spec.evaluation.n)
         if opened.manifest is not None and opened.directory.events.exists():
             from osmosis_ai.evaluation.journal import replay
 
@@ -168,7 +168,7 @@ class EvalRunner:
         if opened.manifest is None or not directory.events.exists():
             self._hooks.note(f"`{opened.name}` has no journal yet: there is nothing to salvage.")
             return
-        ledger = Ledger(len(self._selection), self._spec.n)
+        ledger = Ledger(len(self._selection), self._spec.evaluation.n)
         try:
             found = salvage(directory.events, lambda each: ledger.holds(each.row_index, each.run_index))
         except OSError as error:
@@ -184,10 +184,10 @@ class EvalRunner:
         return RunPlan(
             run_name=opened.name,
             run_dir=opened.directory.path,
-            model_path=self._spec.model_path,
+            model_path=self._spec.experiment.model_path,
             rows=len(self._selection),
             rows_in_file=self._selection.total_rows,
-            n=self._spec.n,
+            n=self._spec.evaluation.n,
             total=len(ledger),
             pending=ledger.open_count,
             resumed=len(ledger) - ledger.open_count,
@@ -210,7 +210,7 @@ class EvalRunner:
     def _grader_digest(self) -> str:
         return grader_digest(
             self._rollout_dir,
-            grader_timeout_s=self._spec.grader_timeout_sec,
+            grader_timeout_s=self._spec.evaluation.grader_timeout_s,
             env=self._spec.env,
             output_root=self._output_root,
         )
@@ -284,22 +284,22 @@ class _Session:
 
     def _replay(self, journal: Journal, log: RunLog) -> RunState:
         job, spec = self._job, self._job.spec
-        ledger = Ledger(len(job.selection), spec.n)
+        ledger = Ledger(len(job.selection), spec.evaluation.n)
         earlier = (job.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
         spending = Spending(job.options.budget, earlier_s=earlier / 1000)
         state = RunState(
             ledger=ledger,
             metrics=MetricsAccumulator(
                 rows=len(job.selection),
-                n=spec.n,
-                pass_threshold=spec.pass_threshold,
+                n=spec.evaluation.n,
+                pass_threshold=spec.evaluation.pass_threshold,
                 clusters=job.copies.clusters(),
             ),
             spending=spending,
             projector=Projector(job.directory, ledger, log),
             log=log,
             redact=self._redact,
-            pass_threshold=spec.pass_threshold,
+            pass_threshold=spec.evaluation.pass_threshold,
         )
         state.replay(journal)
         if job.options.retry_failed:
@@ -365,7 +365,9 @@ class _Session:
     def _write_snapshots(self, status: str) -> None:
         job, state = self._job, self._state
         job.directory.write_progress(
-            sampled_rows=len(job.selection), n=job.spec.n, total_dataset_rows=job.selection.total_rows
+            sampled_rows=len(job.selection),
+            n=job.spec.evaluation.n,
+            total_dataset_rows=job.selection.total_rows,
         )
         job.directory.write_index(
             state.ledger, resumed_before=self._resumed_before, has_trajectory=state.projector.has_trajectory

@@ -1,13 +1,12 @@
 """What a run is (its specification) and how this invocation wants it run (its options).
 
-Invariant: an :class:`EvalRunSpec` that exists is valid. The specification decides the results and
+Invariant: an :class:`EvalRunSpec` that exists is valid, as the sections of a config are. It decides the results and
 locks a resume, save for what only reads them (``pass_threshold``) or paces them (``batch_size``);
 the options never change a result.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,99 +20,28 @@ from osmosis_ai.evaluation.run_name import check_run_name
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
 
-RESERVED_ENV_PREFIX = "_OSMOSIS_"
-
 
 @dataclass(frozen=True)
 class EvalRunSpec:
-    """One evaluation: which agent, which policy, which data, how many attempts.
+    """One evaluation, in the words of its config: which agent, which policy, which data, how many attempts.
 
-    Args:
-        n: attempts on each row.
-        batch_size: wished number of rollouts in flight.
-        pass_threshold: a sample passes at this reward or above.
-        agent_timeout_sec, grader_timeout_sec: seconds; None is unbounded.
+    Attributes:
+        experiment: what it pins of the code is recorded only.
+        evaluation: how much is evaluated, and what passes.
         env: variables of the rollout's server.
         secret_names: variables whose values come from the user's environment.
-        branch, commit_sha: what the config pins; recorded only.
-
-    Raises:
-        OsmosisError: when a value could not be run; the message names every such field.
     """
 
-    rollout_name: str
-    entrypoint: str
-    model_path: str
-    dataset_name: str
-    n: int = 1
-    batch_size: int | None = None
-    pass_threshold: float = 1.0
-    agent_timeout_sec: float | None = None
-    grader_timeout_sec: float | None = None
+    experiment: Experiment
+    evaluation: EvaluationSettings
     env: Mapping[str, str] = field(default_factory=dict)
     secret_names: tuple[str, ...] = ()
-    branch: str | None = None
-    commit_sha: str | None = None
-
-    def __post_init__(self) -> None:
-        problems = [
-            *(
-                f"`{name}` must be a non-empty string"
-                for name in ("rollout_name", "entrypoint", "model_path", "dataset_name")
-                if not isinstance(value := getattr(self, name), str) or not value.strip()
-            ),
-            *_whole("n", self.n, required=True),
-            *_whole("batch_size", self.batch_size),
-            *_finite("pass_threshold", self.pass_threshold),
-            *_timeout("agent_timeout_sec", self.agent_timeout_sec),
-            *_timeout("grader_timeout_sec", self.grader_timeout_sec),
-            *(
-                f"`{name}` starts with `{RESERVED_ENV_PREFIX}`, which is reserved"
-                for name in (*self.env, *self.secret_names)
-                if name.startswith(RESERVED_ENV_PREFIX)
-            ),
-            *(f"`{name}` is both in `env` and a secret" for name in self.secret_names if name in self.env),
-        ]
-        if problems:
-            raise OsmosisError(
-                "this evaluation cannot be run:\n" + "\n".join(f"  - {problem}" for problem in problems)
-            )
-
-    @classmethod
-    def of_config(
-        cls,
-        experiment: Experiment,
-        settings: EvaluationSettings,
-        *,
-        env: Mapping[str, str],
-        secret_names: tuple[str, ...],
-        commit_sha: str | None,
-    ) -> EvalRunSpec:
-        """Return what the sections of a config ask for, wherever it is to run.
-
-        Raises:
-            OsmosisError: a value could not be run; the message names every such field.
-        """
-        return cls(
-            rollout_name=experiment.rollout,
-            entrypoint=experiment.entrypoint,
-            model_path=experiment.model_path,
-            dataset_name=experiment.dataset,
-            n=settings.n,
-            batch_size=settings.batch_size,
-            pass_threshold=settings.pass_threshold,
-            agent_timeout_sec=settings.agent_workflow_timeout_s,
-            grader_timeout_sec=settings.grader_timeout_s,
-            env=env,
-            secret_names=secret_names,
-            branch=experiment.branch,
-            commit_sha=commit_sha,
-        )
 
     @property
     def timeouts(self) -> AttemptTimeouts:
         """What each attempt may take."""
-        return AttemptTimeouts(self.agent_timeout_sec, self.grader_timeout_sec)
+        settings = self.evaluation
+        return AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -176,20 +104,11 @@ class DatasetInput:
     source: str
 
 
-def _whole(name: str, value: Any, *, required: bool = False) -> list[str]:
-    if value is None and not required:
+def _whole(name: str, value: Any) -> list[str]:
+    if value is None:
         return []
     return (
         []
         if type(value) is int and value > 0
         else [f"`{name}` must be a whole number above 0, not {value!r}"]
     )
-
-
-def _finite(name: str, value: Any) -> list[str]:
-    fits = type(value) in (int, float) and math.isfinite(value)
-    return [] if fits else [f"`{name}` must be a finite number, not {value!r}"]
-
-
-def _timeout(name: str, value: Any) -> list[str]:
-    return [] if value is None else _finite(name, value)

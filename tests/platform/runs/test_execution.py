@@ -21,11 +21,12 @@ from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
+from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROLLOUT,
@@ -127,7 +128,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     assert detail["eval_run"]["status"] == "finished", detail
 
     local = EvalRunner(
-        spec=EvalRunSpec("multiply", "main.py", "osmosis/tiny", "multiply", n=2, batch_size=4),
+        spec=spec(model_path="osmosis/tiny", n=2, batch_size=4),
         options=EvalRunOptions(name="local"),
         dataset=DatasetInput(ROWS, "multiply", file_digest(ROWS), "workspace"),
         selection=select_rows(200, limit=3, rows=None),

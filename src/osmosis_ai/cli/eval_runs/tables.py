@@ -32,18 +32,18 @@ def plan(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
     spec, request = prepared.spec, prepared.request
     rows: list[Row] = [
         ("Run", f"{plan.run_name} (continued)" if plan.continued else plan.run_name),
-        ("Rollout", spec.rollout_name),
-        ("Entrypoint", spec.entrypoint),
-        ("Model", spec.model_path),
-        ("Dataset", f"{spec.dataset_name} ({shown_path(prepared.dataset.path)})"),
+        ("Rollout", spec.experiment.rollout),
+        ("Entrypoint", spec.experiment.entrypoint),
+        ("Model", spec.experiment.model_path),
+        ("Dataset", f"{spec.experiment.dataset} ({shown_path(prepared.dataset.path)})"),
         ("Rows", _rows(prepared)),
-        ("Runs Per Row", spec.n),
+        ("Runs Per Row", spec.evaluation.n),
         ("Work Items", _work_items(plan)),
         ("Seed", request.seed),
         ("Output", shown_path(plan.run_dir)),
     ]
-    if spec.branch or spec.commit_sha:
-        rows.insert(5, ("Branch/Commit", spec.branch or spec.commit_sha))
+    if spec.experiment.branch or spec.experiment.commit_sha:
+        rows.insert(5, ("Branch/Commit", spec.experiment.branch or spec.experiment.commit_sha))
     return Table(columns=("", ""), rows=rows, title="Local Evaluation")
 
 

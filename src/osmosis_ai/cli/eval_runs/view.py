@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 
-_SETTINGS = ("limit", "n", "batch_size", "pass_threshold", "agent_workflow_timeout_s", "grader_timeout_s")
-
 
 class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     """Rows, attempts and rates."""
@@ -83,8 +81,11 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         yield "Tokens Used", formats.count(described.summary.get("total_tokens"))
 
     def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
-        others = sorted(key for key in config if key not in _SETTINGS and key != "model_path")
-        return (f"{key}={config[key]}" for key in (*_SETTINGS, *others) if config.get(key) is not None)
+        from osmosis_ai.config.sections import EvaluationSettings
+
+        known = EvaluationSettings.model_fields
+        others = sorted(key for key in config if key not in known and key != "model_path")
+        return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
     def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
         """Yield the results where there is no fuller table of them."""

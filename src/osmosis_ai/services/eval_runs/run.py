@@ -105,15 +105,9 @@ def prepare_eval_run(
 
     workspace = find_workspace(start)
     config = load_eval_config(request.config, workspace)
-    spec = EvalRunSpec.of_config(
-        config.experiment,
-        config.evaluation,
-        env=config.env,
-        secret_names=config.secrets,
-        commit_sha=config.experiment.commit_sha,
-    )
+    spec = EvalRunSpec(config.experiment, config.evaluation, env=config.env, secret_names=config.secrets)
     entrypoint_path(workspace, config.experiment)
-    served = spec.model_path in served_models()
+    served = spec.experiment.model_path in served_models()
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
     selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
@@ -125,7 +119,7 @@ def prepare_eval_run(
         spec=spec,
         dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
         selection=selection,
-        rollout_dir=rollout_directory(workspace, spec.rollout_name),
+        rollout_dir=rollout_directory(workspace, spec.experiment.rollout),
         output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
         provenance=provenance,
         origin=_origin(workspace),
@@ -166,7 +160,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         rollout_dir=prepared.rollout_dir,
         output_root=prepared.output_root,
         hooks=hooks,
-        open_model=lambda env, lost: open_policy(prepared.spec.model_path, env, lost),
+        open_model=lambda env, lost: open_policy(prepared.spec.experiment.model_path, env, lost),
         provenance=prepared.provenance,
         config_stem=prepared.config.path.stem,
     )
@@ -233,7 +227,9 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         return
     env = {**os.environ, **spec.env, **(request.secret_values or {})}
     try:
-        endpoint = resolve_model(spec.model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+        endpoint = resolve_model(
+            spec.experiment.model_path, env, served=dict.fromkeys(served_models(), ("", None))
+        )
     except OsmosisError as error:
         if error.details.get("missing_variable") in spec.secret_names:
             return  # it will be asked for
@@ -241,7 +237,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
     limited = request.budget is not None and request.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{spec.model_path}`, and it is not known.",
+            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, and it is not known.",
             hint="limit the run with `--max-tokens` or `--max-time` instead",
         )
 

@@ -68,9 +68,8 @@ class EvalRequest(RunRequest):
 
     def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
         """Return what the engine runs."""
-        return EvalRunSpec.of_config(
-            self.experiment, self.evaluation, env=self.env, secret_names=self.secrets, commit_sha=commit_sha
-        )
+        experiment = self.experiment.model_copy(update={"commit_sha": commit_sha})
+        return EvalRunSpec(experiment, self.evaluation, env=self.env, secret_names=self.secrets)
 
 
 def parse_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:

@@ -46,8 +46,8 @@ def test_fixing_creates_what_is_missing_so_that_git_keeps_it(tmp_path: Path) -> 
     assert doctor.fix(root).fixed == ()
 
 
-def test_the_guides_of_this_repository_are_those_that_the_doctor_writes() -> None:
-    for name in GUIDES:
+def test_the_guides_of_this_repositorys_workspace_are_those_that_the_doctor_writes() -> None:
+    for name in set(GUIDES) - {"AGENTS.md"}:  # which is about the code of Osmosis here
         assert (REPOSITORY / name).read_text() == doctor.guide_text(name)
 
 

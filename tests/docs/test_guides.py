@@ -1,0 +1,72 @@
+"""What the pages for the next developer name exists: files, make targets, and nothing that was renamed since."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCE = REPOSITORY / "src" / "osmosis_ai"
+PAGES = [
+    REPOSITORY / name
+    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "README.md")
+] + sorted((REPOSITORY / "docs" / "design").glob("*.md"))
+# A path has a slash and ends in a file's kind or in a slash; a placeholder such as `<name>` makes it none of ours.
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|toml|yml|sh))")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+# Of a workspace or of a run, not of this repository.
+ELSEWHERE = re.compile(
+    r"(?:blobs|git|keys|runs|trajectories|artifacts|rollout_trials|served_adapters|checkpoints)/"
+)
+
+
+def names(page: Path) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for quoted in re.findall(r"`([^`\n]+)`", text):
+        if PATH.fullmatch(quoted) and not ELSEWHERE.fullmatch(quoted):
+            yield quoted
+
+
+def is_there(name: str) -> bool:
+    return (REPOSITORY / name).exists() or (SOURCE / name).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    assert [name for name in names(page) if not is_there(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_walks_name_files_and_not_only_folders() -> None:
+    walked = [name for name in names(REPOSITORY / "ARCHITECTURE.md") if name.endswith(".py")]
+    assert len(set(walked)) > 60
+
+
+def test_every_package_has_its_layer() -> None:
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    layers = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Layers")[2]
+    assert packages <= set(re.findall(r"`(\w+)`", layers.partition("\n## ")[0]))
+
+
+def test_the_workflow_calls_targets_of_the_makefile_on_every_supported_python() -> None:
+    workflow = yaml.safe_load(
+        (REPOSITORY / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    )
+    targets = set(
+        re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert commands
+    assert {command.removeprefix("make ") for command in commands} <= targets
+    declared = re.findall(r"Python :: (3\.\d+)", (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["unit"]["strategy"]["matrix"]["python"] == declared
+    assert workflow["jobs"]["soak"]["env"]["SOAK"] == "1"

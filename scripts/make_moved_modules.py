@@ -24,6 +24,8 @@ _BETWEEN = re.compile(r"(?<=# <table>\n).*?(?=    # </table>)", re.DOTALL)
 
 # Modules whose content went into others: old path -> where the names of it are today.
 FOLDED: dict[str, str] = {
+    "rubric.findings": "rubric.trust",
+    "services.metrics_export": "services.training_runs.info",
     "cli.root_help": "cli.registry",
     "cli.listing": "cli.connection",
     "cli.output.sparkline": "cli.output.chart",

@@ -48,8 +48,7 @@ def eval_rubric(
     """
     from osmosis_ai.cli.rubric.eval_rubric import conclude, judge, resource
     from osmosis_ai.errors import OsmosisError
-    from osmosis_ai.services.rubric.eval_rubric import RubricRequest
-    from osmosis_ai.services.rubric.inputs import require_configured
+    from osmosis_ai.services.rubric.inputs import RubricRequest, require_configured
 
     if not rubric.strip():
         raise OsmosisError("Rubric identifier cannot be empty.")

@@ -12,7 +12,8 @@ from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.rubric.eval_rubric import PreparedRubric, RubricOutcome, RubricRequest
+    from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
+    from osmosis_ai.services.rubric.inputs import PreparedRubric, RubricRequest
 
 JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Pace and seeds", "Budget"
 SHOWN_RECORDS = 20
@@ -135,7 +136,7 @@ def rubric(
     """
     from osmosis_ai.cli.options import parse_duration
     from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.services.rubric.eval_rubric import RubricRequest
+    from osmosis_ai.services.rubric.inputs import RubricRequest
 
     if api_key is not None:
         current().warn(

@@ -71,7 +71,7 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
     def save(
         self, context: PlatformContext, described: DescribedTraining, output: str | None
     ) -> tuple[Path | None, str | None]:
-        from osmosis_ai.services.training_runs.metrics_export import save_metrics
+        from osmosis_ai.services.training_runs.info import save_metrics
 
         return save_metrics(described, context.workspace, output)
 

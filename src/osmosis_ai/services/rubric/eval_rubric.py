@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.rubric.inputs import (
     ChosenRubric,
-    OutputPlan,
+    PreparedRubric,
+    RubricRequest,
     check_bounds,
     choose_judges,
     choose_rubric,
@@ -29,73 +30,13 @@ from osmosis_ai.services.rubric.inputs import (
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
-    from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.rubric.baseline import Baseline
+    from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession
     from osmosis_ai.rubric.session_hooks import SessionHooks
     from osmosis_ai.rubric.session_result import SessionResult
     from osmosis_ai.rubric.session_spec import SessionSpec
     from osmosis_ai.rubric.trust import TrustReport
-
-
-@dataclass(frozen=True)
-class RubricRequest:
-    """What the user asked for.
-
-    Attributes:
-        data: JSON Lines.
-        rubric: the text, ``@file``, or the id of a rubric in a YAML file.
-        config: that YAML file; discovered when None.
-        models: the judges, as LiteLLM names them; those of the rubric's ``model_info`` when empty.
-        number: calls per record and judge.
-        output: a file or a directory, as typed; the cache directory when None.
-        api_base: an OpenAI-compatible endpoint for every judge.
-        score_min, score_max: the scale; the rubric's own, else 0 to 1, when None.
-        swap: reverse the order of the quoted texts in every other call, to measure position bias.
-        classic: read records and write results as `osmosis eval-rubric` does.
-    """
-
-    data: Path
-    rubric: str
-    config: Path | None = None
-    models: tuple[str, ...] = ()
-    number: int = 1
-    output: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    api_base: str | None = None
-    timeout_s: float | None = None
-    score_min: float | None = None
-    score_max: float | None = None
-    report: Path | None = None
-    baseline: Path | None = None
-    resume: bool = False
-    seed: int = 0
-    swap: bool = False
-    concurrency: int | None = None
-    budget: Budget | None = None
-    classic: bool = False
-
-
-@dataclass(frozen=True)
-class PreparedRubric:
-    """A session whose inputs have been found, read and checked.
-
-    Attributes:
-        model_shown, provider_shown: the judges as the user named them.
-        notes: what the user should know before it starts.
-    """
-
-    request: RubricRequest
-    chosen: ChosenRubric
-    spec: SessionSpec
-    index: RecordIndex
-    output: OutputPlan
-    report: Path | None
-    baseline: Baseline | None
-    model_shown: str
-    provider_shown: str
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -145,7 +86,7 @@ def prepare_rubric(
     from osmosis_ai.rubric.baseline import read_baseline
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.records import RecordRules, require_file
-    from osmosis_ai.rubric.session_spec import RUNS_PER_SEED, SessionSpec
+    from osmosis_ai.rubric.session_spec import RUNS_PER_SEED
 
     if request.number < 1:
         raise OsmosisError("--number must be at least 1.")
@@ -153,7 +94,6 @@ def prepare_rubric(
         raise OsmosisError(f"--number must be at most {RUNS_PER_SEED}.")
     require_file(request.data, "Data path")
     chosen = choose_rubric(request.rubric, request.config, request.data, need_model=not request.models)
-    info = chosen.model_info
     bounds = check_bounds(request.score_min, request.score_max, chosen)
     judges = choose_judges(request, chosen, os.environ if env is None else env)
     require_prices(judges, request.budget)
@@ -167,20 +107,7 @@ def prepare_rubric(
     report = plan_report(request.report)
     output = plan_output(request.output, chosen.rubric_id, classic=request.classic)
     require_apart(written=[output.path, report], read=[request.data, chosen.config_path, request.baseline])
-    spec = SessionSpec(
-        rubric_id=chosen.rubric_id,
-        rubric=chosen.text,
-        judges=judges,
-        runs=request.number,
-        bounds=bounds,
-        system_prompts=tuple(chosen.system_prompt for _ in judges),
-        original_input=(chosen.config.original_input if chosen.config else None)
-        or info.get("original_input"),
-        ground_truth=chosen.config.ground_truth if chosen.config else None,
-        keep_raw=request.classic,
-        seed=request.seed,
-        swap=request.swap,
-    )
+    spec = _session_spec(request, chosen, judges, bounds)
     if request.swap:
         require_swappable(spec, index)
     return PreparedRubric(
@@ -191,9 +118,30 @@ def prepare_rubric(
         output=output,
         report=report,
         baseline=baseline,
-        model_shown=", ".join(request.models) or str(info.get("model") or "<unspecified>"),
+        model_shown=", ".join(request.models) or str(chosen.model_info.get("model") or "<unspecified>"),
         provider_shown=", ".join(dict.fromkeys(judge.provider for judge in judges)),
         notes=tuple(_notes(chosen, index)),
+    )
+
+
+def _session_spec(
+    request: RubricRequest, chosen: ChosenRubric, judges: tuple[JudgeModel, ...], bounds: tuple[float, float]
+) -> SessionSpec:
+    from osmosis_ai.rubric.session_spec import SessionSpec
+
+    config = chosen.config
+    return SessionSpec(
+        rubric_id=chosen.rubric_id,
+        rubric=chosen.text,
+        judges=judges,
+        runs=request.number,
+        bounds=bounds,
+        system_prompts=tuple(chosen.system_prompt for _ in judges),
+        original_input=(config.original_input if config else None) or chosen.model_info.get("original_input"),
+        ground_truth=config.ground_truth if config else None,
+        keep_raw=request.classic,
+        seed=request.seed,
+        swap=request.swap,
     )
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,11 @@ from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.rubric.baseline import Baseline
     from osmosis_ai.rubric.config import RubricConfig
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session_spec import SessionSpec
-    from osmosis_ai.services.rubric.eval_rubric import RubricRequest
 
 _ID_LIKE = re.compile(r"[\w.-]+")
 _FILE_NAME = "rubric_eval_result.json"
@@ -32,6 +32,44 @@ _ELSEWHERE = "name another place with `--output` or `--report`"
 
 class JudgeRequiredError(OsmosisError):
     """Nobody was named to judge."""
+
+
+@dataclass(frozen=True)
+class RubricRequest:
+    """What the user asked for.
+
+    Attributes:
+        data: JSON Lines.
+        rubric: the text, ``@file``, or the id of a rubric in a YAML file.
+        config: that YAML file; discovered when None.
+        models: the judges, as LiteLLM names them; those of the rubric's ``model_info`` when empty.
+        number: calls per record and judge.
+        output: a file or a directory, as typed; the cache directory when None.
+        api_base: an OpenAI-compatible endpoint for every judge.
+        score_min, score_max: the scale; the rubric's own, else 0 to 1, when None.
+        swap: reverse the order of the quoted texts in every other call, to measure position bias.
+        classic: read records and write results as `osmosis eval-rubric` does.
+    """
+
+    data: Path
+    rubric: str
+    config: Path | None = None
+    models: tuple[str, ...] = ()
+    number: int = 1
+    output: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_base: str | None = None
+    timeout_s: float | None = None
+    score_min: float | None = None
+    score_max: float | None = None
+    report: Path | None = None
+    baseline: Path | None = None
+    resume: bool = False
+    seed: int = 0
+    swap: bool = False
+    concurrency: int | None = None
+    budget: Budget | None = None
+    classic: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +120,27 @@ class OutputPlan:
     path: Path
     fixed: bool
     asked: bool
+
+
+@dataclass(frozen=True)
+class PreparedRubric:
+    """A session whose inputs have been found, read and checked.
+
+    Attributes:
+        model_shown, provider_shown: the judges as the user named them.
+        notes: what the user should know before it starts.
+    """
+
+    request: RubricRequest
+    chosen: ChosenRubric
+    spec: SessionSpec
+    index: RecordIndex
+    output: OutputPlan
+    report: Path | None
+    baseline: Baseline | None
+    model_shown: str
+    provider_shown: str
+    notes: tuple[str, ...]
 
 
 def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: bool) -> ChosenRubric:

@@ -13,7 +13,7 @@ from osmosis_ai.rubric.session_result import SessionResult, counts, usage
 if TYPE_CHECKING:
     from osmosis_ai.rubric.report import ReportRecord
     from osmosis_ai.rubric.trust import TrustReport
-    from osmosis_ai.services.rubric.eval_rubric import PreparedRubric
+    from osmosis_ai.services.rubric.inputs import PreparedRubric
 
 
 def write_results(

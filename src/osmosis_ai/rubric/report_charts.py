@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import TrustEstimate as Chart
+    from plotly.graph_objects import Figure as Chart
 
     from osmosis_ai.rubric.calibration import Calibration
     from osmosis_ai.rubric.estimate import TrustEstimate
@@ -109,7 +109,7 @@ def _reliability(trust: TrustReport) -> Chart | None:
         measures[2][1].append(("panel", trust.panel.absolute.average))
     if all(figure.value is None for _, rows in measures for _, figure in rows):
         return None
-    from plotly.graph_objects import TrustEstimate as Chart
+    from plotly.graph_objects import Figure as Chart
 
     chart = Chart()
     names = [_broken(name) for name, _ in measures[0][1]]
@@ -156,7 +156,7 @@ def _agreement(trust: TrustReport) -> Chart | None:
     """Return how each two judges correlate, as a square of numbers."""
     if trust.panel is None:
         return None
-    from plotly.graph_objects import TrustEstimate as Chart
+    from plotly.graph_objects import Figure as Chart
 
     names = [judge.model for judge in trust.judges]
     found = {(pair.first, pair.second): pair.pearson.value for pair in trust.panel.pairs}
@@ -203,7 +203,7 @@ def _calibration(trust: TrustReport) -> Chart | None:
         judged.append(("panel", trust.consensus_calibration))
     if not any(calibration.bins for _, calibration in judged):
         return None
-    from plotly.graph_objects import TrustEstimate as Chart
+    from plotly.graph_objects import Figure as Chart
 
     low, high = trust.score_min, trust.score_max
     chart = Chart()

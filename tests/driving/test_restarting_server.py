@@ -1,47 +1,60 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.driving.restarting_server import (
-    MAX_RESTARTS,
     AttemptLostError,
     RestartingRolloutServer,
-    RolloutServerDiedError,
 )
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.driving.server_process import MAX_RESTARTS
+from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
 
 
-class FakeServer:
-    def __init__(self, number: int, *, starts: bool = True) -> None:
-        self.number = number
-        self.capacity: int | None = 8
+class FakeServer(Service):
+    """A server without a process, which starts, or not, as it is told each time."""
+
+    capacity = 8
+
+    def __init__(self, *starts: bool) -> None:
+        super().__init__(ServiceSpec("the rollout server", [], {}, Path(), restarts=MAX_RESTARTS))
+        self.starts = 0
         self.stopped = False
-        self._starts = starts
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._will = iter(starts)
+        self._died: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
 
     @property
     def base_url(self) -> str:
-        return f"http://server-{self.number}"
+        return f"http://server-{self.starts}"
 
     async def start(self) -> None:
-        if not self._starts:
-            raise OsmosisError("the rollout server ended before it was ready")
+        self.starts += 1
+        self.stopped = False
+        self._died = asyncio.get_running_loop().create_future()
+        if next(self._will, True):
+            self.answer = {}
+        else:
+            self.die("ended before it was ready")
+            raise self._died.result()
 
-    async def death(self) -> OsmosisError:
-        status = await asyncio.shield(self._exit)
-        return OsmosisError(f"the rollout server ended (exit status {status}).\nTraceback")
+    async def death(self) -> ServiceError:
+        return await asyncio.shield(self._died)
+
+    def failure(self) -> ServiceError | None:
+        return self._died.result() if self._died.done() else None
 
     async def stop(self) -> None:
+        self.answer = None
         self.stopped = True
 
-    def die(self) -> None:
-        self._exit.set_result(1)
+    def die(self, how: str = "ended (exit status 1)") -> None:
+        self._died.set_result(ServiceError(f"the rollout server {how}.\nTraceback", "ended", 1))
 
 
 class FakeDriver:
@@ -65,22 +78,13 @@ class FakeDriver:
 
 
 class World:
-    def __init__(self, *, starts: tuple[bool, ...] = (), error: Exception | None = None) -> None:
-        self.servers: list[FakeServer] = []
+    def __init__(self, *starts: bool, error: Exception | None = None) -> None:
+        self.server: Any = FakeServer(*starts)
         self.drivers: list[FakeDriver] = []
         self.notes: list[str] = []
-        self._starts = starts
         self._error = error
         self._changed = asyncio.Event()
-        self.host = RestartingRolloutServer(
-            make_server=self._make, connect=self._connect, note=self.notes.append
-        )
-
-    def _make(self) -> Any:
-        number = len(self.servers)
-        starts = self._starts[number] if number < len(self._starts) else True
-        self.servers.append(FakeServer(number, starts=starts))
-        return self.servers[-1]
+        self.host = RestartingRolloutServer(self.server, connect=self._connect, note=self.notes.append)
 
     def _connect(self, base_url: str) -> Any:
         self.drivers.append(FakeDriver(base_url, self._error))
@@ -106,24 +110,24 @@ async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_
     async with world.host as host:
         assert host.capacity == 8
         rollouts = [await world.start_rollout() for _ in range(3)]
-        world.servers[0].die()
+        world.server.die()
         outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
         assert all(isinstance(lost, AttemptLostError) and lost.death is not None for lost in outcomes)
 
         waiting = asyncio.create_task(host.run(REQUEST))
         second = await world.connected(2)
         await asyncio.wait_for(second.running.wait(), 5)
-        assert host.base_url == "http://server-1"
+        assert host.base_url == "http://server-2"
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    assert world.servers[0].stopped and world.servers[1].stopped
+    assert world.server.stopped
     assert all(driver.closed for driver in world.drivers)
     assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
 
 
 async def kill_the_server(world: World) -> None:
     rollout = await world.start_rollout()
-    world.servers[-1].die()
+    world.server.die()
     await asyncio.gather(rollout, return_exceptions=True)
 
 
@@ -134,10 +138,10 @@ async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_fini
             await kill_the_server(world)
             await world.connected(restarts + 2)
         await kill_the_server(world)
-        with pytest.raises(RolloutServerDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
+        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
             await host.run(REQUEST)
         assert "Traceback" in died.value.message
-    assert len(world.servers) == MAX_RESTARTS + 1
+    assert world.server.starts == MAX_RESTARTS + 1
 
 
 async def test_servers_may_die_more_often_while_the_run_gets_on() -> None:
@@ -147,36 +151,36 @@ async def test_servers_may_die_more_often_while_the_run_gets_on() -> None:
             host.attempt_finished()
             await kill_the_server(world)
             await world.connected(restarts + 2)
-        assert len(world.servers) == 2 * MAX_RESTARTS + 1
+        assert world.server.starts == 2 * MAX_RESTARTS + 1
 
 
 async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
-    world = World(starts=(True, False))
+    world = World(True, False)
     async with world.host as host:
         await kill_the_server(world)
         await world.connected(2)
-        assert len(world.servers) == 3
+        assert world.server.starts == 3
         assert host.capacity == 8
 
 
 async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
-    world = World(starts=(True, *(MAX_RESTARTS * [False])))
+    world = World(True, *(MAX_RESTARTS * [False]))
     async with world.host as host:
         rollout = await world.start_rollout()
-        world.servers[0].die()
+        world.server.die()
         await asyncio.gather(rollout, return_exceptions=True)
-        with pytest.raises(RolloutServerDiedError, match="before it was ready"):
+        with pytest.raises(ServiceDiedError, match="before it was ready"):
             await host.run(REQUEST)
         assert host.base_url is None
-        assert len(world.servers) == MAX_RESTARTS + 1
+        assert world.server.starts == MAX_RESTARTS + 1
 
 
 async def test_a_server_that_never_starts_fails_at_once() -> None:
-    world = World(starts=(False,))
-    with pytest.raises(OsmosisError, match="before it was ready"):
+    world = World(False)
+    with pytest.raises(ServiceError, match="before it was ready"):
         async with world.host:
             pass
-    assert world.servers[0].stopped
+    assert world.server.starts == 1
 
 
 async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(

@@ -117,7 +117,7 @@ async def test_a_server_that_is_killed_is_started_again_and_goes_on_with_the_sam
     hooks = Watching(run_dir, kill_after=1)
     summary = await trainer(run_dir, hooks, COMMAND).run()
     assert [note for note in hooks.notes if "signal 9" in note] == [
-        "the vLLM server ended (signal 9, as when the machine has no memory left). It is started again."
+        "the vLLM server ended (signal 9, as when the machine has no memory left). Starting it again."
     ]
     assert max(value for _, value in series(summary.records, "train/logprob_gap_max")) < 1e-4
     assert summary.steps_done == STEPS

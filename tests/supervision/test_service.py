@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.supervision import Service, ServiceError, ServiceSpec, free_port, is_free
+from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec, free_port, is_free
 from tests.processes import alive
 
 READY = 'import threading; print(\'{"url": "here"}\', flush=True); threading.Event().wait()'
@@ -182,18 +182,24 @@ async def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
 
 async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -> None:
     notes: list[str] = []
-    async with Service(announcing(tmp_path, READY, restarts=2), note=notes.append) as service:
+    async with Service(announcing(tmp_path, READY, restarts=2)) as service:
         assert not await service.revive()
-        for _ in range(2):
+        for round_ in range(4):
+            if round_ == 2:
+                service.made_progress()
             os.kill(service.pid, signal.SIGTERM)
             await service.death()
-            assert sorted(await asyncio.gather(service.revive(), service.revive())) == [False, True]
+            assert sorted(
+                await asyncio.gather(service.revive(notes.append), service.revive(notes.append))
+            ) == [False, True]
             assert service.answer == {"url": "here"}
         os.kill(service.pid, signal.SIGTERM)
         await service.death()
-        with pytest.raises(ServiceError, match=r"^the thing died 3 times. The last time: the thing ended"):
+        with pytest.raises(
+            ServiceDiedError, match=r"^the thing died 3 times. The last time: the thing ended"
+        ):
             await service.revive()
-    assert notes == ["the thing ended (signal 15). It is started again."] * 2
+    assert notes == ["the thing ended (signal 15). Starting it again."] * 4
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_taken_up_again(tmp_path: Path) -> None:

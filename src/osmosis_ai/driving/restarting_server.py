@@ -15,40 +15,20 @@ from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.transport import open_session
+from osmosis_ai.supervision import ServiceDiedError, ServiceError
 
 if TYPE_CHECKING:
     import aiohttp
     from typing_extensions import Self
 
     from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
+    from osmosis_ai.driving.server_process import RolloutServer
 
-MAX_RESTARTS = 3
 SETTLE_LIMIT_S = 120.0
 _POLL_S = 0.5
 _STILL_BUSY = frozenset({"queued", "running", "grading"})
 # A dying server refuses connections a little before its end is noticed.
 _DEATH_NOTICE_S = 1.0
-
-
-class Server(Protocol):
-    """A rollout server process (:class:`osmosis_ai.driving.server_process.RolloutServer`)."""
-
-    @property
-    def capacity(self) -> int | None:
-        """How many rollouts it takes at once, as far as it says."""
-
-    @property
-    def base_url(self) -> str:
-        """Where it listens."""
-
-    async def start(self) -> None:
-        """Start it and wait until it is healthy."""
-
-    async def death(self) -> OsmosisError:
-        """Wait for the process to end, and explain that."""
-
-    async def stop(self) -> None:
-        """End it."""
 
 
 class Driver(Protocol):
@@ -73,17 +53,11 @@ class AttemptLostError(Exception):
         self.death = death
 
 
-class RolloutServerDiedError(OsmosisError):
-    """Servers died again and again."""
-
-    default_code = "INTERNAL"
-
-
 class _Generation:
-    """One server, its driver, and the rollouts under way on it."""
+    """One life of the server: where it listened, its driver, and the rollouts under way on it."""
 
-    def __init__(self, server: Server, driver: Driver) -> None:
-        self.server = server
+    def __init__(self, base_url: str, driver: Driver) -> None:
+        self.base_url = base_url
         self.driver = driver
         self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
         self.died = asyncio.Event()
@@ -94,25 +68,19 @@ class RestartingRolloutServer:
     """Runs rollouts on a server that is started again when it dies; an async context manager, made on its event loop.
 
     Args:
-        make_server: a new, not yet started server.
+        server: not yet started.
         connect: a driver for the server at a base URL.
         note: told, in a sentence, of every death and restart.
     """
 
     def __init__(
-        self,
-        *,
-        make_server: Callable[[], Server],
-        connect: Callable[[str], Driver],
-        note: Callable[[str], None],
+        self, server: RolloutServer, *, connect: Callable[[str], Driver], note: Callable[[str], None]
     ) -> None:
-        self._make_server = make_server
+        self._server = server
         self._connect = connect
         self._note = note
         self._ready: asyncio.Future[_Generation] = asyncio.get_running_loop().create_future()
         self._keeper: asyncio.Task[None] | None = None
-        self._finished_since_start = 0
-        self._fruitless = 0
         self._capacity: int | None = None
 
     @property
@@ -126,7 +94,7 @@ class RestartingRolloutServer:
         ready = self._ready
         if not ready.done() or ready.cancelled() or ready.exception() is not None:
             return None
-        return ready.result().server.base_url
+        return ready.result().base_url
 
     async def __aenter__(self) -> Self:
         """Start the first server.
@@ -134,10 +102,9 @@ class RestartingRolloutServer:
         Raises:
             OsmosisError: when it does not become healthy, with the end of its log.
         """
-        generation = await self._start()
-        self._capacity = generation.server.capacity
-        self._ready.set_result(generation)
-        self._keeper = asyncio.create_task(self._keep(generation))
+        await self._server.start()
+        self._capacity = self._server.capacity
+        self._keeper = asyncio.create_task(self._keep(self._connected()))
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -149,10 +116,11 @@ class RestartingRolloutServer:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
+        await self._server.stop()
 
     def attempt_finished(self) -> None:
         """Note that the present server brought an attempt to its end."""
-        self._finished_since_start += 1
+        self._server.made_progress()
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
         """Run one rollout, waiting first while a server is being started.
@@ -202,24 +170,20 @@ class RestartingRolloutServer:
                     return frozenset(busy)
                 await asyncio.sleep(_POLL_S)
 
-    async def _start(self) -> _Generation:
-        server = self._make_server()
-        try:
-            await server.start()
-        except BaseException:
-            await server.stop()
-            raise
-        return _Generation(server, self._connect(server.base_url))
+    def _connected(self) -> _Generation:
+        generation = _Generation(self._server.base_url, self._connect(self._server.base_url))
+        self._ready.set_result(generation)
+        return generation
 
     async def _keep(self, generation: _Generation) -> None:
-        """Replace servers as they die, until cancelled or until it is no use."""
+        """Start the server again when it dies, until cancelled or until it is no use."""
         try:
             while True:
-                cause = await generation.server.death()
+                cause = await self._server.death()
                 self._lose(generation, cause)
                 await self._release(generation)
-                generation = await self._replace(cause)
-                self._ready.set_result(generation)
+                await self._revive()
+                generation = self._connected()
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
             if not self._ready.done():
@@ -228,22 +192,20 @@ class RestartingRolloutServer:
         finally:
             await self._release(generation)
 
-    async def _replace(self, cause: OsmosisError) -> _Generation:
-        """Start another server; one that ends before it is healthy counts as one more that died.
-
-        Raises:
-            RolloutServerDiedError: when that has happened too often.
-        """
+    async def _revive(self) -> None:
+        """Start the server again; one that ends before it is healthy counts as one more that died."""
         while True:
-            self._fruitless = 0 if self._finished_since_start else self._fruitless + 1
-            self._finished_since_start = 0
-            if self._fruitless > MAX_RESTARTS:
-                raise self._gave_up(cause)
-            self._note(f"{cause.message.splitlines()[0]} Starting it again.")
             try:
-                return await self._start()
-            except OsmosisError as error:
-                cause = error
+                await self._server.revive(self._note)
+                return
+            except ServiceDiedError as error:
+                error.hint = (
+                    "no attempt has finished in between. Mend the rollout, then start the run again: "
+                    "what is finished is kept"
+                )
+                raise
+            except ServiceError:
+                continue
 
     def _lose(self, generation: _Generation, cause: OsmosisError) -> None:
         self._ready = asyncio.get_running_loop().create_future()
@@ -257,17 +219,7 @@ class RestartingRolloutServer:
         for rollout in rollouts:
             rollout.cancel()
         await asyncio.gather(*rollouts, return_exceptions=True)
-        await generation.server.stop()
         await generation.driver.aclose()
-
-    @staticmethod
-    def _gave_up(cause: OsmosisError) -> RolloutServerDiedError:
-        return RolloutServerDiedError(
-            f"the rollout's server died {MAX_RESTARTS + 1} times without finishing an attempt in between. "
-            f"The last time: {cause.message}",
-            details=cause.details,
-            hint="mend the rollout, then start the run again: what is finished is kept",
-        )
 
 
 async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) -> bool:

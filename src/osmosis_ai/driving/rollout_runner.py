@@ -27,7 +27,7 @@ from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
 from osmosis_ai.driving.http_driver import HttpRolloutDriver
 from osmosis_ai.driving.machine import LimitTally, MachineWatch, Pace
-from osmosis_ai.driving.restarting_server import RestartingRolloutServer, Server
+from osmosis_ai.driving.restarting_server import RestartingRolloutServer
 from osmosis_ai.driving.server_health import ServerHealth
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 from osmosis_ai.errors import OsmosisError
@@ -54,8 +54,8 @@ async def prepare_server(
     cache_dir: Path,
     note: Callable[[str], None],
     port: int | None = None,
-) -> tuple[RolloutEnvironment, Callable[[], RolloutServer]]:
-    """Build a rollout's environment; return it and what makes the rollout's servers in it.
+) -> tuple[RolloutEnvironment, RolloutServer]:
+    """Build a rollout's environment; return it and the rollout's server in it, not yet started.
 
     Args:
         environ: what the server inherits; ``variables`` and ``secret_values`` are added.
@@ -80,8 +80,7 @@ async def prepare_server(
         log_path=log_path,
         secret_values=frozenset(secret_values.values()),
     )
-    start_timeout_s = health_timeout(environ)
-    return environment, lambda: RolloutServer(spec, health_timeout_s=start_timeout_s)
+    return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ))
 
 
 class UnknownAttemptError(RuntimeError):
@@ -93,7 +92,7 @@ class RolloutRunner:
 
     Args:
         bridge: serves the model to the agents, who show ``bridge_token``.
-        make_server: a new rollout server, not yet started (:func:`prepare_server`).
+        server: the rollout's, not yet started (:func:`prepare_server`).
         timeouts: of each attempt.
         redact: told of the run's keys.
         note: told, in a sentence, when the server died and when this machine is late.
@@ -109,7 +108,7 @@ class RolloutRunner:
         bridge: RolloutBridge[Any],
         *,
         bridge_token: str,
-        make_server: Callable[[], Server],
+        server: RolloutServer,
         timeouts: AttemptTimeouts,
         redact: Redactor,
         note: Callable[[str], None],
@@ -126,7 +125,7 @@ class RolloutRunner:
         self._callbacks = CallbackListener(
             self._registry, auth_token=self._callback_token, bridge=bridge, bridge_token=bridge_token
         )
-        self._server = RestartingRolloutServer(make_server=make_server, connect=self._connect, note=note)
+        self._server = RestartingRolloutServer(server, connect=self._connect, note=note)
         self._lag, self._health = LoopLag(), ServerHealth()
         self._machine = MachineWatch(
             engine=self._lag.state,

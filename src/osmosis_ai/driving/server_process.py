@@ -21,6 +21,7 @@ HEALTH_TIMEOUT_S = 90.0
 HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
 PORT_ATTEMPTS = 2
 KILLED_ATTEMPTS = 3
+MAX_RESTARTS = 3
 _LOOPBACK = ("127.0.0.1", "localhost")
 # The first two name the Python of whoever started this, not the rollout's; the token is the user's
 # own key to the platform, and no business of an agent.
@@ -61,7 +62,7 @@ class RolloutServer(Service):
     """
 
     def __init__(self, spec: ServerSpec, *, health_timeout_s: float = HEALTH_TIMEOUT_S) -> None:
-        super().__init__(_service(spec, spec.port or free_port(), health_timeout_s))
+        super().__init__(_service(spec, spec.port or 0, health_timeout_s))
         self._rollout = spec
 
     @property
@@ -84,26 +85,22 @@ class RolloutServer(Service):
         self._rollout.artifact_root.mkdir(parents=True, exist_ok=True)
         attempts = {"address in use": 1 if self._rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
         while True:
+            port = self._rollout.port or free_port()
+            self.spec = _service(self._rollout, port, self.spec.start_timeout_s)
             try:
-                return await self._start_once()
+                if not is_free(port):
+                    raise ServiceError(
+                        f"port {port} is already in use, so the rollout server cannot listen on it.",
+                        "address in use",
+                        hint="choose another port, or leave it out and a free one is taken.",
+                    )
+                return await super().start()
             except ServiceError as error:
                 # Neither is the entrypoint's fault: a machine short of memory, one with too much to do.
                 error.is_infrastructure = error.cause in ("killed", "late")
                 attempts[error.cause] = attempts.get(error.cause, 1) - 1
                 if not attempts[error.cause]:
                     raise
-            port = self._rollout.port or free_port()
-            self.spec = _service(self._rollout, port, self.spec.start_timeout_s)
-
-    async def _start_once(self) -> None:
-        port = int(self.spec.env["ROLLOUT_PORT"])
-        if not is_free(port):
-            raise ServiceError(
-                f"port {port} is already in use, so the rollout server cannot listen on it.",
-                "address in use",
-                hint="choose another port, or leave it out and a free one is taken.",
-            )
-        await super().start()
 
 
 def _service(rollout: ServerSpec, port: int, health_timeout_s: float) -> ServiceSpec:
@@ -133,6 +130,7 @@ def _service(rollout: ServerSpec, port: int, health_timeout_s: float) -> Service
         start_timeout_s=health_timeout_s,
         late_hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
         f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
+        restarts=MAX_RESTARTS,
         secret_values=rollout.secret_values,
     )
 

@@ -127,7 +127,7 @@ class Execution:
         async with AsyncExitStack() as stack:
             client = await self._open_policy(stack)
             self._hooks.stage("preparing the rollout's environment")
-            environment, make_server = await prepare_server(
+            environment, server = await prepare_server(
                 job.rollout_dir,
                 job.spec.experiment.entrypoint,
                 environ=job.environ,
@@ -145,7 +145,7 @@ class Execution:
             runner = RolloutRunner(
                 ModelBridge(client, auth_token=model_key),
                 bridge_token=model_key,
-                make_server=make_server,
+                server=server,
                 timeouts=job.spec.timeouts,
                 redact=state.redact,
                 note=self._note,

@@ -12,13 +12,21 @@ from osmosis_ai.supervision.child_process import (
     lower_priority,
     watch_parent,
 )
-from osmosis_ai.supervision.service import Service, ServiceError, ServiceSpec, free_port, is_free
+from osmosis_ai.supervision.service import (
+    Service,
+    ServiceDiedError,
+    ServiceError,
+    ServiceSpec,
+    free_port,
+    is_free,
+)
 
 __all__ = [
     "LIFELINE_ENV",
     "TERMINATION_GRACE_S",
     "ChildProcess",
     "Service",
+    "ServiceDiedError",
     "ServiceError",
     "ServiceSpec",
     "exit_words",

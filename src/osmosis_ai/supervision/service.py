@@ -61,7 +61,8 @@ class ServiceSpec:
         start_timeout_s: how long it may take to be ready.
         late_hint: what to do when it takes longer.
         stop_grace_s: how long it may take to stop before it is ended by force.
-        restarts: how often :meth:`Service.revive` starts it again; more deaths have a cause that a person must find.
+        restarts: how often in a row :meth:`Service.revive` starts it again; more deaths without progress in between
+            have a cause that a person must find.
         guarded: whether the program is not ours and has to be watched, so that it ends with this process.
         secret_values: blotted out where the log is quoted.
         code: the class of its errors.
@@ -98,24 +99,26 @@ class ServiceError(OsmosisError):
         self.status = status
 
 
+class ServiceDiedError(ServiceError):
+    """A service died more often in a row than it is worth starting it again."""
+
+    default_code = "INTERNAL"
+
+
 class Service:
     """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`.
 
     Attributes:
         spec: what the next start starts.
         answer: what it said of itself when it became ready; None while it is not.
-
-    Args:
-        note: told, in a sentence, when it died and is started again.
     """
 
-    def __init__(self, spec: ServiceSpec, *, note: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
         self.answer: dict[str, Any] | None = None
-        self._note = note
         self._process: ChildProcess | None = None
         self._failure: ServiceError | None = None
-        self._restarts = 0
+        self._deaths = 0
         self._reviving = asyncio.Lock()
         self._log_start = 0
         self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
@@ -180,27 +183,33 @@ class Service:
         await self._last_words()
         return self._ended(status, "ended")
 
-    async def revive(self) -> bool:
+    async def revive(self, note: Callable[[str], None] = lambda _: None) -> bool:
         """See to it that it runs: start it again if it does not; return whether it had to be.
 
+        Args:
+            note: told, in a sentence, of a death that it is started after.
+
         Raises:
-            ServiceError: it does not start, or it died too often.
+            ServiceDiedError: that has happened too often without progress in between.
+            ServiceError: it does not start, which counts as one more death.
         """
         async with self._reviving:
             failure = self.failure()
-            if failure is None and self._process is not None:
-                return False
             if failure is not None:
-                if self._restarts >= self.spec.restarts:
-                    said = (
-                        f"{self.spec.name} died {self._restarts + 1} times. The last time: {failure.message}"
-                    )
-                    raise ServiceError(said, failure.cause, details=failure.details, code=failure.code)
-                self._restarts += 1
-                self._note(f"{failure.message.splitlines()[0].rstrip(':.')}. It is started again.")
+                self._deaths += 1
+                if self._deaths > self.spec.restarts:
+                    said = f"{self.spec.name} died {self._deaths} times. The last time: {failure.message}"
+                    raise ServiceDiedError(said, failure.cause, failure.status, details=failure.details)
+                note(f"{failure.message.splitlines()[0].rstrip('.')}. Starting it again.")
+            elif self.answer is not None:
+                return False
             await self.stop()
             await self.start()
             return True
+
+    def made_progress(self) -> None:
+        """Forget its deaths so far: it did what it is for."""
+        self._deaths = 0
 
     def log_tail(self) -> list[str]:
         """Return the last lines that it wrote since its latest start, secrets blotted out."""

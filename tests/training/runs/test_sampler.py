@@ -13,12 +13,12 @@ from osmosis_ai.driving import machine
 from osmosis_ai.driving.attempts import MAX_LOSSES
 from osmosis_ai.driving.dispatcher import Dispatcher
 from osmosis_ai.driving.driver import AttemptTimeouts
-from osmosis_ai.driving.restarting_server import RolloutServerDiedError
 from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.supervision import ServiceDiedError
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.runs.rollout_batch import attempts_of_step
@@ -36,7 +36,7 @@ async def sampling(
 ) -> AsyncIterator[tuple[RolloutSampler, list[str]]]:
     """A sampler on the test agent, or another; and what it notes."""
     notes: list[str] = []
-    _, make_server = await prepare_server(
+    _, server = await prepare_server(
         write_rollout(tmp_path / "rollout", source),
         "main.py",
         environ=os.environ,
@@ -59,7 +59,7 @@ async def sampling(
         runner = RolloutRunner(
             bridge,
             bridge_token=TOKEN,
-            make_server=make_server,
+            server=server,
             timeouts=AttemptTimeouts(agent_timeout_s, grader_timeout_s),
             redact=Redactor(()),
             note=notes.append,
@@ -164,7 +164,7 @@ async def test_a_machine_that_stays_late_gets_fewer_rollouts_at_once(tmp_path, m
 async def test_a_server_that_does_not_come_back_ends_the_sampling(tmp_path):
     async with sampling(tmp_path) as (sampler, _):
         (tmp_path / "rollout" / "main.py").write_text("raise SystemExit(9)")
-        with pytest.raises(RolloutServerDiedError, match="exit status 9"):
+        with pytest.raises(ServiceDiedError, match="exit status 9"):
             await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
 
 

@@ -27,7 +27,7 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,6 +109,7 @@ class VllmEngine:
         run: a name for this run's adapters, unlike that of any other run on the server.
         server: the process behind ``base_url`` when it is the trainer's own; its key is used, and it is started
             again when it dies.
+        note: told, in a sentence, when that happens.
 
     Raises:
         OsmosisError: on entering: the server is not there, or was not started as it must be.
@@ -124,8 +125,9 @@ class VllmEngine:
         api_key: str | None = None,
         run: str = "policy",
         server: VllmServer | None = None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._server = server
+        self._server, self._note = server, note
         self._url = base_url.rstrip("/")
         self._base_model = self._serving = model
         self._end_tokens = end_token_ids
@@ -331,7 +333,7 @@ class VllmEngine:
         if self._server is None:
             return
         try:
-            await self._server.revive()
+            await self._server.revive(self._note)
         except OsmosisError as error:
             self._failure = error
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from osmosis_ai.supervision import Service, ServiceSpec, free_port
@@ -39,7 +39,6 @@ class VllmServer(Service):
         environ: the variables it inherits.
         offline: whether it may not fetch a model.
         start_timeout_s: how long it may take to load the model.
-        note: told, in a sentence, when the server died and is started again.
 
     Attributes:
         api_key: the bearer key it answers to, made anew for every server.
@@ -60,7 +59,6 @@ class VllmServer(Service):
         environ: Mapping[str, str],
         offline: bool = True,
         start_timeout_s: float = 1800.0,
-        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.api_key = secrets.token_urlsafe(32)
         port = free_port()
@@ -100,4 +98,4 @@ class VllmServer(Service):
             restarts=RESTARTS,
             guarded=True,
         )
-        super().__init__(spec, note=note)
+        super().__init__(spec)

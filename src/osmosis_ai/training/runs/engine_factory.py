@@ -133,7 +133,6 @@ async def _open_vllm(
             environ=environ,
             log_path=directory.engine_log,
             start_timeout_s=settings.vllm_start_timeout_s,
-            note=note,
         )
         await stack.enter_async_context(server)
     engine = VllmEngine(
@@ -144,6 +143,7 @@ async def _open_vllm(
         api_key={**environ, **spec.env, **spec.secret_values}.get(SERVER_KEY_ENV),
         run=_run_name(directory.path),
         server=server,
+        note=note,
     )
     return await stack.enter_async_context(engine)
 

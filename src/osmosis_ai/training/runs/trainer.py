@@ -174,7 +174,7 @@ class Trainer:
 
         spec, directory = self._spec, self._directory
         hooks.stage("preparing the rollout's environment")
-        make_server = await self._prepare_server(hooks)
+        server = await self._prepare_server(hooks)
         if spec.settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
             ranks = LearnerRanks(spec, directory.learner, self._environ)
             self._ranks = await stack.enter_async_context(ranks)
@@ -200,7 +200,7 @@ class Trainer:
         chat = chat_format_of(spec, note=hooks.note)
         await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
         hooks.stage("starting the rollout's server")
-        sampler = await self._open_sampler(stack, engine, chat, make_server, hooks)
+        sampler = await self._open_sampler(stack, engine, chat, server, hooks)
         hooks.plan(self._plan(rows, order, state, str(learner.device)))
         parts = LoopParts(
             settings=spec.settings,
@@ -227,11 +227,11 @@ class Trainer:
             return await work
         return await self._ranks.run(work, self._learner.abandon)
 
-    async def _prepare_server(self, hooks: TrainingHooks) -> Callable[[], RolloutServer]:
+    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer:
         from osmosis_ai.driving.rollout_runner import prepare_server
 
         spec, directory = self._spec, self._directory
-        _, make_server = await prepare_server(
+        _, server = await prepare_server(
             spec.rollout_dir,
             spec.entrypoint,
             environ=self._environ,
@@ -242,7 +242,7 @@ class Trainer:
             cache_dir=self._rollout_cache,
             note=hooks.note,
         )
-        return make_server
+        return server
 
     async def _probe(
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
@@ -267,7 +267,7 @@ class Trainer:
         stack: AsyncExitStack,
         engine: PolicyEngine,
         chat: ChatFormat,
-        make_server: Callable[[], RolloutServer],
+        server: RolloutServer,
         hooks: TrainingHooks,
     ) -> RolloutSampler:
         from osmosis_ai.driving.driver import AttemptTimeouts
@@ -287,7 +287,7 @@ class Trainer:
         runner = RolloutRunner(
             bridge,
             bridge_token=token,
-            make_server=make_server,
+            server=server,
             timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),
             redact=self._redact,
             note=hooks.note,

@@ -37,6 +37,8 @@ FOLDED: dict[str, str] = {
     "cli.eval.live_numbers": "cli.runs.following",
     "cli.eval.platform_tables": "cli.eval_runs.view",
     "cli.run_details": "cli.options",
+    "cli.run_logs": "cli.runs.view",
+    "cli.run_stop": "cli.runs.view",
     "cli.train.following": "cli.training_runs.view",
     "controller.finished": "driving.callback_registry",
     "evaluation.attempts": "driving.attempts",

@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.services import demo as service
 from osmosis_ai.services.demo import DemoOutcome, Scratch
-from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoTraining, TrainedRun
+from osmosis_ai.services.demo.outcome import DemoEvaluation, TrainedRun
 from tests.cli.conftest import Cli
 
 
@@ -51,17 +51,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options)
         model = "osmosis/tiny:calm-fern-1-step-40"
         difference = Estimate(0.535, 0.02, 0.495, 0.575, 800, 100, "student-t")
-        training = DemoTraining(
+        return DemoOutcome(
+            scratch,
+            evaluated(scratch, "after", model, 0.9525, asked["scored"]),
+            "http://127.0.0.1:8733" if options["keep"] else None,
             base=evaluated(scratch, "before", "osmosis/tiny", 0.4175, 400),
             run=TrainedRun("calm-fern-1", options["seed"], (0.4, 0.9), 61.0, "calm-fern-1-step-40", model),
             pass_rate=difference,
             reward=difference,
-        )
-        return DemoOutcome(
-            scratch,
-            evaluated(scratch, "after", model, 0.9525, asked["scored"]),
-            training,
-            platform_url="http://127.0.0.1:8733" if options["keep"] else None,
         )
 
     monkeypatch.setattr(service, "run_demo", run)

@@ -29,7 +29,7 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.services.demo import DemoOutcome
-    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, DemoTraining, TrainedRun
+    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, TrainedRun
 
 
 def demo(
@@ -131,13 +131,13 @@ def _check_options(*, train: bool, seed: int | None, local: bool, keep: bool, cl
 
 
 def _operation(outcome: DemoOutcome, *, removed: bool) -> OperationResult:
-    evaluation, training = outcome.evaluation, outcome.training
-    sample, data = evaluation.sample, outcome.data()
+    evaluation, data = outcome.evaluation, outcome.data()
+    sample = evaluation.sample
     blocks: list[Block] = [_conversation(sample)] if sample else []
     message = f"The demo scored {evaluation.scored} of {evaluation.total} samples."
-    if training is not None:
-        blocks.append(_before_and_after(training, evaluation, data))
-        message = _what_training_did(training.run, data)
+    if outcome.base is not None and outcome.run is not None:
+        blocks.append(_before_and_after(outcome.base, evaluation, data["difference"]))
+        message = _what_training_did(outcome.run, data)
     return OperationResult(
         operation="demo",
         status="success" if outcome.complete else "partial",
@@ -191,13 +191,12 @@ def _what_training_did(run: TrainedRun, data: Mapping[str, Any]) -> str:
     )
 
 
-def _before_and_after(training: DemoTraining, trained: DemoEvaluation, data: Mapping[str, Any]) -> Table:
+def _before_and_after(base: DemoEvaluation, trained: DemoEvaluation, difference: Mapping[str, Any]) -> Table:
     """Return both evaluations, and how far their difference can be trusted."""
     from osmosis_ai.evaluation.headline import breakdown, pass_rule, scored_of_planned
 
-    both = (training.base, trained)
+    both = (base, trained)
     estimates = [evaluation.metrics["estimates"] for evaluation in both]
-    difference = data["difference"]
     failed = [evaluation.counts["failed_by_boundary"] for evaluation in both]
     tokens = [known["tokens"]["per_sample"] for known in estimates]
     rows: list[list[Cell]] = [
@@ -216,7 +215,7 @@ def _before_and_after(training: DemoTraining, trained: DemoEvaluation, data: Map
         ["Samples failed", *(breakdown(it) if it else "0" for it in failed), None],
     ]
     columns = [Column("", keep=True), *(Column(it, right=True) for it in ("Base", "Trained", "Difference"))]
-    paired = training.pass_rate.clusters if training.pass_rate else 0
+    paired = difference["pass_rate"]["clusters"] if difference["pass_rate"] else 0
     note = f"95 % intervals; the difference is paired over the {paired} rows that both answered"
     return Table(columns, rows, title="Before and after training", note=note, in_plain=True)
 
@@ -252,8 +251,7 @@ def _further(outcome: DemoOutcome) -> Iterator[str]:
         yield f"  with a platform that stays    {program} demo --keep"
     key = "`osmosis secret set`" if outcome.platform_url else "export"
     yield f'  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and {key} its key'
-    if outcome.platform_url and outcome.training is not None:
-        run = outcome.training.run
+    if outcome.platform_url and (run := outcome.run) is not None:
         yield f"  how the training went         {program} train info {run.name}"
         yield f"  the adapter, to take away     {program} model download {run.checkpoint}"
         yield f'  evaluate it yourself          set model_path = "{run.model}" in a config of configs/eval/'

@@ -20,6 +20,8 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from osmosis_ai.cli.output.progress import Progress
+
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -37,6 +39,7 @@ class GracefulStop:
         self._words = words
         self._quit_at_once = quit_at_once
         self._shown = ExitStack()
+        self._bar: Progress | None = None
         self._interrupt: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -62,6 +65,12 @@ class GracefulStop:
                 self._loop.remove_signal_handler(number)
             self._loop = None
         self._shown.close()
+
+    def _move_bar(self, title: str, completed: int, total: int, unit: str, note: str) -> None:
+        """Show how much is done; the bar appears with its first move."""
+        if self._bar is None:
+            self._bar = self._shown.enter_context(self._output.progress(title, total=total, unit=unit))
+        self._bar.update(completed, note=note, below=[note])
 
     def _on_signal(self) -> None:
         if self._interrupt is None:

@@ -18,7 +18,6 @@ from osmosis_ai.evaluation.secret_values import find_secret_values
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.output.progress import Progress
     from osmosis_ai.services.eval_runs.run import PreparedEvalRun
 
 QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
@@ -36,7 +35,6 @@ class LiveRun(GracefulStop, RunHooks):
         self._prepared = prepared
         self._yes = yes or prepared.served
         self._plan: RunPlan | None = None
-        self._progress: Progress | None = None
 
     def plan(self, plan: RunPlan) -> None:
         """Show the plan, and what the user should know about it."""
@@ -68,15 +66,11 @@ class LiveRun(GracefulStop, RunHooks):
         self._output.note(event.to_line(redact))
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Move the bar."""
-        if self._progress is None:
-            if not snapshot.in_flight and not snapshot.finished:
-                return
-            self._progress = self._shown.enter_context(
-                self._output.progress("Evaluating", total=snapshot.total, unit="rollouts")
+        """Move the bar, once anything is under way."""
+        if self._bar is not None or snapshot.in_flight or snapshot.finished:
+            self._move_bar(
+                "Evaluating", snapshot.completed, snapshot.total, "rollouts", evaluation_note(snapshot)
             )
-        told = evaluation_note(snapshot)
-        self._progress.update(snapshot.completed, note=told, below=[told])
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
         """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask.

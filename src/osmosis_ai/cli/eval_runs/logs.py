@@ -14,6 +14,6 @@ def logs(
 
     With --follow --json each line is a JSON object of its own.
     """
-    from osmosis_ai.cli.runs.logs import run_log_result
+    from osmosis_ai.cli.eval_runs.view import VIEW
 
-    return run_log_result("eval", run, limit=limit, cursor=cursor, follow=follow)
+    return VIEW.logs(run, limit=limit, cursor=cursor, follow=follow)

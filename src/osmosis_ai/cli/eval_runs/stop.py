@@ -8,6 +8,6 @@ from osmosis_ai.cli.output.results import OperationResult
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
     """Stop a pending or running evaluation run of the platform; what it has finished is kept."""
-    from osmosis_ai.cli.runs.stop import stop_run
+    from osmosis_ai.cli.eval_runs.view import VIEW
 
-    return stop_run("eval", run, yes=yes)
+    return VIEW.stop(run, yes=yes)

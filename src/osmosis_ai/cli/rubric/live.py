@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs.following import spent
 from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
-
-if TYPE_CHECKING:
-    from osmosis_ai.cli.output.progress import Progress
 
 QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
 
@@ -25,18 +20,11 @@ class LiveSession(GracefulStop, SessionHooks):
 
     def __init__(self, output: OutputContext, words: list[str]) -> None:
         super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)
-        self._progress: Progress | None = None
 
     def progress(self, snapshot: SessionSnapshot) -> None:
         """Move the bar; a single call has none."""
-        if snapshot.total < 2:
-            return
-        if self._progress is None:
-            self._progress = self._shown.enter_context(
-                self._output.progress("Judging", total=snapshot.total, unit="calls")
-            )
-        told = describe(snapshot)
-        self._progress.update(snapshot.completed, note=told, below=[told])
+        if snapshot.total > 1:
+            self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", describe(snapshot))
 
 
 def describe(snapshot: SessionSnapshot) -> str:

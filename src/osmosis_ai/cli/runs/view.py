@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.logs import page_result, stream_result
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -22,16 +23,27 @@ from osmosis_ai.cli.output.results import (
     Row,
     Section,
     Status,
+    StreamResult,
     Styled,
     Timestamp,
 )
 from osmosis_ai.cli.runs import following
-from osmosis_ai.services.runs.lifecycle import DescribedRun, RunKind, SeenT, watch_run
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.runs.lifecycle import (
+    DescribedRun,
+    RunKind,
+    SeenT,
+    follow_run_log,
+    run_log,
+    stop_run,
+    watch_run,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.base import LogEntry
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 
@@ -140,6 +152,41 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
                 hints=[*self._hints(described, followed=False), *([f"Metrics: {path}"] if path else [])],
             )
 
+    def logs(self, name: str, *, limit: int, cursor: str | None, follow: bool) -> ListResult | StreamResult:
+        """Return a page of a run's log, or its lines as they come.
+
+        Args:
+            name: the run's name or id.
+            limit: lines of the page, or those to begin with.
+            cursor: where the page begins; None for the newest lines.
+            follow: go on until the run has ended.
+
+        Raises:
+            OsmosisError: ``follow`` and ``cursor`` were both asked for.
+        """
+        if follow:
+            if cursor is not None:
+                raise OsmosisError("--follow and --cursor are mutually exclusive.")
+            return stream_result(self._lines(name, limit))
+        with platform_context() as context, current().status("Fetching logs"):
+            page = run_log(context.client, self.kind, name, limit=limit, cursor=cursor)
+            return page_result(page, older=f"osmosis {self.kind} logs {name}", extra=context.resource())
+
+    def stop(self, name: str, *, yes: bool) -> OperationResult:
+        """Ask, and end a run; one that has ended by itself is left as it is. ``yes`` does not ask."""
+        output, noun = current(), NOUNS[self.kind]
+        with platform_context() as context:
+            output.confirm(f'Stop {noun} run "{name}"?', yes=yes, default=False, summary={"Run": name})
+            with output.status(f"Stopping {noun} run"):
+                ended = stop_run(context.client, self.kind, name)
+            came = f"had ended before: {ended}" if ended else "stopped"
+            return OperationResult(
+                operation=f"{self.kind}.stop",
+                status="noop" if ended else "success",
+                message=f'{noun.title()} run "{name}" {came}.',
+                resource={"name": name, **context.resource()},
+            )
+
     def watch(self, name: str) -> OperationResult:
         """Follow a run to its end, and return the result of the command that did only that."""
         with platform_context() as context:
@@ -179,6 +226,10 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             next_steps=list(self._hints(described, followed=True)),
             next_steps_structured=next_steps_structured,
         )
+
+    def _lines(self, name: str, first: int) -> Iterator[LogEntry]:
+        with platform_context() as context:
+            yield from follow_run_log(context.client, self.kind, name, first=first, pause=following.pause)
 
     def _rows(self, described: DescribedT) -> Iterator[Row]:
         run, detail, progress = described.run, described.detail, described.summary.get("progress")

@@ -8,6 +8,6 @@ from osmosis_ai.cli.output.results import OperationResult
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
     """Stop a pending or running training run; its checkpoints are kept."""
-    from osmosis_ai.cli.runs.stop import stop_run
+    from osmosis_ai.cli.training_runs.view import VIEW
 
-    return stop_run("train", run, yes=yes)
+    return VIEW.stop(run, yes=yes)

@@ -119,51 +119,41 @@ class TrainedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoTraining:
-    """The training, and the evaluation of the base that was made before it.
-
-    Attributes:
-        pass_rate, reward: by how much the trained model is above the base, paired by row; None when no row of
-            both is scored.
-    """
-
-    base: DemoEvaluation
-    run: TrainedRun
-    pass_rate: Estimate | None
-    reward: Estimate | None
-
-
-@dataclass(frozen=True, slots=True)
 class DemoOutcome:
     """All that a demo found out.
 
     Attributes:
         scratch: where everything is.
-        evaluation: the last one: of the trained model where there was a ``training``.
+        evaluation: the last one: of the trained model where one was trained.
         platform_url: where the demo's platform still runs, when it was to be kept.
+        base, run: the evaluation before the training, and the training; None where there was none.
+        pass_rate, reward: by how much the trained model is above the base, paired by row; None, too, when no row
+            of both is scored.
     """
 
     scratch: Scratch
     evaluation: DemoEvaluation
-    training: DemoTraining | None = None
     platform_url: str | None = None
+    base: DemoEvaluation | None = None
+    run: TrainedRun | None = None
+    pass_rate: Estimate | None = None
+    reward: Estimate | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every sample of every evaluation is scored."""
-        return self.evaluation.complete and (self.training is None or self.training.base.complete)
+        return self.evaluation.complete and (self.base is None or self.base.complete)
 
     def data(self) -> dict[str, Any]:
         """Return what the training came to as scripts see it; nothing where there was none."""
-        training = self.training
-        if training is None:
+        if self.base is None or self.run is None:
             return {}
-        differences = {"pass_rate": training.pass_rate, "reward": training.reward}
+        differences = {"pass_rate": self.pass_rate, "reward": self.reward}
         return {
-            "base": training.base.data(),
+            "base": self.base.data(),
             "trained": self.evaluation.data(),
             "difference": {name: found and asdict(found) for name, found in differences.items()},
-            "training_run": asdict(training.run),
+            "training_run": asdict(self.run),
         }
 
 

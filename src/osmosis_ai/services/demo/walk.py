@@ -13,7 +13,6 @@ from osmosis_ai.files import write_atomic
 from osmosis_ai.services.demo.outcome import (
     DemoEvaluation,
     DemoOutcome,
-    DemoTraining,
     TrainedRun,
     paired_differences,
     read_evaluation,
@@ -59,23 +58,23 @@ def run_demo(
     if local:
         session = Session(scratch, display, tell, scratch.environment(os.environ))
         tell(f"$ cd {scratch.workspace}")
-        status, run = session.watch("eval", "run", CONFIG, untold=("--yes", "--name", _LOCAL_NAME))
-        return DemoOutcome(scratch, read_evaluation(scratch, _LOCAL_NAME, status, run))
+        status, result = session.watch("eval", "run", CONFIG, untold=("--yes", "--name", _LOCAL_NAME))
+        return DemoOutcome(scratch, read_evaluation(scratch, _LOCAL_NAME, status, result))
     with platform_session(scratch, display=display, keep=keep, tell=tell) as session:
         tell(f"$ cd {scratch.workspace}\n$ git push -u origin main")
         scratch.push()
         session.type("platform", "connect", f"../{scratch.origin.name}")
         session.type("secret", "set", SECRET, "--env", SECRET)
         session.type("dataset", "upload", DATASET, "--wait", "--yes")
-        evaluation, training = _evaluate(session, CONFIG), None
-        if seed is not None:
-            base = evaluation
-            session.type("dataset", "upload", TRAINING_DATASET, "--wait", "--yes")
-            trained = _train(session, seed)
-            session.type("model", "deploy", trained.checkpoint)
-            evaluation = _evaluate(session, _config_for(scratch, trained.model))
-            training = DemoTraining(base, trained, *paired_differences(base, evaluation))
-        return DemoOutcome(scratch, evaluation, training, session.platform_url if keep else None)
+        base = _evaluate(session, CONFIG)
+        url = session.platform_url if keep else None
+        if seed is None:
+            return DemoOutcome(scratch, base, url)
+        session.type("dataset", "upload", TRAINING_DATASET, "--wait", "--yes")
+        run = _train(session, seed)
+        session.type("model", "deploy", run.checkpoint)
+        trained = _evaluate(session, _config_for(scratch, run.model))
+        return DemoOutcome(scratch, trained, url, base, run, *paired_differences(base, trained))
 
 
 def _evaluate(session: Session, config: str) -> DemoEvaluation:

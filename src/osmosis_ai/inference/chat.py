@@ -25,7 +25,7 @@ class ReplyDecoder(Protocol):
         """Return what is left when the reply ended inside a character."""
 
 
-class Decoding(Protocol):
+class TokenDecoding(Protocol):
     """The half of a tokenizer that replies need."""
 
     def decoder(self) -> ReplyDecoder:
@@ -74,7 +74,7 @@ class AssistantReply:
         reader: separates tool calls from the content; without one they stay in it.
     """
 
-    tokenizer: Decoding
+    tokenizer: TokenDecoding
     end_tokens: frozenset[int]
     stop: Sequence[str] = ()
     reader: ToolCallReader | None = None

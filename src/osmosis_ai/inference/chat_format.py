@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from osmosis_ai.inference.chat import Decoding
+from osmosis_ai.inference.chat import TokenDecoding
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Decoder, Tokenizer
 from osmosis_ai.inference.tool_call_formats import FORMATS
 from osmosis_ai.inference.tool_calls import FormatName, ToolCallStyle
 
 
-class ChatFormat(Decoding, Protocol):
+class ChatFormat(TokenDecoding, Protocol):
     """Messages to text, text to tokens, tokens to text.
 
     Attributes:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from osmosis_ai.inference.batching import Emission, Generation, SampledToken
-from osmosis_ai.inference.chat import AssistantReply, Decoding
+from osmosis_ai.inference.chat import AssistantReply, TokenDecoding
 from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, Listener
 from osmosis_ai.inference.language_model import Dimensions
 from osmosis_ai.inference.protocol import ChatRequest, OpenAIError
@@ -142,7 +142,7 @@ class ChatCompletion:
     def __init__(
         self,
         engine: TokenEngine,
-        tokenizer: Decoding,
+        tokenizer: TokenDecoding,
         tool_calls: ToolCallStyle,
         request: ChatRequest,
         generations: Sequence[Generation],

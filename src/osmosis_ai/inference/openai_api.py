@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from osmosis_ai.inference.batching import Generation
-from osmosis_ai.inference.chat import Decoding
+from osmosis_ai.inference.chat import TokenDecoding
 from osmosis_ai.inference.completion import ChatCompletion, ChatStream
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.protocol import ChatRequest, OpenAIError, parse_request
@@ -23,7 +23,7 @@ __all__ = ["ChatCompletions", "ChatStream"]
 Json = dict[str, Any]
 
 
-class TextTokenizer(Decoding, Protocol):
+class TextTokenizer(TokenDecoding, Protocol):
     """Text to tokens and back."""
 
     @property

@@ -26,7 +26,12 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
     series,
 )
-from osmosis_ai.training.runs.rollout_batch import RolloutBatch, attempts_of_step, lesson_of, rollout_metrics
+from osmosis_ai.training.runs.rollout_batch import (
+    RolloutBatch,
+    attempts_of_step,
+    learner_batch,
+    rollout_metrics,
+)
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
@@ -137,12 +142,12 @@ def test_a_lesson_leaves_out_what_has_no_advantage_and_keeps_every_fork():
         ],
         sampling_s=2.0,
     )
-    lesson = lesson_of(batch, normalise=False)
-    assert lesson.advantages == [0.5, 0.5, -0.5]
-    assert [sequence.rollout_id for sequence in lesson.sequences[:2]] == [
+    learnable = learner_batch(batch, normalise=False)
+    assert learnable.advantages == [0.5, 0.5, -0.5]
+    assert [sequence.rollout_id for sequence in learnable.sequences[:2]] == [
         forked.recorded.sequences[0].rollout_id
     ] * 2
-    assert lesson.statistics.groups_zero_variance == 1
+    assert learnable.statistics.groups_zero_variance == 1
 
 
 def test_rollout_metrics_say_what_was_sampled_and_what_is_missing():
@@ -168,7 +173,7 @@ def test_rollout_metrics_say_what_was_sampled_and_what_is_missing():
 
 def test_a_step_without_rewards_has_no_reward_metrics_rather_than_zeros():
     batch = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
-    metrics = rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0)
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)
     assert "rollout/raw_reward" not in metrics
     assert "rollout/response_lengths" not in metrics
     assert metrics["rollout/zero_variance_fraction"] == 1.0
@@ -223,7 +228,7 @@ def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_l
 
 def test_the_share_of_rollouts_that_ran_out_of_time_is_a_metric():
     batch = RolloutBatch(1, [[scored(1.0), scored(0.0), late(), late()]], sampling_s=1.0, timed_out=2)
-    metrics = rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0)
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)
     assert metrics["rollout/timed_out_ratio"] == 0.5
 
 
@@ -240,7 +245,7 @@ def test_every_metric_has_a_title():
     batch = RolloutBatch(1, [[scored(1.0), scored(0.0)]], sampling_s=1.0)
     keys = {
         *learning_metrics(learned, 1.0),
-        *rollout_metrics(batch, lesson_of(batch, normalise=True).statistics, version=0),
+        *rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0),
     }
     assert keys <= TITLES.keys()
 
@@ -249,6 +254,6 @@ def test_a_rollout_that_never_called_the_model_has_no_length():
     silent = sample(Verdict("success", reward=0.0), RecordedRollout([]))
     spoken = scored(1.0)
     batch = RolloutBatch(1, [[silent, spoken]], sampling_s=1.0)
-    lesson = lesson_of(batch, normalise=True)
-    assert [type(sequence) for sequence in lesson.sequences] == [TokenSequence]
-    assert rollout_metrics(batch, lesson.statistics, version=0)["rollout/response_lengths"] == 2
+    learnable = learner_batch(batch, normalise=True)
+    assert [type(sequence) for sequence in learnable.sequences] == [TokenSequence]
+    assert rollout_metrics(batch, learnable.statistics, version=0)["rollout/response_lengths"] == 2

@@ -24,10 +24,10 @@ from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, Tr
 from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, TrainingLoopState
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, finite, learning_metrics
 from osmosis_ai.training.runs.rollout_batch import (
-    Lesson,
+    LearnerBatch,
     RolloutBatch,
     attempts_of_step,
-    lesson_of,
+    learner_batch,
     rollout_metrics,
 )
 from osmosis_ai.training.runs.truncation import timed_out, with_truncation_rule
@@ -115,7 +115,7 @@ class TrainingLoop:
         self._settings = parts.settings
         self._hooks = parts.hooks
         self._between_steps = between_steps
-        self._tidying: asyncio.Future[None] | None = None
+        self._cleanup: asyncio.Future[None] | None = None
         self.state = state
         self._stop = asyncio.Event()
         self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
@@ -143,7 +143,7 @@ class TrainingLoop:
         finally:
             await self._abandon_batches()
             await asyncio.to_thread(self._learner_thread.shutdown)
-            await self._tidied()
+            await self._cleaned_up()
 
     async def _run(self) -> Ending:
         last = self._parts.order.total_steps
@@ -152,7 +152,7 @@ class TrainingLoop:
                 await self._measure_base()
             for step in range(self.state.step + 1, last + 1):
                 await self._take_step(step)
-                if ending := self.state.end_of_silence(self._parts.learner.updates):
+                if ending := self.state.end_without_signal(self._parts.learner.updates):
                     return ending
         except _Stopped:
             if self.state.step < last:
@@ -167,11 +167,11 @@ class TrainingLoop:
         if failure := self._parts.engine.failure:
             raise failure  # what was sampled before it failed is not worth a step
         version = self._parts.learner.updates
-        lesson = lesson_of(batch, normalise=self._settings.normalise_advantages)
-        metrics = rollout_metrics(batch, lesson.statistics, version)
-        warnings = self.state.judge_rewards(batch, lesson)
+        learnable = learner_batch(batch, normalise=self._settings.normalise_advantages)
+        metrics = rollout_metrics(batch, learnable.statistics, version)
+        warnings = self.state.judge_rewards(batch, learnable)
 
-        learned, learning_s, refusal = await self._learn(lesson, version)
+        learned, learning_s, refusal = await self._learn(learnable, version)
         publishing_s = await self._publish(learned)
         warnings += [refusal] if refusal else list(learned.warnings)
         metrics |= learning_metrics(learned, learning_s)
@@ -188,17 +188,17 @@ class TrainingLoop:
         self.state.step = step
         await self._record(step, metrics, batch.unscored(), warnings)
         await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
-        await self._tidied()
-        self._tidying = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
+        await self._cleaned_up()
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
         if self._stop.is_set():
             raise _Stopped
 
-    async def _learn(self, lesson: Lesson, version: int) -> tuple[StepMetrics, float, str | None]:
+    async def _learn(self, learnable: LearnerBatch, version: int) -> tuple[StepMetrics, float, str | None]:
         """Update the policy; return what came of it, the seconds it took, and why it was refused."""
         learner, started = self._parts.learner, time.monotonic()
         try:
             learned = await self._in_learner_thread(
-                lambda: learner.step(lesson.sequences, lesson.advantages, policy_version=version)
+                lambda: learner.step(learnable.sequences, learnable.advantages, policy_version=version)
             )
         except StepRefusedError as error:
             self.state.refused += 1
@@ -318,10 +318,10 @@ class TrainingLoop:
         if latest is not None and not latest.kept:
             await self._save_checkpoint(latest.provenance(), keep=True)
 
-    async def _tidied(self) -> None:
+    async def _cleaned_up(self) -> None:
         """Wait for what is done between steps: removing files can take a disk longer than a step."""
-        if self._tidying is not None:
-            await self._tidying
+        if self._cleanup is not None:
+            await self._cleanup
 
     # --- waiting ------------------------------------------------------------------------------------
 

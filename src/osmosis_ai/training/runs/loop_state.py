@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.runs.validation import fall
+from osmosis_ai.training.runs.validation import significant_fall
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.runs.rollout_batch import Lesson, RolloutBatch
+    from osmosis_ai.training.runs.rollout_batch import LearnerBatch, RolloutBatch
 
 # Steps in a row in which every group agreed: worth a warning, and the end of the run.
 SILENT_STEPS_WARNING = 3
@@ -69,19 +69,19 @@ class TrainingLoopState:
         """Return it as JSON values."""
         return asdict(self)
 
-    def judge_rewards(self, batch: RolloutBatch, lesson: Lesson) -> list[str]:
+    def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
         """Count steps that teach nothing; return what to tell about this one.
 
         Raises:
             NoRewardsError: when rollouts get no reward any more.
         """
-        statistics = lesson.statistics
+        statistics = learnable.statistics
         if statistics.samples_unscored == statistics.samples:
             self.unscored += 1
             return [self._without_rewards(batch)]
         self.unscored = 0
         self.reward = statistics.reward_mean
-        self.silent = 0 if lesson.sequences else self.silent + 1
+        self.silent = 0 if learnable.sequences else self.silent + 1
         if self.silent != SILENT_STEPS_WARNING:
             return []
         return [
@@ -95,14 +95,14 @@ class TrainingLoopState:
         if self.start_rewards is None:
             self.start_rewards = rewards
             return None
-        self.fallen = fall(self.start_rewards, rewards)
+        self.fallen = significant_fall(self.start_rewards, rewards)
         return (
             f"{self.fallen}: the policy gets worse at rows that it does not learn from."
             if self.fallen
             else None
         )
 
-    def end_of_silence(self, updates: int) -> Ending | None:
+    def end_without_signal(self, updates: int) -> Ending | None:
         """Return the end when there is nothing to learn any more.
 
         Args:

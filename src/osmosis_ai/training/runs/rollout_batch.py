@@ -58,7 +58,7 @@ class RolloutBatch:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LearnerBatch:
     """What a step learns from: sequences and, for each, the advantage of its rollout."""
 
     sequences: list[TokenSequence]
@@ -81,17 +81,17 @@ def attempts_of_step(step: int, rows: Sequence[DatasetRow], group_size: int, see
     ]
 
 
-def lesson_of(batch: RolloutBatch, *, normalise: bool) -> Lesson:
+def learner_batch(batch: RolloutBatch, *, normalise: bool) -> LearnerBatch:
     """Compare every sample with its group; what has no advantage is left out."""
     rewards_PG = [[sample.reward for sample in samples_G] for samples_G in batch.samples_PG]
     compared = group_advantages(rewards_PG, normalise=normalise)
-    lesson = Lesson([], [], compared.statistics)
+    learnable = LearnerBatch([], [], compared.statistics)
     for samples_G, advantages_G in zip(batch.samples_PG, compared.advantages_PG, strict=True):
         for sample, advantage in zip(samples_G, advantages_G, strict=True):
             if advantage is not None:
-                lesson.sequences.extend(sample.recorded.sequences)
-                lesson.advantages.extend([advantage] * len(sample.recorded.sequences))
-    return lesson
+                learnable.sequences.extend(sample.recorded.sequences)
+                learnable.advantages.extend([advantage] * len(sample.recorded.sequences))
+    return learnable
 
 
 def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: int) -> dict[str, float]:

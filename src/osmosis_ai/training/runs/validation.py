@@ -80,7 +80,7 @@ def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
     if not rows:
         raise OsmosisError(f"`{dataset}` has no rows to train on.")
     if plan.path is not None:
-        return SplitRows(dict(enumerate(rows)), _thinned(list(iter_rows(plan.path)), plan.max_rows, seed))
+        return SplitRows(dict(enumerate(rows)), _at_most(list(iter_rows(plan.path)), plan.max_rows, seed))
     fraction = min(plan.fraction, plan.max_rows / len(rows))
     chosen = (
         set(sample_rows(len(rows), fraction=fraction, seed=seed)) if fraction and len(rows) > 1 else set()
@@ -89,7 +89,7 @@ def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
     return SplitRows(training, [rows[index] for index in sorted(chosen)])
 
 
-def _thinned(rows: list[DatasetRow], most: int, seed: int) -> list[DatasetRow]:
+def _at_most(rows: list[DatasetRow], most: int, seed: int) -> list[DatasetRow]:
     if len(rows) <= most:
         return rows
     return [rows[index] for index in sample_rows(len(rows), fraction=most / len(rows), seed=seed)]
@@ -147,7 +147,7 @@ def few_scored(evaluation: RunMetrics) -> str | None:
     return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
 
 
-def fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:
+def significant_fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:
     """Return by how much a validation lies below that of the start, if that is more than chance; else None.
 
     Both made the same attempts on the same rows: differences are taken row by row, and their 95 % interval decides.

@@ -26,6 +26,7 @@ _BETWEEN = re.compile(r"(?<=# <table>\n).*?(?=    # </table>)", re.DOTALL)
 FOLDED: dict[str, str] = {
     "rubric.findings": "rubric.trust",
     "services.metrics_export": "services.training_runs.info",
+    "workspace.spelling": "config.issues",
     "cli.root_help": "cli.registry",
     "cli.listing": "cli.connection",
     "cli.output.sparkline": "cli.output.chart",

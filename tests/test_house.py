@@ -19,7 +19,6 @@ SHORT: set[str] = {
     "api/resources/rollouts.py",
     "api/resources/workspaces.py",
     "api/wire/rollouts.py",
-    "config/spelling.py",
     "platform/name_lookup.py",
     "platform/runs/lifecycle.py",
     "rollout/server/auth.py",

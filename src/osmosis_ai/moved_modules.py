@@ -191,7 +191,7 @@ MOVED = {
     "workspace.config_issues": "config.issues",
     "workspace.config_lines": "config.lines",
     "workspace.config_sections": "config.sections",
-    "workspace.spelling": "config.spelling",
+    "workspace.spelling": "config.issues",
     # </table>
 }
 

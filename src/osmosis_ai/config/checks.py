@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from osmosis_ai.config.issues import Issue, as_written, value_issue
+from osmosis_ai.config.issues import Issue, as_written, closest, value_issue
 from osmosis_ai.config.lines import key_lines
 from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSettings, Experiment
-from osmosis_ai.config.spelling import closest
 from osmosis_ai.config.training import AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection
 
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")

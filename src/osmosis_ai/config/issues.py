@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
@@ -147,3 +146,12 @@ def _number_or_date(value: Any) -> str:
         return str(value)
     except ValueError:  # an integer with more digits than Python converts
         return "a huge number"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that ``word`` is most likely a misspelling of, if any is near enough."""
+    from difflib import get_close_matches
+
+    by_folded = {name.lower().replace("-", "_"): name for name in known}
+    near = get_close_matches(word.lower().replace("-", "_"), by_folded, n=1, cutoff=0.6)
+    return by_folded[near[0]] if near else None

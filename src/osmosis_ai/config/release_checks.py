@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from osmosis_ai.config.checks import TRAINING, ConfigKind, section_issues
-from osmosis_ai.config.issues import InvalidConfigError, Issue
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import InvalidConfigError, Issue, closest
 from osmosis_ai.config.training import (
     TINY_MODEL,
     TINY_MODEL_LR,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.intervals import ClusteredRate, korn_graubard_interval, student_interval
 from osmosis_ai.evaluation.statistics import CONFIDENCE

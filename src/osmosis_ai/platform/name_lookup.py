@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import NotFoundError
 
 _COMPARED = 1000

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
-from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
+from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.release_checks import read_settings, release_issues
 from osmosis_ai.config.sections import EvaluationSettings, Experiment
-from osmosis_ai.config.spelling import closest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory

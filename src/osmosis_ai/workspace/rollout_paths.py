@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from osmosis_ai.config.issues import closest
 from osmosis_ai.config.sections import entrypoint_problem, rollout_name_problem
-from osmosis_ai.config.spelling import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 

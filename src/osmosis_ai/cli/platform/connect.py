@@ -11,7 +11,7 @@ import typer
 
 from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.workspace.git import read_origin, without_credentials, worktree_root
 

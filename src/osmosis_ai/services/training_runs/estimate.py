@@ -187,7 +187,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
         return Device(f"a GPU with {size / GIB:g} GiB", size)
     if gpu is None:
         return None
-    from osmosis_ai.config.spelling import closest
+    from osmosis_ai.config.issues import closest
 
     by_key = {_key(name): name for name in GPUS}
     if _key(gpu) not in by_key:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
 

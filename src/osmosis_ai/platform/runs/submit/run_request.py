@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
-from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import Experiment
-from osmosis_ai.config.spelling import closest
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection

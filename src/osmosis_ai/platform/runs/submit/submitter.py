@@ -20,8 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.config.issues import Issue
-from osmosis_ai.config.spelling import closest
+from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError

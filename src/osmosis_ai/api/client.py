@@ -20,7 +20,14 @@ from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.connections import connection_hint, open_http, reason
-from osmosis_ai.api.http_errors import Asker, PlatformError, Reply, TokenOrigin, missing_git_scope, rejection
+from osmosis_ai.api.http_errors import (
+    PlatformError,
+    Reply,
+    RequestInfo,
+    TokenOrigin,
+    http_error,
+    missing_git_scope,
+)
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources.auth import Auth
@@ -101,7 +108,7 @@ class PlatformClient:
         self.timeout_s = timeout_s
         self.warnings: list[ClientWarning] = []
         self._token = token
-        self._asker = Asker(self.platform_url, token_origin if token else None, git_identity)
+        self._request_info = RequestInfo(self.platform_url, token_origin if token else None, git_identity)
         self._redactor = ReplyRedactor([*secrets, *([token] if token else [])])
         self._on_warning = on_warning
         self._http = open_http(
@@ -240,7 +247,7 @@ class PlatformClient:
             OsmosisError: the body cannot be sent as JSON.
         """
         if git == "required" and self.git_identity is None:
-            raise missing_git_scope(self._asker)
+            raise missing_git_scope(self._request_info)
         sent = dict(headers or {})
         if self._token is not None and not anonymous:
             sent["Authorization"] = f"Bearer {self._token}"
@@ -270,7 +277,7 @@ class PlatformClient:
                 raise failure from None
             raise Transient(failure) from None
         if not 200 <= reply.status < 300:
-            refused = rejection(reply, self._asker, self._redactor)
+            refused = http_error(reply, self._request_info, self._redactor)
             if reply.status in retry.statuses:
                 raise Transient(refused, retry_after_s=retry_after_s(reply.headers))
             raise refused

@@ -90,26 +90,26 @@ def connection_hint(url: str, error: Exception) -> str:
     here = is_loopback(urlsplit(url).hostname)
     if "certificate" in text:
         return "if its certificate comes from a private authority, name that in SSL_CERT_FILE"
-    if _came_of(error, ssl.SSLError):
+    if _is_caused_by(error, ssl.SSLError):
         return "its port does not speak HTTPS as it should: check the platform's URL (OSMOSIS_PLATFORM_URL)"
     if isinstance(error, httpx.TimeoutException) and (here or not isinstance(error, httpx.ConnectTimeout)):
         where = "its log" if here else "the network and any proxy in between"
         return f"it was reached and is slow to answer: try again, and if it stays so look at {where}"
-    if _came_of(error, ConnectionRefusedError) or "refused" in text:
+    if _is_caused_by(error, ConnectionRefusedError) or "refused" in text:
         if here:
             return "is the platform running? start it with `osmosis platform start`"
         return (
             "the host is there, but nothing listens at that port: check the platform's URL (OSMOSIS_PLATFORM_URL), "
             "or ask who runs it"
         )
-    if _came_of(error, socket.gaierror):
+    if _is_caused_by(error, socket.gaierror):
         return "the host's name is not known: check the platform's URL (OSMOSIS_PLATFORM_URL) and the network"
     if here:
         return "is it a platform that listens there? check OSMOSIS_PLATFORM_URL, and the platform's log"
     return "check the network, the proxy settings and the platform's URL (OSMOSIS_PLATFORM_URL)"
 
 
-def _came_of(error: BaseException | None, kind: type[BaseException]) -> bool:
+def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
     """Tell whether ``error``, or what it was raised from, is a ``kind``."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__

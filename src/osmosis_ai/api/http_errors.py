@@ -70,7 +70,7 @@ class PlatformError(OsmosisError):
 
 
 @dataclass(frozen=True)
-class Asker:
+class RequestInfo:
     """Who asked: what the texts need to know of the request."""
 
     platform_url: str
@@ -87,12 +87,12 @@ class Reply:
     content: bytes
 
 
-def rejection(reply: Reply, asker: Asker, redactor: ReplyRedactor) -> PlatformError:
+def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
     """Return the error for a reply that is no success.
 
     Args:
         reply: the reply.
-        asker: whose request it answers.
+        request: whose request it answers.
         redactor: takes secrets out of everything the platform may have echoed.
     """
     received = _object(reply.content)
@@ -101,18 +101,18 @@ def rejection(reply: Reply, asker: Asker, redactor: ReplyRedactor) -> PlatformEr
     platform_code = received.get("code") if isinstance(received.get("code"), str) else None
     hint: str | None
     if status == 401:
-        message, hint = _unauthorized(platform_code, asker)
+        message, hint = _unauthorized(platform_code, request)
     elif status == 426:
-        message, hint = _outdated(body, asker)
+        message, hint = _outdated(body, request)
     elif platform_code in _GIT_SCOPE:
-        words = {"identity": asker.git_identity or "this repository", "platform": asker.platform_url}
+        words = {"identity": request.git_identity or "this repository", "platform": request.platform_url}
         message, hint = (text.format(**words) for text in _GIT_SCOPE[platform_code])
     else:
         said = _sentence(body)
         message = (
             _excerpt(reply, redactor) if said is None else "\n".join([said, *_bullets(body.get("issues"))])
         )
-        hint = _next_step(reply, asker)
+        hint = _next_step(reply, request)
     return PlatformError(
         message,
         status=status,
@@ -157,34 +157,34 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _unauthorized(platform_code: str | None, asker: Asker) -> tuple[str, str]:
+def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str, str]:
     what = {"environment": "OSMOSIS_TOKEN", "given": "This token"}.get(
-        asker.token_origin or "saved", "Your session"
+        request.token_origin or "saved", "Your session"
     )
     mend = {
         "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
         "given": "check that it was copied whole and made for this platform",
-    }.get(asker.token_origin or "saved", "log in again with `osmosis login`")
+    }.get(request.token_origin or "saved", "log in again with `osmosis login`")
     if platform_code == "TOKEN_REVOKED":
         return f"{what} has been revoked.", mend
     if platform_code == "TOKEN_EXPIRED":
         return f"{what} has expired.", mend
     if platform_code in ("AUTH_HEADER_MISSING", "TOKEN_MISSING"):
-        if asker.token_origin is None:
+        if request.token_origin is None:
             return "Not logged in. Run 'osmosis auth login' first.", "log in with `osmosis login`"
         return (
-            f"The token did not reach {asker.platform_url}.",
+            f"The token did not reach {request.platform_url}.",
             "a proxy in between may remove the Authorization header",
         )
-    if asker.token_origin in ("environment", "given"):
-        return f"{what} is not valid on {asker.platform_url}.", mend
+    if request.token_origin in ("environment", "given"):
+        return f"{what} is not valid on {request.platform_url}.", mend
     return "Your session has expired or is no longer valid.", mend
 
 
-def _outdated(body: Mapping[str, Any], asker: Asker) -> tuple[str, str]:
+def _outdated(body: Mapping[str, Any], request: RequestInfo) -> tuple[str, str]:
     message = body.get("message")
     if body.get("status") not in _VERSION_STATUSES or not isinstance(message, str) or not message.strip():
-        message = f"{asker.platform_url} no longer supports this version of Osmosis ({__version__})."
+        message = f"{request.platform_url} no longer supports this version of Osmosis ({__version__})."
     return _printable(message).strip(), "upgrade Osmosis and run the command again"
 
 
@@ -220,7 +220,7 @@ _GIT_SCOPE: Mapping[str | None, tuple[str, str]] = {
 }
 
 
-def missing_git_scope(asker: Asker) -> PlatformError:
+def missing_git_scope(request: RequestInfo) -> PlatformError:
     """Return the error for a request that needs a repository and has none."""
     message, hint = _NO_SCOPE
     code = "GIT_SCOPE_HEADER_REQUIRED"
@@ -229,16 +229,16 @@ def missing_git_scope(asker: Asker) -> PlatformError:
         platform_code=code,
         code="VALIDATION",
         details={"platform_code": code},
-        hint=hint.format(platform=asker.platform_url),
+        hint=hint.format(platform=request.platform_url),
     )
 
 
-def _next_step(reply: Reply, asker: Asker) -> str | None:
+def _next_step(reply: Reply, request: RequestInfo) -> str | None:
     if reply.status == 429:
         wait = retry_after_s(reply.headers)
         return f"wait {wait:.0f} s and try again" if wait else "wait a little and try again"
     if reply.status >= 500:
-        return f"{asker.platform_url} failed; try again, and if it goes on failing see the platform's log"
+        return f"{request.platform_url} failed; try again, and if it goes on failing see the platform's log"
     return None
 
 

@@ -41,13 +41,13 @@ def _run(arguments: Sequence[str]) -> int:
             status = run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        _let_go_of_stdout()
+        _detach_stdout()
         return BROKEN_PIPE_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
     except OSError as error:
         sys.stderr.write(f"Error: cannot write the result: {error.strerror}\n")
-        _let_go_of_stdout()
+        _detach_stdout()
         return 1
     return status
 
@@ -74,7 +74,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for good
 
 
-def _let_go_of_stdout() -> None:
+def _detach_stdout() -> None:
     """Keep the interpreter's own flush at exit from complaining about what could not be written."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())

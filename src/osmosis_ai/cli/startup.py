@@ -23,12 +23,12 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.errors import ConflictError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.env.files import JudgedEnvFile
+    from osmosis_ai.services.env.files import ClassifiedEnvFile
 
 PROFILE = (TOKEN_ENV, PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV)
 ENV_COMMANDS = "env"
 _NAMES_SHOWN = 12
-_taken: JudgedEnvFile | None = None
+_taken: ClassifiedEnvFile | None = None
 
 
 def prepare_environment(
@@ -52,27 +52,27 @@ def prepare_environment(
     for name in PROFILE:
         if os.environ.get(name) == "":
             del os.environ[name]
-    judged = None if command == ENV_COMMANDS else _env_file(output, env_file)
-    if judged is not None:
-        if judged.allowed:
+    classified = None if command == ENV_COMMANDS else _env_file(output, env_file)
+    if classified is not None:
+        if classified.allowed:
             ignored = PLATFORM_URL_ENV if chosen else None
-            _refuse_mixed_profile(judged.file.path, judged.file.values, ignore=ignored)
-        _tell_what_is_ignored(output, judged)
-        os.environ.update(judged.used)
-    set_file_addresses(judged.guarded_addresses if judged is not None else {})
+            _refuse_mixed_profile(classified.file.path, classified.file.values, ignore=ignored)
+        _tell_what_is_ignored(output, classified)
+        os.environ.update(classified.used)
+    set_file_addresses(classified.guarded_addresses if classified is not None else {})
     global _taken
-    _taken = judged
+    _taken = classified
     if chosen is not None:
         os.environ[PLATFORM_URL_ENV] = chosen
     _refuse_insecure_platform(output)
 
 
-def taken_env_file() -> JudgedEnvFile | None:
+def current_env_file() -> ClassifiedEnvFile | None:
     """Return the environment file of the command that runs, or None when there is none or it is not read."""
     return _taken
 
 
-def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None:
+def _env_file(output: OutputContext, named: Path | None) -> ClassifiedEnvFile | None:
     """Read and judge the file that counts here; None when there is none, or none that may be read."""
     from osmosis_ai.workspace import env_file
 
@@ -80,7 +80,7 @@ def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None
     if named is None and not os.path.lexists(path):
         return None
     from osmosis_ai.services.env.consents import EnvConsents
-    from osmosis_ai.services.env.files import judge
+    from osmosis_ai.services.env.files import classify_env_file
 
     try:
         file = (
@@ -96,16 +96,16 @@ def _env_file(output: OutputContext, named: Path | None) -> JudgedEnvFile | None
     for line in file.bad_lines:
         output.warn(f"{file.path}, line {line}: not `NAME=value`, ignored.")
     allowed = named is not None or EnvConsents().allows(file.path, file.digest)
-    return judge(file, os.environ, allowed=allowed)
+    return classify_env_file(file, os.environ, allowed=allowed)
 
 
-def _tell_what_is_ignored(output: OutputContext, judged: JudgedEnvFile) -> None:
+def _tell_what_is_ignored(output: OutputContext, classified: ClassifiedEnvFile) -> None:
     """Say in one line what a file may not do; names that are only for rollouts are told of once."""
     from osmosis_ai.services.env.consents import EnvConsents
 
-    file = judged.file
-    never, waiting = judged.names("never"), judged.names("needs_permission")
-    kept = [] if EnvConsents().told(file.path, file.digest) else judged.names("rollouts")
+    file = classified.file
+    never, waiting = classified.names("never"), classified.names("needs_permission")
+    kept = [] if EnvConsents().told(file.path, file.digest) else classified.names("rollouts")
     told = [
         f"{_listed(names)} ({why})"
         for names, why in (

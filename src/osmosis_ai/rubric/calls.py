@@ -83,7 +83,7 @@ _ABSENT: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Standing:
+class CallStates:
     """How every call of a session stands, addressed by record, model (both from 0) and run (from 0).
 
     Attributes:

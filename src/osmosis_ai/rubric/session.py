@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rubric.calls import CallRecord, Standing
+from osmosis_ai.rubric.calls import CallRecord, CallStates
 from osmosis_ai.rubric.errors import ProviderRequestError, UnscoredError
 from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
@@ -90,7 +90,7 @@ class JudgingSession:
         elapsed_before_s: seconds that earlier sessions worked.
 
     Attributes:
-        standing: how every call stands.
+        call_states: how every call stands.
         usage: what each judge has cost.
         stops: why calls are left, by judge; filled by :meth:`run`.
         ended: calls that ended in this session.
@@ -130,7 +130,7 @@ class JudgingSession:
         self._started: float | None = None
         self._finished: float | None = None
         self.ended = 0
-        self.standing = Standing(len(index), len(spec.judges), spec.runs)
+        self.call_states = CallStates(len(index), len(spec.judges), spec.runs)
         self.usage = [JudgeUsage() for _ in spec.judges]
         self.stops: list[Stop] = []
 
@@ -146,9 +146,9 @@ class JudgingSession:
             return 0.0
         return (self._finished or time.monotonic()) - self._started
 
-    def take_in(self, call: CallRecord, offset: int) -> None:
+    def count_call(self, call: CallRecord, offset: int) -> None:
         """Count a call that is durable."""
-        self.standing.settle(call, offset)
+        self.call_states.settle(call, offset)
         self.usage[call.model].add(call)
         tokens = call.input_tokens + call.output_tokens
         # A call that failed before an answer cost nothing, and says nothing of what one costs.
@@ -189,13 +189,13 @@ class JudgingSession:
 
     def snapshot(self) -> SessionSnapshot:
         """Return how far the session is."""
-        standing, seconds = self.standing, self.session_s
+        call_states, seconds = self.call_states, self.session_s
         return SessionSnapshot(
-            completed=len(standing) - standing.open_count(),
-            total=len(standing),
-            scored=standing.count("scored"),
-            unscored=standing.count("unscored"),
-            failed=standing.count("failed"),
+            completed=len(call_states) - call_states.open_count(),
+            total=len(call_states),
+            scored=call_states.count("scored"),
+            unscored=call_states.count("unscored"),
+            failed=call_states.count("failed"),
             mean=self._score_sum / self._score_count if self._score_count else None,
             tokens=self._spending.tokens,
             cost_usd=self._spending.cost_usd if self._spending.cost_known else None,
@@ -229,15 +229,15 @@ class JudgingSession:
         return Dispatcher(
             self._calls(number),
             attempt,
-            limit=max(1, min(self._queue_length, self.standing.open_count(number))),
+            limit=max(1, min(self._queue_length, self.call_states.open_count(number))),
             gate=self._closed,
         )
 
     def _calls(self, number: int) -> Iterator[_Call]:
-        if not self.standing.open_count(number):
+        if not self.call_states.open_count(number):
             return
         for record in self._index.records():
-            for run in self.standing.open_runs(record.index - 1, number):
+            for run in self.call_states.open_runs(record.index - 1, number):
                 yield _Call(record, run)
 
     async def _attempt(self, number: int, judge: Judge, call: _Call) -> bool:
@@ -264,7 +264,7 @@ class JudgingSession:
 
     async def _record(self, ended: CallRecord) -> None:
         offset = await self._journal.append_line(ended.to_line())
-        self.take_in(ended, offset)
+        self.count_call(ended, offset)
         self.ended += 1
         if ended.score is not None:
             self._score_sum += ended.score

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.rubric.calls import CallRecord, Standing
+from osmosis_ai.rubric.calls import CallRecord, CallStates
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
@@ -56,7 +56,7 @@ class SessionResult:
 
     spec: SessionSpec
     index: RecordIndex
-    standing: Standing
+    call_states: CallStates
     usage: list[JudgeUsage]
     journal: Path
     stop: Stop | None
@@ -68,7 +68,7 @@ class SessionResult:
     @property
     def complete(self) -> bool:
         """Whether every call has a score."""
-        return self.standing.count("scored") == len(self.standing)
+        return self.call_states.count("scored") == len(self.call_states)
 
     @property
     def cost_usd(self) -> float | None:
@@ -86,7 +86,7 @@ class SessionResult:
         low, high = self.spec.bounds
         lows = np.frombuffer(self.index.lows)
         highs = np.frombuffer(self.index.highs)
-        scores = np.frombuffer(self.standing.scores).reshape(self.standing.shape)
+        scores = np.frombuffer(self.call_states.scores).reshape(self.call_states.shape)
         human = np.frombuffer(self.index.human)
         if (lows != low).any() or (highs != high).any():
             scores = rescaled(scores, lows[:, None, None], highs[:, None, None], to_low=low, to_high=high)
@@ -107,7 +107,7 @@ class SessionResult:
         """Yield every record with its calls, in the order of the file."""
         with JournalReader(self.journal) as journal:
             for record in self.index.records():
-                yield JudgedRecord(record, _calls(journal, self.standing.offsets(record.index - 1)))
+                yield JudgedRecord(record, _calls(journal, self.call_states.offsets(record.index - 1)))
 
 
 def _calls(journal: JournalReader, offsets: list[int]) -> list[CallRecord | None]:
@@ -136,19 +136,19 @@ def statistics(scores: Iterable[float]) -> dict[str, float]:
 
 def counts(result: SessionResult) -> dict[str, Any]:
     """Return what became of records and calls; those without a score are never among the scored."""
-    standing = result.standing
+    call_states = result.call_states
     return {
         "records": len(result.index),
-        "calls": len(standing),
-        "scored": standing.count("scored"),
-        "unscored": standing.count("unscored"),
-        "failed": standing.count("failed"),
-        "pending": standing.pending,
-        "records_unscored": standing.records_with("unscored"),
-        "records_failed": standing.records_with("failed"),
-        "records_pending": standing.records_with(None),
-        "unscored_by_reason": standing.reasons("unscored"),
-        "failed_by_reason": standing.reasons("failed"),
+        "calls": len(call_states),
+        "scored": call_states.count("scored"),
+        "unscored": call_states.count("unscored"),
+        "failed": call_states.count("failed"),
+        "pending": call_states.pending,
+        "records_unscored": call_states.records_with("unscored"),
+        "records_failed": call_states.records_with("failed"),
+        "records_pending": call_states.records_with(None),
+        "unscored_by_reason": call_states.reasons("unscored"),
+        "failed_by_reason": call_states.reasons("failed"),
     }
 
 

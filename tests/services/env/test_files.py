@@ -12,25 +12,25 @@ from osmosis_ai.llm.file_addresses import set_file_addresses
 from osmosis_ai.llm.providers import resolve_model
 from osmosis_ai.rubric.judge_model import resolve_judge
 from osmosis_ai.services.env.consents import EnvConsents
-from osmosis_ai.services.env.files import JudgedEnvFile, judge
+from osmosis_ai.services.env.files import ClassifiedEnvFile, classify_env_file
 from osmosis_ai.workspace.env_file import read_named_env_file
 
 ELSEWHERE = "https://elsewhere.example/v1"
 OF_THE_FILE = {"OPENAI_API_KEY": "of-the-file", "OPENAI_BASE_URL": ELSEWHERE}
 
 
-def judged(
+def classified(
     values: Mapping[str, str], environ: Mapping[str, str] | None = None, *, allowed: bool = False
-) -> JudgedEnvFile:
+) -> ClassifiedEnvFile:
     path = Path(".env")
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    return judge(read_named_env_file(path.absolute()), environ or {}, allowed=allowed)
+    return classify_env_file(read_named_env_file(path.absolute()), environ or {}, allowed=allowed)
 
 
 @pytest.fixture
 def guarded() -> Iterator[None]:
     """The environment of a command whose `.env` has an address and a key of its own."""
-    set_file_addresses(judged(OF_THE_FILE).guarded_addresses)
+    set_file_addresses(classified(OF_THE_FILE).guarded_addresses)
     yield
     set_file_addresses({})
 
@@ -60,7 +60,7 @@ def test_an_address_of_ones_own_is_no_concern_of_the_file(guarded: None) -> None
 
 
 @pytest.mark.parametrize(
-    "values, environ, standings",
+    "values, environ, uses",
     [
         ({"SEARCH_KEY": "1"}, {}, {"SEARCH_KEY": "rollouts"}),
         (
@@ -86,14 +86,14 @@ def test_an_address_of_ones_own_is_no_concern_of_the_file(guarded: None) -> None
     ],
 )
 def test_what_becomes_of_a_name(
-    values: dict[str, str], environ: dict[str, str], standings: dict[str, str]
+    values: dict[str, str], environ: dict[str, str], uses: dict[str, str]
 ) -> None:
-    found = judged(values, environ).standings
-    assert {name: found[name] for name in standings} == standings
+    found = classified(values, environ).uses
+    assert {name: found[name] for name in uses} == uses
 
 
 def test_a_rollout_gets_what_its_config_lists_and_nothing_that_starts_programs() -> None:
-    file = judged({"SEARCH_KEY": "1", "OTHER": "2", "LD_PRELOAD": "/evil.so", "PATH": "/evil"})
+    file = classified({"SEARCH_KEY": "1", "OTHER": "2", "LD_PRELOAD": "/evil.so", "PATH": "/evil"})
     assert file.values_for_rollout(["SEARCH_KEY", "LD_PRELOAD", "PATH", "ABSENT"]) == {"SEARCH_KEY": "1"}
 
 
@@ -111,9 +111,9 @@ def test_a_rollout_never_gets_an_address_of_the_file_with_a_key_from_elsewhere(
     values: dict[str, str], secrets: dict[str, str]
 ) -> None:
     with pytest.raises(ConflictError, match="would send"):
-        judged(values).refuse_redirected(secrets)
-    judged(values, allowed=True).refuse_redirected(secrets)
-    judged(values).refuse_redirected(values)
+        classified(values).refuse_redirected(secrets)
+    classified(values, allowed=True).refuse_redirected(secrets)
+    classified(values).refuse_redirected(values)
 
 
 def test_permissions_are_the_users_alone_and_survive_a_damaged_file(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.output.results import Styled, Table
-from osmosis_ai.services.env.files import EnvFileStatus, Standing
+from osmosis_ai.services.env.files import EnvFileStatus, VariableUse
 
 EnvFileArgument = Annotated[
     Path | None,
     typer.Argument(help="The file, or the directory it is in; the one that is read here by default."),
 ]
-_SHOWN: dict[Standing, Styled] = {
+_SHOWN: dict[VariableUse, Styled] = {
     "used": Styled("used", "good"),
     "shell": Styled("the shell has its own, which is used", "dim"),
     "rollouts": Styled("for rollouts whose config lists it as a secret", "dim"),
@@ -28,13 +28,10 @@ _NO_LINE = Styled("ignored: not `NAME=value`", "warn")
 
 def names_table(status: EnvFileStatus) -> Table:
     """Return the names of a file, what becomes of each, and where its addresses lead; no values."""
-    assert status.judged is not None
-    rows = [
-        (name, _SHOWN[standing], status.addresses.get(name))
-        for name, standing in status.judged.standings.items()
-    ]
-    rows += [(name, _UNRESOLVED, None) for name in status.judged.file.unresolved]
-    rows += [(f"line {line}", _NO_LINE, None) for line in status.judged.file.bad_lines]
+    assert status.classified is not None
+    rows = [(name, _SHOWN[use], status.addresses.get(name)) for name, use in status.classified.uses.items()]
+    rows += [(name, _UNRESOLVED, None) for name in status.classified.file.unresolved]
+    rows += [(f"line {line}", _NO_LINE, None) for line in status.classified.file.bad_lines]
     return Table(
         ["Name", "Use", "Host"],
         rows,

@@ -11,7 +11,7 @@ def status(path: EnvFileArgument = None) -> OperationResult:
     from osmosis_ai.services.env.files import env_file_status
 
     found = env_file_status(path)
-    if found.judged is None:
+    if found.classified is None:
         message = found.refusal or f"There is no {found.path}."
         return OperationResult(
             operation="env.status",
@@ -19,8 +19,8 @@ def status(path: EnvFileArgument = None) -> OperationResult:
             resource=found.resource(),
             next_steps=[f"To mend that: {found.remedy}"] if found.remedy else [],
         )
-    waiting = found.judged.names("needs_permission")
-    said = "You have allowed this file." if found.judged.allowed else "You have not allowed this file."
+    waiting = found.classified.names("needs_permission")
+    said = "You have allowed this file." if found.classified.allowed else "You have not allowed this file."
     return OperationResult(
         operation="env.status",
         message=said,

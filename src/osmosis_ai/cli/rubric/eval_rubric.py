@@ -208,8 +208,8 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
     """
     from osmosis_ai.cli.rubric import tables
 
-    standing, stop = outcome.result.standing, outcome.result.stop
-    errors = standing.count("failed") + standing.count("unscored")
+    call_states, stop = outcome.result.call_states, outcome.result.stop
+    errors = call_states.count("failed") + call_states.count("unscored")
     halted = stop is not None and stop.kind != "fault"
     result = OperationResult(
         operation=operation,
@@ -246,8 +246,8 @@ def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
         "number": result.spec.runs,
         "statistics": dict(outcome.statistics),
         "record_count": len(result.index),
-        "error_count": result.standing.count("failed"),
-        "unscored_count": result.standing.count("unscored"),
+        "error_count": result.call_states.count("failed"),
+        "unscored_count": result.call_states.count("unscored"),
         "output_path": str(outcome.output_path),
         "rubric_id": result.spec.rubric_id,
         "rubric_source": prepared.chosen.source,

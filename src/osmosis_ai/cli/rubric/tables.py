@@ -72,23 +72,23 @@ def _classic_head(outcome: RubricOutcome) -> Iterator[str]:
 
 def message(outcome: RubricOutcome) -> str:
     """Return why a session that was halted ended, in a sentence."""
-    stop, standing = outcome.result.stop, outcome.result.standing
+    stop, call_states = outcome.result.stop, outcome.result.call_states
     why = "interrupted" if stop is None or stop.kind == "interrupted" else f"stopped ({stop.reason})"
-    left = f"{formats.count(standing.pending)} of {formats.count(len(standing))} calls are pending"
+    left = f"{formats.count(call_states.pending)} of {formats.count(len(call_states))} calls are pending"
     return f"Rubric evaluation {why}. {left}."
 
 
 def what_is_missing(outcome: RubricOutcome) -> str:
     """Return how many calls have no score, by reason, and one of the errors."""
-    standing, parts = outcome.result.standing, []
+    call_states, parts = outcome.result.call_states, []
     for status in ("failed", "unscored"):
-        reasons = standing.reasons(status)
+        reasons = call_states.reasons(status)
         if reasons:
             told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
             parts.append(f"{formats.count(sum(reasons.values()))} {status} ({told})")
-    if standing.pending:
-        parts.append(f"{formats.count(standing.pending)} not asked")
-    missing = f"Of {_number(len(standing), 'call')}: {', '.join(parts)}."
+    if call_states.pending:
+        parts.append(f"{formats.count(call_states.pending)} not asked")
+    missing = f"Of {_number(len(call_states), 'call')}: {', '.join(parts)}."
     stop = outcome.result.stop
     first = stop.reason if stop is not None else _first_error(outcome)
     return f"{missing} {first}".rstrip()
@@ -210,19 +210,19 @@ def _summary(statistics: Mapping[str, float]) -> str:
 
 def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     result, numbers = outcome.result, outcome.statistics
-    standing = result.standing
-    scored = standing.count("scored")
+    call_states = result.call_states
+    scored = call_states.count("scored")
     yield "average", Styled(f"{numbers['average']:.4f}" if scored else formats.MISSING, "strong")
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
     for status, tone in (("unscored", "warn"), ("failed", "bad")):
-        reasons = standing.reasons(status)  # type: ignore[arg-type]
+        reasons = call_states.reasons(status)  # type: ignore[arg-type]
         if reasons:
             told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
             yield status, Styled(f"{formats.count(sum(reasons.values()))}: {told}", tone)  # type: ignore[arg-type]
-    if standing.pending:
-        yield "pending", Styled(formats.count(standing.pending), "pending")
+    if call_states.pending:
+        yield "pending", Styled(formats.count(call_states.pending), "pending")
     if result.resumed:
         yield "from earlier sessions", formats.count(result.resumed)
     tokens = sum(judge.input_tokens + judge.output_tokens for judge in result.usage)

@@ -35,7 +35,7 @@ from osmosis_ai.workspace.env_file import (
     read_workspace_env_file,
 )
 
-Standing = Literal["used", "shell", "needs_permission", "rollouts", "never"]
+VariableUse = Literal["used", "shell", "needs_permission", "rollouts", "never"]
 """What becomes of one name of a file.
 
 ``used``: taken into this process. ``shell``: the shell has it, which wins. ``needs_permission``: not until the
@@ -49,22 +49,22 @@ _CREDENTIAL = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
 
 
 @dataclass(frozen=True)
-class JudgedEnvFile:
+class ClassifiedEnvFile:
     """A file and what becomes of its names.
 
     Attributes:
         file: what was read.
         allowed: whether the user has allowed this content, or named the file.
-        standings: each name's.
+        uses: each name's.
     """
 
     file: EnvFile
     allowed: bool
-    standings: Mapping[str, Standing]
+    uses: Mapping[str, VariableUse]
 
-    def names(self, *standings: Standing) -> list[str]:
-        """Return the names with one of these standings, in the file's order."""
-        return [name for name, standing in self.standings.items() if standing in standings]
+    def names(self, *uses: VariableUse) -> list[str]:
+        """Return the names with one of these uses, in the file's order."""
+        return [name for name, use in self.uses.items() if use in uses]
 
     @property
     def used(self) -> dict[str, str]:
@@ -106,7 +106,7 @@ class JudgedEnvFile:
         return FileAddress(values[name], tuple(credentials), frozenset(values.values()), self.file.path)
 
 
-def judge(file: EnvFile, environ: Mapping[str, str], *, allowed: bool) -> JudgedEnvFile:
+def classify_env_file(file: EnvFile, environ: Mapping[str, str], *, allowed: bool) -> ClassifiedEnvFile:
     """Decide about every name of a file.
 
     Args:
@@ -114,18 +114,18 @@ def judge(file: EnvFile, environ: Mapping[str, str], *, allowed: bool) -> Judged
         environ: the shell's variables; they win over the file's.
         allowed: whether the user has allowed this content, or named the file.
     """
-    judge_name = _Judge(file.values, environ, allowed)
-    standings = {name: judge_name(name) for name in file.values}
-    return JudgedEnvFile(file, allowed, standings)
+    classify = _Classifier(file.values, environ, allowed)
+    uses = {name: classify(name) for name in file.values}
+    return ClassifiedEnvFile(file, allowed, uses)
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Classifier:
     values: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
     allowed: bool
 
-    def __call__(self, name: str) -> Standing:
+    def __call__(self, name: str) -> VariableUse:
         addresses = address_variables()
         if name in _OURS:
             return self._unless_in_shell(name, permitted=self.allowed)
@@ -139,7 +139,7 @@ class _Judge:
             return self._address_of_others(redirects["whose"])
         return "rollouts"
 
-    def _unless_in_shell(self, name: str, *, permitted: bool) -> Standing:
+    def _unless_in_shell(self, name: str, *, permitted: bool) -> VariableUse:
         if name in self.environ:
             return "shell"
         return "used" if permitted else "needs_permission"
@@ -151,7 +151,7 @@ class _Judge:
             self.environ.get(name, "").strip() for name in names
         )
 
-    def _address_of_others(self, whose: str) -> Standing:
+    def _address_of_others(self, whose: str) -> VariableUse:
         """Decide about an address of a service we do not know: its credentials are what is called alike."""
         alike = _credentials_like(whose, (*self.values, *self.environ))
         return "rollouts" if self.allowed or self._is_own(alike) else "needs_permission"
@@ -163,30 +163,30 @@ class EnvFileStatus:
 
     Attributes:
         path: where it is, or would be.
-        judged: what is in it; None where there is none, or it is not read.
+        classified: what is in it; None where there is none, or it is not read.
         refusal: why it is not read.
         remedy: what mends that.
         addresses: the hosts that its addresses name, by variable.
     """
 
     path: Path
-    judged: JudgedEnvFile | None = None
+    classified: ClassifiedEnvFile | None = None
     refusal: str | None = None
     remedy: str | None = None
     addresses: Mapping[str, str] = field(default_factory=dict)
 
     def resource(self) -> dict[str, Any]:
         """Return the status as scripts see it: names, never values."""
-        judged = self.judged
+        classified = self.classified
         return {
             "path": str(self.path),
-            "state": "unread" if self.refusal else "absent" if judged is None else "read",
+            "state": "unread" if self.refusal else "absent" if classified is None else "read",
             "reason": self.refusal,
-            "allowed": judged is not None and judged.allowed,
-            "sha256": judged.file.digest if judged is not None else None,
-            "names": dict(judged.standings) if judged is not None else {},
-            "unresolved": list(judged.file.unresolved) if judged is not None else [],
-            "bad_lines": list(judged.file.bad_lines) if judged is not None else [],
+            "allowed": classified is not None and classified.allowed,
+            "sha256": classified.file.digest if classified is not None else None,
+            "names": dict(classified.uses) if classified is not None else {},
+            "unresolved": list(classified.file.unresolved) if classified is not None else [],
+            "bad_lines": list(classified.file.bad_lines) if classified is not None else [],
             "addresses": dict(self.addresses),
         }
 
@@ -209,9 +209,9 @@ def env_file_status(path: Path | None = None) -> EnvFileStatus:
         return EnvFileStatus(path, refusal=error.message, remedy=error.hint)
     if file is None:
         return EnvFileStatus(path)
-    judged = judge(file, os.environ, allowed=EnvConsents().allows(path, file.digest))
+    classified = classify_env_file(file, os.environ, allowed=EnvConsents().allows(path, file.digest))
     hosts = {name: _host(file.values[name]) for name in file.values if _is_address(name)}
-    return EnvFileStatus(path, judged, addresses=hosts)
+    return EnvFileStatus(path, classified, addresses=hosts)
 
 
 def allow_env_file(path: Path | None = None) -> EnvFileStatus:
@@ -230,9 +230,9 @@ def allow_env_file(path: Path | None = None) -> EnvFileStatus:
             details=status.resource(),
             hint=f"{status.remedy}; or name it for one command: osmosis --env-file {status.path} …",
         )
-    if status.judged is None:
+    if status.classified is None:
         raise NotFoundError(f"there is no {status.path}.", details={"path": str(status.path)})
-    EnvConsents().allow(status.path, status.judged.file.digest)
+    EnvConsents().allow(status.path, status.classified.file.digest)
     return env_file_status(status.path)
 
 

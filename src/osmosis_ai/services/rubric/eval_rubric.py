@@ -213,8 +213,8 @@ async def _judge(
     fault: OsmosisError | None = None
     try:
         if resume:
-            _take_in(session, journal_path, replay(journal_path))
-        resumed = session.standing.count("scored")
+            _replay_calls(session, journal_path, replay(journal_path))
+        resumed = session.call_states.count("scored")
         await session.run()
     except OsmosisError as error:
         if not session.session_s:
@@ -225,7 +225,7 @@ async def _judge(
     result = SessionResult(
         spec=prepared.spec,
         index=prepared.index,
-        standing=session.standing,
+        call_states=session.call_states,
         usage=session.usage,
         journal=journal_path,
         stop=_main_stop(session.stops),
@@ -237,18 +237,18 @@ async def _judge(
     return result, fault
 
 
-def _take_in(session: JudgingSession, path: Path, calls: Iterator[tuple[int, Any]]) -> None:
+def _replay_calls(session: JudgingSession, path: Path, calls: Iterator[tuple[int, Any]]) -> None:
     from osmosis_ai.errors import ConflictError
 
     for offset, call in calls:
-        if not session.standing.holds(call):
+        if not session.call_states.holds(call):
             raise ConflictError(
                 f"the journal '{path}' is damaged: it has a call of record {call.record}, which is not part of "
                 "the session.",
                 hint="leave out `--resume` to start over; the damaged journal is kept",
             )
-        session.take_in(call, offset)
-    session.standing.reopen_scoreless()
+        session.count_call(call, offset)
+    session.call_states.reopen_scoreless()
 
 
 def _main_stop(stops: list[Stop]) -> Stop | None:
@@ -264,8 +264,8 @@ def _write(
     from osmosis_ai.rubric.trust import trust_report
     from osmosis_ai.services.rubric.results import write_report_page, write_results
 
-    overall = statistics(result.standing.scores)
-    trust = trust_report(result.table, seed=prepared.spec.seed, pending_calls=result.standing.pending)
+    overall = statistics(result.call_states.scores)
+    trust = trust_report(result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending)
     compared = prepared.baseline.compare(_comparable(overall, result)) if prepared.baseline else None
     records = write_results(
         output, prepared, result, statistics=overall, trust=trust, comparison=compared, keep=keep
@@ -287,8 +287,8 @@ def _write(
 
 
 def _comparable(overall: Mapping[str, float], result: SessionResult) -> dict[str, float]:
-    scored = result.standing.count("scored")
-    total = len(result.standing)
+    scored = result.call_states.count("scored")
+    total = len(result.call_states)
     return {**overall, "total_runs": total, "success_count": scored, "failure_count": total - scored}
 
 

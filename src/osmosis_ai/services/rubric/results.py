@@ -134,7 +134,7 @@ def _head(prepared: PreparedRubric, result: SessionResult, statistics: Mapping[s
 def _classic_head(
     prepared: PreparedRubric, result: SessionResult, statistics: Mapping[str, float]
 ) -> dict[str, Any]:
-    scored, total = result.standing.count("scored"), len(result.standing)
+    scored, total = result.call_states.count("scored"), len(result.call_states)
     return {
         "generated_at": _now(),
         "rubric_id": result.spec.rubric_id,

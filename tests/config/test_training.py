@@ -94,6 +94,14 @@ def test_everything_that_is_wrong_is_reported_at_once():
     }
 
 
+def test_what_is_wrong_is_told_in_the_order_of_the_keys():
+    issues = issues_of(
+        training={"lr": 0, "total_epochs": 0, "rollout_batch_size": 0}, advanced={"vllm_command": 3}
+    )
+    keys = ["training.lr", "training.total_epochs", "training.rollout_batch_size", "advanced.vllm_command"]
+    assert list(issues) == keys
+
+
 def test_the_error_carries_the_issues_for_programs():
     with pytest.raises(InvalidConfigError) as caught:
         from_config(training={"lr": 0}, shown_path="configs/training/x.toml")

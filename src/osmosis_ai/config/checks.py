@@ -11,6 +11,7 @@ from datetime import date, datetime, time
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from osmosis_ai.config.issues import Issue, as_written, closest, value_issue
 from osmosis_ai.config.lines import key_lines
@@ -147,10 +148,10 @@ def section_issues(
     try:
         model.model_validate(section, context=context)
     except ValidationError as error:
-        # Each member of a union reports on its own.
-        for key, detail in {
-            str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))
-        }.items():
+        details: dict[str, ErrorDetails] = {}
+        for detail in error.errors(include_url=False):
+            details.setdefault(str(detail["loc"][0]), detail)  # each member of a union reports on its own
+        for key, detail in details.items():
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
             elif detail["type"] == "extra_forbidden":

@@ -47,7 +47,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SealedColumn:
     """Where sealed values lie: a table, its column, and what a value of one row is bound to."""
 
     id: InstrumentedAttribute[str]
@@ -55,9 +55,9 @@ class _Place:
     context: Callable[[str], str]
 
 
-_PLACES = (
-    _Place(DbSecret.id, DbSecret.sealed, secret_context),
-    _Place(DbRun.id, DbRun.sealed_secrets, secrets_context),
+_SEALED_COLUMNS = (
+    _SealedColumn(DbSecret.id, DbSecret.sealed, secret_context),
+    _SealedColumn(DbRun.id, DbRun.sealed_secrets, secrets_context),
 )
 
 
@@ -72,12 +72,12 @@ def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
     with _exclusively(vault.key_file):
         vault.rotate(clock.now())
         resealed, damaged = 0, []
-        for place in _PLACES:
-            for ids in _batches(db, place):
-                done, failed = _reseal(db, vault, place, ids)
+        for column in _SEALED_COLUMNS:
+            for ids in _batches(db, column):
+                done, failed = _reseal(db, vault, column, ids)
                 resealed += done
                 damaged += failed
-        in_use = {key for place in _PLACES for key in _keys_in_use(db, place)}
+        in_use = {key for column in _SEALED_COLUMNS for key in _keys_in_use(db, column)}
         forgotten = vault.forget_replaced_keys(before=clock.now() - KEPT_FOR, in_use=in_use)
         return Rotation(resealed, forgotten, damaged)
 
@@ -96,24 +96,24 @@ def _exclusively(key_file: Path) -> Iterator[None]:
         ) from None
 
 
-def _batches(db: Database, place: _Place) -> Iterator[Sequence[str]]:
+def _batches(db: Database, column: _SealedColumn) -> Iterator[Sequence[str]]:
     after = ""
     while True:
         with db.session() as session:
-            query = select(place.id).where(place.sealed.is_not(None), place.id > after)
-            ids = session.scalars(query.order_by(place.id).limit(_BATCH)).all()
+            query = select(column.id).where(column.sealed.is_not(None), column.id > after)
+            ids = session.scalars(query.order_by(column.id).limit(_BATCH)).all()
         if not ids:
             return
         yield ids
         after = ids[-1]
 
 
-def _reseal(db: Database, vault: Vault, place: _Place, ids: Sequence[str]) -> tuple[int, list[str]]:
+def _reseal(db: Database, vault: Vault, column: _SealedColumn, ids: Sequence[str]) -> tuple[int, list[str]]:
     done, damaged = 0, []
-    table = place.id.class_
+    table = column.id.class_
     with db.transaction() as session:
-        for row in session.scalars(select(table).where(place.id.in_(ids)).with_for_update()):
-            sealed, context = getattr(row, place.sealed.key), place.context(row.id)
+        for row in session.scalars(select(table).where(column.id.in_(ids)).with_for_update()):
+            sealed, context = getattr(row, column.sealed.key), column.context(row.id)
             # A run may have ended meanwhile, and its values are gone.
             if sealed is None or not vault.is_stale(sealed):
                 continue
@@ -122,12 +122,12 @@ def _reseal(db: Database, vault: Vault, place: _Place, ids: Sequence[str]) -> tu
             except VaultError:
                 damaged.append(context)
                 continue
-            setattr(row, place.sealed.key, vault.seal(plaintext, context=context))
+            setattr(row, column.sealed.key, vault.seal(plaintext, context=context))
             done += 1
     return done, damaged
 
 
-def _keys_in_use(db: Database, place: _Place) -> set[bytes]:
+def _keys_in_use(db: Database, column: _SealedColumn) -> set[bytes]:
     with db.session() as session:
-        rows = session.scalars(select(place.sealed).where(place.sealed.is_not(None)))
+        rows = session.scalars(select(column.sealed).where(column.sealed.is_not(None)))
         return {key_id_of(sealed) for sealed in rows.yield_per(_BATCH) if sealed is not None}

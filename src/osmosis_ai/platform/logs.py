@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -157,7 +157,7 @@ def _bounded_details(details: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(line: DbLogLine) -> LogEntry:
-    moment = line.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = wire_time(line.timestamp)
     return LogEntry(
         timestamp=moment, level=line.level, step=line.step, message=line.message, details=line.details
     )

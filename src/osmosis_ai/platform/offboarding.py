@@ -133,10 +133,7 @@ class Offboarding:
                 continue
             line = LogLine(f"stopped with the account of {user.email}, who submitted it", step="run")
             self._logs.add(session, run.id, [line])
-            if run.status == "pending":
-                self._leases.end(run, "stopped")
-            else:
-                run.stop_requested_at = self._clock.now()
+            self._leases.ask_to_stop(run)
         return [run.name for run in runs]
 
     def _forget_uploads(self, session: Session, user: DbUser) -> None:

@@ -40,7 +40,8 @@ class WireModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def _to_wire_time(moment: datetime) -> str:
+def wire_time(moment: datetime) -> str:
+    """Return a moment as it is sent: ISO 8601 in UTC with milliseconds and ``Z``."""
     return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -48,7 +49,7 @@ def _zoned(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
-Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(_to_wire_time, return_type=str)]
+Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(wire_time, return_type=str)]
 """A moment with a zone; sent as ISO 8601 in UTC with ``Z``."""
 
 

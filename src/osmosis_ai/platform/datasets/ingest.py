@@ -119,7 +119,7 @@ class Ingest:
         """End an upload that will not become a dataset, if the row still waits for it."""
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
-            current = PendingUpload.of(row) if row is not None else None
+            current = PendingUpload.of(row)
             if row is not None and current is not None and current.upload == pending.upload:
                 row.upload = None
                 row.status = "uploaded" if row.blob_key is not None else "cancelled"
@@ -150,7 +150,7 @@ class Ingest:
     def _work_on(self, dataset_id: str) -> None:
         with self._db.session() as session:
             row = session.get(DbDataset, dataset_id)
-        pending = PendingUpload.of(row) if row is not None else None
+        pending = PendingUpload.of(row)
         if row is None or pending is None or pending.etags is None:
             return
         try:
@@ -177,7 +177,7 @@ class Ingest:
         good = info is not None and not check.errors
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
-            current = PendingUpload.of(row) if row is not None else None
+            current = PendingUpload.of(row)
             if row is not None and current is not None and current.upload == pending.upload:
                 row.upload = None
                 if info is not None and good:

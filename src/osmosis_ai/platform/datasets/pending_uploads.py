@@ -47,9 +47,9 @@ class PendingUpload:
     intent: UploadIntent | None = None
 
     @classmethod
-    def of(cls, row: DbDataset) -> PendingUpload | None:
+    def of(cls, row: DbDataset | None) -> PendingUpload | None:
         """Return the upload that a dataset waits for, or None."""
-        record = row.upload
+        record = row.upload if row is not None else None
         if record is None:
             return None
         etags = record["etags"]

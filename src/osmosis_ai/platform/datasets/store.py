@@ -94,7 +94,7 @@ class DatasetStore:
         self,
         workspace_id: str,
         creator_id: str,
-        announced: UploadRequest,
+        request: UploadRequest,
         *,
         overwrite_id: str | None = None,
         intent: UploadIntent | None = None,
@@ -106,7 +106,7 @@ class DatasetStore:
         Args:
             workspace_id: whose dataset it is.
             creator_id: the user who sends them.
-            announced: what is sent.
+            request: what is sent.
             overwrite_id: the dataset of that name which is to be replaced.
             intent: which bytes they are; without it every announcement begins an upload of its own.
 
@@ -116,14 +116,14 @@ class DatasetStore:
             DatasetRejected: the dataset to overwrite has another name.
         """
         if intent is not None:
-            handed_back = self._resume_upload(workspace_id, creator_id, announced, overwrite_id, intent)
+            handed_back = self._resume_upload(workspace_id, creator_id, request, overwrite_id, intent)
             if handed_back is not None:
                 return handed_back
         with self._db.session() as session:
-            self._replaceable(session, workspace_id, announced, overwrite_id)
-        pending = self._begin(announced, creator_id, intent)
+            self._replaceable(session, workspace_id, request, overwrite_id)
+        pending = self._begin(request, creator_id, intent)
         try:
-            row, former = self._register(workspace_id, announced, overwrite_id, pending)
+            row, former = self._register(workspace_id, request, overwrite_id, pending)
         except BaseException:
             self._blobs.abort_upload(pending.upload)
             raise
@@ -234,19 +234,19 @@ class DatasetStore:
         self,
         workspace_id: str,
         creator_id: str,
-        announced: UploadRequest,
+        request: UploadRequest,
         overwrite_id: str | None,
         intent: UploadIntent,
     ) -> tuple[DatasetRecord, UploadInstructions] | None:
         """Hand back the open upload of the same user and bytes, with fresh URLs; None when there is none."""
         with self._db.session() as session:
-            row = find_dataset(session, workspace_id, overwrite_id or announced.name)
-        pending = PendingUpload.of(row) if row is not None else None
-        if row is None or pending is None or row.name != announced.name:
+            row = find_dataset(session, workspace_id, overwrite_id or request.name)
+        pending = PendingUpload.of(row)
+        if row is None or pending is None or row.name != request.name:
             return None
         # What would replace bytes has to say so, each time.
         may_replace = overwrite_id is not None or row.blob_key is None
-        same = pending.is_of(creator_id, announced.extension, announced.size, intent)
+        same = pending.is_of(creator_id, request.extension, request.size, intent)
         if not (same and may_replace) or pending.expires_at <= self._clock.now():
             return None
         try:
@@ -264,53 +264,53 @@ class DatasetStore:
             self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
 
-    def _begin(self, announced: UploadRequest, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
-        in_parts = announced.size >= self.limits.multipart_from_bytes
+    def _begin(self, request: UploadRequest, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
+        in_parts = request.size >= self.limits.multipart_from_bytes
         return PendingUpload(
-            upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{announced.extension}"),
-            extension=announced.extension,
-            size=announced.size,
-            part_size=self.limits.part_bytes if in_parts else announced.size,
+            upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{request.extension}"),
+            extension=request.extension,
+            size=request.size,
+            part_size=self.limits.part_bytes if in_parts else request.size,
             creator_id=creator_id,
             expires_at=self._clock.now() + UPLOAD_TTL,
             intent=intent,
         )
 
     def _register(
-        self, workspace_id: str, announced: UploadRequest, overwrite_id: str | None, pending: PendingUpload
+        self, workspace_id: str, request: UploadRequest, overwrite_id: str | None, pending: PendingUpload
     ) -> tuple[DbDataset, BlobUpload | None]:
         """Make the row wait for an upload; returns it and the upload it waited for before."""
         now = self._clock.now()
         try:
             with self._db.transaction() as session:
-                row = self._replaceable(session, workspace_id, announced, overwrite_id, lock=True)
-                former = PendingUpload.of(row) if row is not None else None
+                row = self._replaceable(session, workspace_id, request, overwrite_id, lock=True)
+                former = PendingUpload.of(row)
                 if row is None:
-                    row = DbDataset(id=new_id("ds"), workspace_id=workspace_id, name=announced.name)
+                    row = DbDataset(id=new_id("ds"), workspace_id=workspace_id, name=request.name)
                     row.created_at = now
                     session.add(row)
                 if row.blob_key is None:
-                    _start_upload(row, announced, pending)
+                    _start_upload(row, request, pending)
                     row.created_at = row.updated_at = now
                 else:
                     row.status = "uploaded"
                 row.upload = pending.to_json()
                 row.error = None
-                message = f"upload begun: {announced.size:,} bytes of {announced.extension}"
+                message = f"upload begun: {request.size:,} bytes of {request.extension}"
                 session.flush()
                 self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         except IntegrityError:
             # Two at once on a database that lets both look first.
             with self._db.session() as session:
-                existing = find_dataset(session, workspace_id, announced.name)
-            raise _name_taken(existing, announced) from None
+                existing = find_dataset(session, workspace_id, request.name)
+            raise _name_taken(existing, request) from None
         return row, former.upload if former is not None else None
 
     def _replaceable(
         self,
         session: Session,
         workspace_id: str,
-        announced: UploadRequest,
+        request: UploadRequest,
         overwrite_id: str | None,
         *,
         lock: bool = False,
@@ -320,19 +320,19 @@ class DatasetStore:
             row = find_dataset(session, workspace_id, overwrite_id, lock=lock)
             if row is None:
                 raise _unknown(session, workspace_id, overwrite_id)
-            if row.name != announced.name:
-                problem = f"the dataset to overwrite is called '{row.name}', not '{announced.name}'"
+            if row.name != request.name:
+                problem = f"the dataset to overwrite is called '{row.name}', not '{request.name}'"
                 raise DatasetRejected([("overwrite_dataset_id", problem)])
             return row
         named = select(DbDataset).where(
-            DbDataset.workspace_id == workspace_id, DbDataset.name == announced.name
+            DbDataset.workspace_id == workspace_id, DbDataset.name == request.name
         )
         row = session.scalar(named.with_for_update() if lock else named)
-        if row is not None and not self._is_void(row):
-            raise _name_taken(row, announced)
+        if row is not None and not self._holds_nothing(row):
+            raise _name_taken(row, request)
         return row
 
-    def _is_void(self, row: DbDataset) -> bool:
+    def _holds_nothing(self, row: DbDataset) -> bool:
         """Whether a dataset has nothing that could be lost: no bytes, and none on their way."""
         pending = PendingUpload.of(row)
         if row.blob_key is not None or row.status == "processing":
@@ -342,7 +342,7 @@ class DatasetStore:
     def _note_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
-            current = PendingUpload.of(row) if row is not None else None
+            current = PendingUpload.of(row)
             if row is None or current is None or current.upload != pending.upload:
                 raise ConflictError("another upload of this dataset has begun meanwhile.")
             if current.etags is not None:
@@ -356,10 +356,10 @@ class DatasetStore:
             )
 
 
-def _start_upload(row: DbDataset, announced: UploadRequest, pending: PendingUpload) -> None:
+def _start_upload(row: DbDataset, request: UploadRequest, pending: PendingUpload) -> None:
     row.status = "pending"
-    row.extension = announced.extension
-    row.file_size = announced.size
+    row.extension = request.extension
+    row.file_size = request.size
     row.row_count = row.sha256 = row.preview = None
     row.creator_id = pending.creator_id
 
@@ -380,12 +380,12 @@ def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundEr
     )
 
 
-def _name_taken(existing: DbDataset | None, announced: UploadRequest) -> ConflictError:
+def _name_taken(existing: DbDataset | None, request: UploadRequest) -> ConflictError:
     details = {} if existing is None else {"existing_dataset_id": existing.id}
     if existing is not None and existing.blob_key is None:
-        message = f"an upload of '{announced.name}' has begun and not ended; overwrite it to start again."
+        message = f"an upload of '{request.name}' has begun and not ended; overwrite it to start again."
     else:
-        message = f"this workspace already has a dataset called '{announced.name}'."
+        message = f"this workspace already has a dataset called '{request.name}'."
     return ConflictError(message, details=details)
 
 

@@ -21,7 +21,7 @@ from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.read.run_store import ListedRun
-from osmosis_ai.platform.runs.submit.eval_request import effective_settings
+from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 MAX_URLS = 500
@@ -126,7 +126,7 @@ def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
 
 def _config(run: DbRun | ListedRun) -> dict[str, Any]:
     """Return the effective settings; with the seeds, the run could be repeated from them."""
-    config = {"model_path": run.model_path, **effective_settings(run.request), "seed": run.seed}
+    config = {"model_path": run.model_path, **effective_eval_settings(run.request), "seed": run.seed}
     draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
     return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 

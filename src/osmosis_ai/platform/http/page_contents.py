@@ -10,8 +10,10 @@ from typing import Any
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.platform.datasets import DatasetRecord
 from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbToken
+from osmosis_ai.platform.http.page_links import RUN_PAGES
 from osmosis_ai.platform.models import FoundLoraModel
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun
 from osmosis_ai.platform.runs.read.training_curves import MetricCurve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret
@@ -61,27 +63,27 @@ class Described:
     commands: Sequence[str] = field(default_factory=list)
 
 
-def runs_table(runs: Sequence[ListedRun], *, page: str, command: str) -> PageTable:
-    """Return runs of one kind, whose pages are under ``page``."""
-    evaluated = command.startswith("osmosis eval ")
-    told = ("Rows", "Result, over scored samples") if evaluated else ()
+def runs_table(kind: RunKind, runs: Sequence[ListedRun]) -> PageTable:
+    """Return runs of one kind."""
+    is_eval = kind == "eval"
+    results = ("Rows", "Result, over scored samples") if is_eval else ()
     return PageTable(
-        ("Name", "Status", "Rollout", "Model", "Dataset", *told, "Reward", "Submitted", "By"),
+        ("Name", "Status", "Rollout", "Model", "Dataset", *results, "Reward", "Submitted", "By"),
         [
             (
-                Link(run.name, (page, run.name)),
+                Link(run.name, (RUN_PAGES[kind], run.name)),
                 run.status,
                 run.rollout_name,
                 run.model_path,
                 run.dataset_name,
-                *(_eval_cells(run) if evaluated else ()),
+                *(_eval_cells(run) if is_eval else ()),
                 _reward_of(run.results),
                 moment(run.created_at),
                 run.creator_name or run.creator_email or MISSING,
             )
             for run in runs
         ],
-        empty=f"No runs yet: {command}",
+        empty=f"No runs yet: {COMMAND_GROUPS[kind]} submit CONFIG",
     )
 
 
@@ -179,13 +181,13 @@ def keys_table(tokens: Sequence[DbToken]) -> PageTable:
 def described_run(
     found: FoundRun,
     *,
-    command: str,
     log: Sequence[LogEntry],
-    curves: Sequence[MetricCurve],
+    curves: Sequence[MetricCurve] = (),
     resumable: bool = False,
 ) -> Described:
-    """Return a run; ``command`` is the group of commands about its kind, such as ``eval``."""
+    """Return a run with its results, and the commands that tell more of it."""
     run, results = found.run, found.run.results or {}
+    group, is_eval = COMMAND_GROUPS[run.kind], run.kind == "eval"
     done = run.progress or {}
     creator = (found.creator.name or found.creator.email) if found.creator is not None else MISSING
     step = (
@@ -199,7 +201,7 @@ def described_run(
             "Progress",
             f"{count(done.get('completed'))} of {count(done.get('total'))} samples" if done else step,
         ),
-        *(_eval_facts(run) if command == "eval" else ()),
+        *(_eval_facts(run) if is_eval else ()),
         ("Reward", _reward_of(results)),
         *_validation_facts(curves),
         ("Model", run.model_path),
@@ -216,11 +218,11 @@ def described_run(
         ("Ended", moment(run.completed_at)),
     ]
     tables = [table for table in (_estimates(run), _curves(curves)) if table is not None]
-    commands = [f"osmosis {command} info {run.name}", f"osmosis {command} logs {run.name}"]
-    if command == "eval":
-        commands.append(f"osmosis eval download {run.name}")
+    commands = [f"{group} info {run.name}", f"{group} logs {run.name}"]
+    if is_eval:
+        commands.append(f"{group} download {run.name}")
     if resumable:
-        commands.append(f"osmosis train resume {run.name}")
+        commands.append(f"{group} resume {run.name}")
     return Described(
         run.name,
         [fact for fact in facts if fact[1] not in ("", MISSING)],

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from osmosis_ai.platform.db.tables import DbRun, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices
 
-_RUNS = {"eval": "evals", "training": "training"}
+RUN_PAGES = {"eval": "evals", "training": "training"}
 
 
 def page_url(services: PlatformServices, workspace: DbWorkspace, *segments: str) -> str:
@@ -24,7 +24,7 @@ def page_url(services: PlatformServices, workspace: DbWorkspace, *segments: str)
 
 def runs_url(services: PlatformServices, workspace: DbWorkspace, kind: str) -> str:
     """Return the address of the page below which the runs of a kind have theirs (:func:`run_url_below`)."""
-    return page_url(services, workspace, _RUNS[kind])
+    return page_url(services, workspace, RUN_PAGES[kind])
 
 
 def run_url_below(runs_url: str, name: str) -> str:

@@ -15,7 +15,7 @@ from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.read.training_curves import MetricCurve, read_curves
-from osmosis_ai.platform.runs.submit.training_request import effective_config, read_training_request
+from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 
 router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
@@ -68,7 +68,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
         model=runs.named(None, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
-        config=effective_config(request),
+        config=effective_training_config(request),
         **runs.configuration(run),
     )
 

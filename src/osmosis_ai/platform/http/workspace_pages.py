@@ -17,9 +17,10 @@ from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http import page_contents as contents
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
-from osmosis_ai.platform.http.page_links import page_url
+from osmosis_ai.platform.http.page_links import RUN_PAGES, page_url
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page
 from osmosis_ai.platform.http.paging import PageParams
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.secrets import SECRET_SCOPES
 from osmosis_ai.platform.services import PlatformServices
@@ -118,9 +119,7 @@ def workspace_first_page(page: WorkspacePage) -> Response:
 @router.get("/{workspace}/evals", response_class=HTMLResponse, include_in_schema=False)
 def eval_runs_page(page: WorkspacePage, paging: Paging) -> Response:
     """List evaluation runs."""
-    found, total = page.services.eval_runs.page(page.workspace.id, limit=paging.limit, offset=paging.offset)
-    table = contents.runs_table(found, page="evals", command="osmosis eval submit CONFIG")
-    return page.listed(("evals",), table, **_pager(paging, total, len(found)))
+    return _runs_page(page, "eval", paging)
 
 
 @router.get("/{workspace}/evals/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -128,17 +127,13 @@ def eval_run_page(page: WorkspacePage, name: str) -> Response:
     """Show an evaluation run."""
     found = page.services.eval_runs.get(page.workspace.id, name)
     log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
-    return page.described(("evals",), contents.described_run(found, command="eval", log=log, curves=()))
+    return page.described(("evals",), contents.described_run(found, log=log))
 
 
 @router.get("/{workspace}/training", response_class=HTMLResponse, include_in_schema=False)
 def training_runs_page(page: WorkspacePage, paging: Paging) -> Response:
     """List training runs."""
-    found, total = page.services.training_runs.page(
-        page.workspace.id, limit=paging.limit, offset=paging.offset
-    )
-    table = contents.runs_table(found, page="training", command="osmosis train submit CONFIG")
-    return page.listed(("training",), table, **_pager(paging, total, len(found)))
+    return _runs_page(page, "training", paging)
 
 
 @router.get("/{workspace}/training/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -148,7 +143,7 @@ def training_run_page(page: WorkspacePage, name: str) -> Response:
     log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
     curves = read_curves(page.services.db, found.run.id)
     resumable = page.services.resumption.resumable(found.run)
-    thing = contents.described_run(found, command="train", log=log, curves=curves, resumable=resumable)
+    thing = contents.described_run(found, log=log, curves=curves, resumable=resumable)
     return page.described(("training",), thing)
 
 
@@ -226,6 +221,14 @@ def change_api_keys(
         user.id, "api_key", name=name.strip() or None, workspace_id=page.workspace.id
     )
     return _keys(page, made=plain)
+
+
+def _runs_page(page: _WorkspacePage, kind: RunKind, paging: PageParams) -> Response:
+    found, total = page.services.runs_of(kind).page(
+        page.workspace.id, limit=paging.limit, offset=paging.offset
+    )
+    table = contents.runs_table(kind, found)
+    return page.listed((RUN_PAGES[kind],), table, **_pager(paging, total, len(found)))
 
 
 def _keys(page: _WorkspacePage, *, made: str = "", problem: str = "") -> Response:

@@ -13,7 +13,7 @@ from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.submit.eval_request import effective_settings
+from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
 def headline_of(run: DbRun | ListedRun) -> Headline | None:
     """Return a run's result in a line; None before anything is counted."""
     results, rows = run.results or {}, rows_of(run)
-    planned = rows.rows * effective_settings(run.request)["n"] if rows is not None else 0
+    planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
     return Headline.of_results(results, planned=planned, rows=rows)
 
 

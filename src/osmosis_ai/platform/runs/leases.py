@@ -124,6 +124,13 @@ class Leases:
             _extend(run, self._clock.now())
             yield session, run
 
+    def ask_to_stop(self, run: DbRun) -> None:
+        """Have ``run`` stop, as part of the caller's transaction: at once where nobody works on it yet."""
+        if run.status == "pending":
+            self.end(run, "stopped")
+        else:
+            run.stop_requested_at = self._clock.now()
+
     def end(self, run: DbRun, outcome: Outcome, error: str | None = None) -> None:
         """Give ``run``, as part of the caller's transaction, its final status; its secrets are forgotten.
 

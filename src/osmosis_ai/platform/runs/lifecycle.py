@@ -12,13 +12,17 @@ from datetime import timedelta
 from typing import Literal
 
 RunKind = Literal["eval", "training"]
+"""As rows, routes and commands tell them apart."""
 RunStatus = Literal["pending", "running", "finished", "failed", "stopped"]
 Outcome = Literal["finished", "failed", "stopped"]
+"""A status that a run ends in."""
 
 OPEN: tuple[RunStatus, ...] = ("pending", "running")
+"""Not ended yet."""
 UNFINISHED: tuple[RunStatus, ...] = ("failed", "stopped")
 """Ended before its end: a training run can be resumed, as long as its checkpoint is kept."""
 CHECKPOINT_KEPT = timedelta(days=30)
+"""How long after a run's end it can be resumed."""
 
 KIND_NAMES: Mapping[str, str] = {"eval": "evaluation", "training": "training"}
 """What people call the kinds, before "run"."""

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 from sqlalchemy import select
 
+from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
@@ -113,9 +114,8 @@ class DerivedFiles:
                 .execution_options(yield_per=_BATCH)
             )
             for line in lines:
-                moment = line.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
                 details = f" {json.dumps(line.details, sort_keys=True)}" if line.details else ""
-                text = f"{moment} {line.level.upper()} [{line.step}] {line.message}{details}\n"
+                text = f"{wire_time(line.timestamp)} {line.level.upper()} [{line.step}] {line.message}{details}\n"
                 yield text.encode("utf-8")
 
 
@@ -130,8 +130,8 @@ def _metrics(run: DbRun) -> bytes:
             "model_name": run.model_path,
             "rollout_name": run.rollout_name,
             "duration_ms": metrics.get("duration_ms", 0),
-            "started_at": _moment(run.started_at),
-            "completed_at": _moment(run.completed_at),
+            "started_at": wire_time(run.started_at) if run.started_at else None,
+            "completed_at": wire_time(run.completed_at) if run.completed_at else None,
         },
         "summary": metrics.get("summary") or _nothing_measured(run),
     }
@@ -144,10 +144,6 @@ def _nothing_measured(run: DbRun) -> dict[str, Any]:
     counts = dict.fromkeys(("total_samples", "completed_samples", "graded", "passed", "failed", "skipped"), 0)
     threshold = (run.results or {}).get("pass_threshold")
     return {**counts, "pass_rate": 0.0, "pass_threshold": threshold, "tokens_used": 0}
-
-
-def _moment(moment: Any) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _key(run: DbRun, path: str, token: str) -> str:

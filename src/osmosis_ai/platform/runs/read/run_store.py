@@ -102,7 +102,6 @@ class RunStore:
         self._kind = kind
         self._db = db
         self._counts = counts
-        self._clock = clock
         self._logs = logs
         self._leases = Leases(db, clock)
         self._ended: dict[str, ListedRun] = {}
@@ -156,10 +155,7 @@ class RunStore:
             if run.stop_requested_at is not None:
                 return run
             self._logs.add(session, run.id, [LogLine(f"{by} asked for the run to stop", step="run")])
-            if run.status == "pending":
-                self._leases.end(run, "stopped")
-            else:
-                run.stop_requested_at = self._clock.now()
+            self._leases.ask_to_stop(run)
             return run
 
     def forget_ended(self, run_id: str) -> None:

@@ -72,7 +72,7 @@ class EvalRequest(RunRequest):
         return EvalRunSpec(experiment, self.evaluation, env=self.env, secret_names=self.secrets)
 
 
-def parse_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
+def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
     """Check the body of a submit.
 
     Args:
@@ -89,12 +89,12 @@ def parse_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest
     return _request(document, body)
 
 
-def read_request(written: Mapping[str, Any]) -> EvalRequest:
+def read_eval_request(written: Mapping[str, Any]) -> EvalRequest:
     """Return the request that a run's row keeps."""
     return _request(read_document(written, EVAL))
 
 
-def effective_settings(written: Mapping[str, Any]) -> dict[str, Any]:
+def effective_eval_settings(written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the evaluation settings that a run's row keeps, and the defaults of those it does not.
 
     Lists show them for every run, so no more of the request is read.

@@ -26,7 +26,7 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, Db
 from osmosis_ai.platform.gitsync.mirror import RevisionError
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
-from osmosis_ai.platform.runs.submit.eval_request import parse_request
+from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
 from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_names import draw_name
@@ -48,7 +48,7 @@ SYNC_WAIT_S = 20.0
 _PARALLEL_SUBMITS = 16
 _NAME_TRIES = 64
 _PARSERS: dict[RunKind, Callable[[Mapping[str, Any], IsAdapter], RunRequest]] = {
-    "eval": parse_request,
+    "eval": parse_eval_request,
     "training": parse_training_request,
 }
 

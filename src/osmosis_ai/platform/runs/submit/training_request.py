@@ -74,7 +74,7 @@ def read_training_request(written: Mapping[str, Any]) -> TrainingRequest:
     return _request(read_document(written, TRAINING))
 
 
-def effective_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:
+def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:
     """Return every setting by the section of a config it belongs to, defaults included."""
     values = request.settings.model_dump(mode="json", exclude_none=True)
     return {

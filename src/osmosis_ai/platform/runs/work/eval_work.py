@@ -23,10 +23,10 @@ from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.logs import Level, LogLine
-from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_request
+from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.work.inputs import RunInputs
-from osmosis_ai.platform.runs.work.publisher import Publisher, record_metrics
+from osmosis_ai.platform.runs.work.publisher import Publisher, record_eval_metrics
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.process_environment import program_environment
@@ -61,7 +61,7 @@ class EvalWork(RunWork[PreparedEval]):
         run = inputs.run
         with self._db.session() as session:
             stored = frozenset(session.scalars(select(DbRunFile.path).where(DbRunFile.run_id == run.id)))
-        request = read_request(run.request)
+        request = read_eval_request(run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
         return PreparedEval(
             **inputs.common(secret_values),
@@ -101,7 +101,7 @@ class EvalWork(RunWork[PreparedEval]):
 
     def record(self, run: DbRun) -> None:
         """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
-        record_metrics(run, self._directory.evaluation(run.name))
+        record_eval_metrics(run, self._directory.evaluation(run.name))
 
 
 class _Hooks(RunHooks):

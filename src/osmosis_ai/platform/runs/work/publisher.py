@@ -190,7 +190,7 @@ class Publisher:
         self._logs.add(session, run.id, lines, redactor=self._redactor)
 
 
-def record_metrics(run: DbRun, directory: RunDirectory) -> None:
+def record_eval_metrics(run: DbRun, directory: RunDirectory) -> None:
     """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
     metrics = _metrics(directory)
     if metrics is not None:

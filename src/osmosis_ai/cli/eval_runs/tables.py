@@ -206,7 +206,7 @@ def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
 
 
 _LIMITS: Mapping[LimitName, str] = {
-    "provider": "the provider",
+    "provider": "the model",
     "rate_limit": "the provider's rate limit",
     "this_machine": "this machine",
 }

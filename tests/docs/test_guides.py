@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "osmosis_ai"
@@ -51,10 +57,23 @@ def test_the_walks_name_files_and_not_only_folders() -> None:
     assert len(set(walked)) > 60
 
 
-def test_every_package_has_its_layer() -> None:
-    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    layers = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Layers")[2]
-    assert packages <= set(re.findall(r"`(\w+)`", layers.partition("\n## ")[0]))
+def test_the_layers_are_those_that_import_linter_holds() -> None:
+    table = (
+        (REPOSITORY / "ARCHITECTURE.md")
+        .read_text(encoding="utf-8")
+        .partition("| layer |")[2]
+        .partition("\n\n")[0]
+    )
+    rows = [re.findall(r"`(\w+)(?:\.py)?`", line.split("|")[2]) for line in table.splitlines()[2:]]
+    assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} <= {
+        name for row in rows for name in row
+    }
+    held = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [re.findall(r"osmosis_ai\.(\w+)", layer) for layer in held["contracts"][0]["layers"]]
+    *lines, below_all = rows
+    assert lines == layers[: len(lines)]
+    rest = [name for layer in layers[len(lines) :] for name in layer]
+    assert below_all == [name for name in rest if name in below_all]
 
 
 def test_the_workflow_calls_targets_of_the_makefile_on_every_supported_python() -> None:

@@ -24,6 +24,11 @@ _BETWEEN = re.compile(r"(?<=# <table>\n).*?(?=    # </table>)", re.DOTALL)
 
 # Modules whose content went into others: old path -> where the names of it are today.
 FOLDED: dict[str, str] = {
+    "training.extra": "training",
+    "training.loopback": "supervision.service",
+    "platform.http.health": "platform.app",
+    "platform.runs.parts": "platform.services",
+    "training.logged_hooks": "training.runs.hooks",
     "rubric.findings": "rubric.trust",
     "services.metrics_export": "services.training_runs.info",
     "workspace.spelling": "config.issues",
@@ -47,7 +52,9 @@ FOLDED: dict[str, str] = {
     "evaluation.pace": "driving.machine",
     "evaluation.seeds": "driving.attempts",
     "evaluation.unwinding": "driving.restarting_server",
-    "platform.http.device": "platform.http.device_pages",
+    "platform.http.device": "platform.http.tokens",
+    "platform.http.pages": "platform.http.sign_in_pages",
+    "platform.runs.training_store": "platform.runs.work.training_publisher",
     "platform.runs.headlines": "platform.runs.eval_results",
     "platform.runs.sentence": "platform.runs.work.run_work",
     "platform.runs.upsert": "platform.db.tables",

@@ -17,6 +17,7 @@ def info(
         typer.Option(
             "--output",
             "-o",
+            metavar="PATH",
             help="Directory for the run's metrics.json (default: .osmosis/evals/RUN).",
             show_default=False,
         ),

@@ -289,7 +289,7 @@ def test_urls_are_signed_in_batches_of_500(run: Run) -> None:
 def test_eight_files_come_at_once_and_no_more(run: Run) -> None:
     many = {f"trajectories/row_{row}_run_0.json": b"%d" % row for row in range(24)}
     run.holds(many)
-    gate, arrived = threading.Barrier(8, timeout=20), []
+    gate, arrived = threading.Barrier(8, timeout=60), []
 
     def wait_for_eight(handler: Any) -> None:
         arrived.append(handler)

@@ -339,9 +339,9 @@ def test_what_is_typed_is_read_whole_and_never_shown(typed: bytes, got: str | No
         answers: list[str | None] = []
         thread = threading.Thread(target=lambda: answers.append(ask_hidden(output, "Value")))
         thread.start()
-        assert asking.wait(10)
+        assert asking.wait(60)
         _write(person, typed)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     os.set_blocking(person, False)
     try:

@@ -193,7 +193,7 @@ async def test_chunks_arrive_while_the_model_still_writes(world: BridgeWorld) ->
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     world.model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
     async with world.post({**HELLO, "stream": True}) as response:
-        assert b'"content":"a"' in await asyncio.wait_for(response.content.readline(), 5)
+        assert b'"content":"a"' in await asyncio.wait_for(response.content.readline(), 60)
         hold.set()
         assert b"[DONE]" in await response.content.read()
 
@@ -203,7 +203,7 @@ async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch
     hold = asyncio.Event()
     world.model.script(Reply(wait_for=hold))
     async with world.post({**HELLO, "stream": True}) as response:
-        assert await asyncio.wait_for(response.content.readline(), 5) == b": ping\n"
+        assert await asyncio.wait_for(response.content.readline(), 60) == b": ping\n"
         hold.set()
         assert b"[DONE]" in await response.content.read()
 
@@ -278,7 +278,7 @@ async def test_closing_a_rollout_gives_up_its_calls_and_says_so(world: BridgeWor
     asking = asyncio.create_task(world.ask())
     await world.model.arrived.wait()
     usage = world.bridge.close("r1")
-    status, _, answer = await asyncio.wait_for(asking, 5)
+    status, _, answer = await asyncio.wait_for(asking, 60)
     assert (status, answer["error"]["code"], usage.calls) == (404, "rollout_not_found", 0)
 
 

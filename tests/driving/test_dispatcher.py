@@ -37,7 +37,7 @@ class Desk:
             return all(item in self._open and not self._open[item].done() for item in items)
 
         async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(run), 5)
+            await asyncio.wait_for(self._changed.wait_for(run), 60)
 
     def end(self, item: int, finished: bool = True) -> None:
         self._open[item].set_result(finished)

@@ -95,13 +95,13 @@ class World:
         """Wait until as many servers have come up."""
         while len(self.drivers) < count:
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 5)
+            await asyncio.wait_for(self._changed.wait(), 60)
         return self.drivers[count - 1]
 
     async def start_rollout(self) -> asyncio.Task[RolloutOutcome]:
         driver = self.drivers[-1]
         rollout = asyncio.create_task(self.host.run(REQUEST))
-        await asyncio.wait_for(driver.running.wait(), 5)
+        await asyncio.wait_for(driver.running.wait(), 60)
         return rollout
 
 
@@ -116,7 +116,7 @@ async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_
 
         waiting = asyncio.create_task(host.run(REQUEST))
         second = await world.connected(2)
-        await asyncio.wait_for(second.running.wait(), 5)
+        await asyncio.wait_for(second.running.wait(), 60)
         assert host.base_url == "http://server-2"
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -301,7 +301,7 @@ async def test_an_agents_own_clients_share_one_tls_context_and_do_not_fill_the_l
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)
-        error = await asyncio.wait_for(server.death(), 5)
+        error = await asyncio.wait_for(server.death(), 60)
     assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
     sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
     assert error.message.startswith(sentence)
@@ -354,7 +354,7 @@ async def test_a_killed_supervisor_takes_the_server_with_it(make_spec: MakeSpec,
         pid = int(supervisor.stdout.readline())
         assert alive(pid)
         supervisor.kill()
-    await asyncio.wait_for(gone(pid), 10)
+    await asyncio.wait_for(gone(pid), 60)
 
 
 @pytest.mark.parametrize(

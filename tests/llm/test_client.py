@@ -283,7 +283,7 @@ async def test_chunks_come_as_they_are_produced(model: StandInModel) -> None:
     model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
     async with client(model) as calling:
         stream = calling.stream(HELLO)
-        assert await asyncio.wait_for(anext(stream), 5) == first
+        assert await asyncio.wait_for(anext(stream), 60) == first
         hold.set()
         assert [chunk async for chunk in stream] == [last]
 

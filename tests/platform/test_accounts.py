@@ -94,11 +94,11 @@ def test_noting_a_use_never_waits_for_a_writer(services: PlatformServices, membe
     def hold() -> None:
         with services.db.transaction():
             held.set()
-            release.wait(20)
+            release.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(20)
+    held.wait(60)
     try:
         services.accounts.authenticate(member.token)
     finally:

@@ -281,7 +281,7 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     assert holder.stdin is not None
     holder.stdin.write("go\n")
     holder.stdin.flush()
-    writer.join(20)
+    writer.join(60)
     assert done.is_set()
     assert names(db) == ["fern"]
 

@@ -144,7 +144,7 @@ async def test_the_adapter_asked_longest_ago_makes_room_for_another(monkeypatch:
     served = ModelServerPool(Starts(of=servers))
     for model in (TINY, first, second, first, third):
         await _ask_adapter(served, model)
-    await asyncio.wait_for(servers[second].has_stopped.wait(), 10)
+    await asyncio.wait_for(servers[second].has_stopped.wait(), 60)
     assert {model.name: servers[model].stopped for model in (TINY, first, third)} == {
         "osmosis/tiny": 0,
         first.name: 0,
@@ -177,7 +177,7 @@ async def test_an_adapter_that_nobody_asks_for_ends_and_is_started_again_when_so
     left = iter(servers)
     served = ModelServerPool(Starts(*left))
     await _ask_adapter(served, model)
-    await asyncio.wait_for(servers[0].has_stopped.wait(), 10)
+    await asyncio.wait_for(servers[0].has_stopped.wait(), 60)
     await _ask_adapter(served, model)
     assert servers[1].started == 1
     await served.close()
@@ -192,9 +192,9 @@ async def test_an_adapter_that_is_withdrawn_ends_at_once_or_when_it_has_answered
         (await served.post(answering, "/chat/completions", b"{}")).close()
         for model in (idle, answering, idle):
             served.withdraw(model.adapter_id or "")
-        await asyncio.wait_for(servers[idle].has_stopped.wait(), 10)
+        await asyncio.wait_for(servers[idle].has_stopped.wait(), 60)
         assert servers[answering].stopped == 0
-    await asyncio.wait_for(servers[answering].has_stopped.wait(), 10)
+    await asyncio.wait_for(servers[answering].has_stopped.wait(), 60)
     await served.close()
 
 

@@ -59,7 +59,7 @@ async def hang(_: Any) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until something in this process has come about."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up
         await asyncio.sleep(0)

@@ -119,7 +119,7 @@ async def test_a_project_written_for_the_hosted_sdk_runs_unchanged(
             await controller.wait_for("grader", 3)
     finally:
         process.send_signal(signal.SIGTERM)
-        output, _ = await asyncio.wait_for(process.communicate(), 20)
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
 
     told = {body["rollout_id"]: body["sample"] for body in controller.bodies("grader")}
     assert health["instance_id"] == "mine"

@@ -47,7 +47,7 @@ class Controller:
             return len(self.bodies(channel)) >= count
 
         async with self._arrived:
-            await asyncio.wait_for(self._arrived.wait_for(enough), 10)
+            await asyncio.wait_for(self._arrived.wait_for(enough), 60)
         return self.bodies(channel)[count - 1]
 
     def init_body(self, rollout_id: str = "r1", **changes: Any) -> dict[str, Any]:
@@ -152,4 +152,4 @@ async def until_status(client: Any, rollout_id: str, status: str) -> None:
             told = (await client.get(f"/rollout/{rollout_id}/status")).json()["status"]
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(look(), 10)
+    await asyncio.wait_for(look(), 60)

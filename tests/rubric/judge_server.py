@@ -169,7 +169,7 @@ def running_judge(**settings: Any) -> Iterator[JudgeServer]:
     finally:
         asyncio.run_coroutine_threadsafe(judge.__aexit__(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -24,7 +24,7 @@ def serving(model: StandInModel) -> Iterator[StandInModel]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield model
     finally:
         loop.call_soon_threadsafe(stopped.set)

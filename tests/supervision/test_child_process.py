@@ -73,7 +73,7 @@ async def test_a_cancelled_stop_ends_the_child_at_once(tmp_path: Path) -> None:
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    assert await asyncio.wait_for(child.wait(), 5) == -signal.SIGKILL
+    assert await asyncio.wait_for(child.wait(), 60) == -signal.SIGKILL
 
 
 def test_killing_waits_for_the_end(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_what_the_child_started_is_stopped_with_it(tmp_path: Path) -> None
     )
     grandchild = int(first_line(child))
     await child.stop()
-    await asyncio.wait_for(gone(grandchild), 10)
+    await asyncio.wait_for(gone(grandchild), 60)
 
 
 def parent_program(child_source: str) -> str:
@@ -135,7 +135,7 @@ async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> N
         child = int(parent.stdout.readline().split()[0])
         assert alive(child)
         parent.send_signal(number)
-    await asyncio.wait_for(gone(child), 10)
+    await asyncio.wait_for(gone(child), 60)
 
 
 @pytest.mark.e2e
@@ -156,8 +156,8 @@ async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along(
         assert parent.stdout is not None
         child, grandchild = map(int, parent.stdout.readline().split())
         parent.kill()
-    await asyncio.wait_for(gone(child), 10)
-    await asyncio.wait_for(gone(grandchild), 10)
+    await asyncio.wait_for(gone(child), 60)
+    await asyncio.wait_for(gone(grandchild), 60)
 
 
 def test_without_a_lifeline_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

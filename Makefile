@@ -17,7 +17,7 @@ help:
 	@echo "make demo-train    train that model, too, and show what it learned (installs torch)"
 	@echo "make test          lint, type-check and test everything"
 	@echo "make bench         run the benchmarks"
-	@echo "make soak          kill and flood it for as long as that takes, and check that nothing is lost"
+	@echo "make soak          what takes long and rarely tells anything: kills in series, floods, simulations, many more examples"
 	@echo "make format        format the code"
 	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
 	@echo "make test-pythons  run the unit tests on every Python 3.10-3.13 found"
@@ -55,6 +55,7 @@ bench: $(VENV)/.dev
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 soak: $(VENV)/.dev
+	SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "soak or hypothesis"
 	$(BIN)/python scripts/soak_platform.py
 	$(BIN)/python scripts/soak_training.py
 	$(BIN)/python scripts/kill_series.py

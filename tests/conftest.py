@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+SOAK = bool(os.environ.get("SOAK"))
+"""Whether to run what takes long and rarely tells anything, too: ``make soak`` sets it."""
+
 # How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("osmosis", deadline=None)
+settings.register_profile("osmosis", deadline=None, max_examples=500 if SOAK else 30)
 settings.load_profile("osmosis")
 
 # Compiling this package anew in each process that a test starts takes longer than many of those tests.
@@ -21,6 +24,13 @@ sys.dont_write_bytecode = False
 
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``soak``, unless it is asked for."""
+    if not SOAK:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
 @pytest.fixture(scope="session")

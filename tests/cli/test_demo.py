@@ -163,13 +163,19 @@ def test_the_demo_runs_with_nothing_but_this_machine_and_leaves_the_user_alone(
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 @pytest.mark.parametrize(
-    "options, under_way",
-    [((), "Waiting for the run"), (("--local",), "running"), (("--train",), "Training run submitted")],
+    "options, under_way, how",
+    [
+        ((), "Waiting for the run", signal.SIGKILL),
+        (("--local",), "running", signal.SIGINT),
+        pytest.param((), "Waiting for the run", signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param(("--local",), "running", signal.SIGKILL, marks=pytest.mark.soak),
+        pytest.param(("--train",), "Training run submitted", signal.SIGKILL, marks=pytest.mark.soak),
+        pytest.param(("--train",), "Training run submitted", signal.SIGINT, marks=pytest.mark.soak),
+    ],
 )
 def test_a_demo_that_is_ended_leaves_no_process_behind(
-    tmp_path: Path, options: tuple[str, ...], under_way: str, how: signal.Signals, status: int
+    tmp_path: Path, options: tuple[str, ...], under_way: str, how: signal.Signals
 ) -> None:
     demo = start_demo(tmp_path / "d", *options)
     assert demo.stderr is not None
@@ -181,7 +187,7 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     assert processes_with(str(tmp_path))
     demo.send_signal(how)
     demo.stderr.read()
-    assert demo.wait(timeout=60) == status
+    assert demo.wait(timeout=60) == (-how if how == signal.SIGKILL else 130)
     deadline = time.monotonic() + 30
     while left := processes_with(str(tmp_path)):
         assert time.monotonic() < deadline, f"still running: {left}"
@@ -194,7 +200,11 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
-    "options, under_way", [((), "Waiting for the run"), (("--train",), "Training run submitted")]
+    "options, under_way",
+    [
+        pytest.param((), "Waiting for the run", marks=pytest.mark.soak),
+        (("--train",), "Training run submitted"),
+    ],
 )
 def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(
     tmp_path: Path, options: tuple[str, ...], under_way: str

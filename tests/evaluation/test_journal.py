@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.evaluation import journal as journal_module
@@ -26,7 +26,6 @@ LINES = [each.to_line() for each in RECORDS]
 CONTENT = b"".join(LINES)
 
 
-@settings(max_examples=200, deadline=None)
 @given(cut=st.integers(0, len(CONTENT)))
 def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
     cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.inference.tool_call_formats import FORMATS
@@ -438,7 +438,6 @@ TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 9), max_size=40), at_most_one=st.booleans())
-@settings(max_examples=400, deadline=None)
 def test_any_text_in_any_pieces_comes_out_whole_and_the_same(
     format: FormatName, text: str, cuts: list[int], at_most_one: bool
 ) -> None:
@@ -478,7 +477,6 @@ JSON_VALUES = st.recursive(
     before=st.text(alphabet='ab {["\n.', max_size=12),
     chunk=st.integers(1, 30),
 )
-@settings(max_examples=200, deadline=None)
 def test_every_json_object_comes_through_every_json_format(
     arguments: dict[str, Any], before: str, chunk: int
 ) -> None:
@@ -494,7 +492,6 @@ def test_every_json_object_comes_through_every_json_format(
 
 
 @given(arguments=st.dictionaries(st.from_regex("[a-z]{2,8}_", fullmatch=True), JSON_VALUES, max_size=4))
-@settings(max_examples=200, deadline=None)
 def test_every_python_literal_comes_through_the_pythonic_format(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert read("pythonic", f"[f({written})]", chunk=3) == ("", [("f", arguments)])

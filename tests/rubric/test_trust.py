@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -39,7 +39,6 @@ def sessions(draw: st.DrawFn) -> tuple[Floats, Floats]:
     )
 
 
-@settings(deadline=None, max_examples=150)
 @given(sessions())
 def test_whatever_was_scored_the_report_has_no_nan_and_a_reason_for_every_gap(
     session: tuple[Floats, Floats],

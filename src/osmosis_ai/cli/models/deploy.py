@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.models.tables import LoraArgument
+from osmosis_ai.cli.models.tables import LoraArgument, deployment_result
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -15,15 +15,4 @@ def deploy(model: LoraArgument) -> OperationResult:
     with platform_context() as context:
         with current().status("Deploying model"):
             changed = catalog.deploy(context.client, model)
-        name = changed.model_name or model
-        return OperationResult(
-            operation="model.deploy",
-            message=f"LoRA model deployed: {name}",
-            resource={
-                "id": changed.id,
-                "model_name": name,
-                "status": changed.status,
-                **context.resource(),
-            },
-            next_steps=[f"How to call it: osmosis model info {name}"],
-        )
+        return deployment_result("deploy", model, changed, context)

@@ -11,10 +11,20 @@ import typer
 
 from osmosis_ai.cli.name_completion import complete_model
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Column, Row, Section, Status, Text, Timestamp
+from osmosis_ai.cli.output.results import (
+    Block,
+    Column,
+    OperationResult,
+    Row,
+    Section,
+    Status,
+    Text,
+    Timestamp,
+)
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.models import LoraModel
+    from osmosis_ai.api.wire.models import DeploymentChange, LoraModel
+    from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.models.catalog import Deployments
 
 LoraArgument = Annotated[
@@ -144,3 +154,16 @@ def _deployment(model: LoraModel) -> Iterator[Row]:
 
 def _reward(reward: float | None) -> str:
     return formats.MISSING if reward is None else f"{reward:.3f}"
+
+
+def deployment_result(
+    verb: str, model: str, changed: DeploymentChange, context: PlatformContext
+) -> OperationResult:
+    """Return what `model deploy` or `model undeploy` (``verb``) has come to."""
+    name = changed.model_name or model
+    return OperationResult(
+        operation=f"model.{verb}",
+        message=f"LoRA model {verb}ed: {name}",
+        resource={"id": changed.id, "model_name": name, "status": changed.status, **context.resource()},
+        next_steps=[f"How to call it: osmosis model info {name}"] if verb == "deploy" else (),
+    )

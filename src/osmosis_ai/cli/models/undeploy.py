@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.models.tables import LoraArgument
+from osmosis_ai.cli.models.tables import LoraArgument, deployment_result
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
@@ -20,14 +20,4 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
             output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
         with output.status("Undeploying model"):
             changed = catalog.undeploy(context.client, model)
-        name = changed.model_name or model
-        return OperationResult(
-            operation="model.undeploy",
-            message=f"LoRA model undeployed: {name}",
-            resource={
-                "id": changed.id,
-                "model_name": name,
-                "status": changed.status,
-                **context.resource(),
-            },
-        )
+        return deployment_result("undeploy", model, changed, context)

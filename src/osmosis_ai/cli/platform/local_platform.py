@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.key_rotation import Rotation
     from osmosis_ai.platform.offboarding import Offboarding
     from osmosis_ai.platform.workspaces import WorkspaceStore
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -74,16 +76,7 @@ class LocalPlatform:
         """
         if email is not None:
             return self.accounts.find_user(email)
-        users = self.accounts.users()
-        if not users:
-            raise NotFoundError(
-                f"the platform in {self.config.home} has no users yet.",
-                hint="start it with `osmosis platform start`, or add one with `osmosis platform user add EMAIL`",
-            )
-        if len(users) > 1:
-            addresses = ", ".join(user.email for user in users[:5])
-            raise OsmosisError(f"the platform has several users: {addresses}.", hint="choose one with --user")
-        return users[0]
+        return self._only(self.accounts.users(), "user", "EMAIL", lambda user: user.email)
 
     def workspace(self, name: str | None) -> DbWorkspace:
         """Return the workspace of this name, or the only one there is.
@@ -94,16 +87,18 @@ class LocalPlatform:
         """
         if name is not None:
             return self.workspaces.find(name)
-        found = self.workspaces.all()
+        return self._only(self.workspaces.all(), "workspace", "NAME", lambda workspace: workspace.name)
+
+    def _only(self, found: Sequence[T], noun: str, argument: str, name_of: Callable[[T], str]) -> T:
         if not found:
             raise NotFoundError(
-                f"the platform in {self.config.home} has no workspaces yet.",
-                hint="start it with `osmosis platform start`, or add one with `osmosis platform workspace add NAME`",
+                f"the platform in {self.config.home} has no {noun}s yet.",
+                hint=f"start it with `osmosis platform start`, or add one with `osmosis platform {noun} add {argument}`",
             )
         if len(found) > 1:
-            names = ", ".join(workspace.name for workspace in found[:5])
+            names = ", ".join(map(name_of, found[:5]))
             raise OsmosisError(
-                f"the platform has several workspaces: {names}.", hint="choose one with --workspace"
+                f"the platform has several {noun}s: {names}.", hint=f"choose one with --{noun}"
             )
         return found[0]
 

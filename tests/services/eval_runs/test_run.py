@@ -77,7 +77,7 @@ def test_rows_override_the_limit_of_the_config(workspace: WorkspaceDirectory) ->
 
 def test_a_threshold_of_zero_is_honoured(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\npass_threshold = 0.0\n\n[secrets]"))
-    assert prepare(workspace).spec.pass_threshold == 0.0
+    assert prepare(workspace).spec.evaluation.pass_threshold == 0.0
 
 
 @pytest.mark.parametrize(

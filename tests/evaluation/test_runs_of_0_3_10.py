@@ -37,9 +37,9 @@ def test_their_records_and_manifests_are_read_and_lack_what_nobody_knew_then(eva
 
 
 def test_they_are_watched_with_their_numbers(evals: Path) -> None:
-    (finished,) = RunWatcher(evals / "finished").follow(pause=lambda: None)
+    finished = RunWatcher(evals / "finished").look()
     assert (finished.status, finished.progress.completed, finished.progress.failed) == ("finished", 4, 1)
-    (partial,) = RunWatcher(evals / "partial").follow(pause=lambda: None)
+    partial = RunWatcher(evals / "partial").look()
     assert (partial.status, partial.progress.completed, partial.progress.total) == ("incomplete", 1, 4)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.supervision import LIFELINE_ENV, ChildProcess, watch_parent
+from osmosis_ai.supervision import ChildProcess, watch_parent
+from osmosis_ai.supervision.child_process import LIFELINE_ENV
 from tests.processes import alive, gone
 
 # Ends only by force; says so on its output once it is deaf to a polite end.

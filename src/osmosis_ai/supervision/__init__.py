@@ -5,7 +5,6 @@ a program that is not ours.
 """
 
 from osmosis_ai.supervision.child_process import (
-    LIFELINE_ENV,
     TERMINATION_GRACE_S,
     ChildProcess,
     exit_words,
@@ -22,7 +21,6 @@ from osmosis_ai.supervision.service import (
 )
 
 __all__ = [
-    "LIFELINE_ENV",
     "TERMINATION_GRACE_S",
     "ChildProcess",
     "Service",

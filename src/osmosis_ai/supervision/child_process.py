@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -101,8 +102,10 @@ class ChildProcess:
         command: program and arguments; the program is not looked up in a shell.
         env: the whole environment of the child.
         cwd: its working directory.
-        stdout: where its output goes, stderr's too: a path is appended to and readable by its owner alone; or a file
-            object, or ``subprocess.PIPE``.
+        stdout: where its output goes: a path is appended to and readable by its owner alone; or a file object,
+            ``subprocess.PIPE``, or None for where this process's own goes.
+        stderr: likewise; by default it follows ``stdout``.
+        outlives: whether it goes on without this process, untied.
 
     Raises:
         OSError: the program or the file cannot be opened.
@@ -114,25 +117,31 @@ class ChildProcess:
         *,
         env: Mapping[str, str],
         cwd: Path,
-        stdout: IO[bytes] | int | Path,
+        stdout: IO[bytes] | int | Path | None,
+        stderr: IO[bytes] | int | None = subprocess.STDOUT,
+        outlives: bool = False,
     ) -> None:
+        self._lifeline = -1
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
                 stdout.parent.mkdir(parents=True, exist_ok=True)
                 stdout = os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 ours.callback(os.close, stdout)
-            read_end, self._lifeline = os.pipe()
-            ours.callback(os.close, read_end)
+            tied: dict[str, str] = {}
+            if not outlives:
+                read_end, self._lifeline = os.pipe()
+                ours.callback(os.close, read_end)
+                tied = {LIFELINE_ENV: str(read_end)}
             try:
                 self._process = subprocess.Popen(
                     list(command),
-                    env={**env, LIFELINE_ENV: str(read_end)},
+                    env={**env, **tied},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
-                    stderr=subprocess.STDOUT,
+                    stderr=stderr,
                     start_new_session=True,
-                    pass_fds=(read_end,),
+                    pass_fds=[int(end) for end in tied.values()],
                 )
             except BaseException:
                 self._close_lifeline()
@@ -149,6 +158,11 @@ class ChildProcess:
         """The child's output when it was started with ``subprocess.PIPE``."""
         return self._process.stdout
 
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """What the child complains, when it was started with ``stderr=subprocess.PIPE``."""
+        return self._process.stderr
+
     def poll(self) -> int | None:
         """Return the exit status, or None while the child runs."""
         return self._process.poll()
@@ -159,7 +173,7 @@ class ChildProcess:
             await asyncio.sleep(_POLL_S)
         return status
 
-    def finish(self, timeout_s: float, called_off: threading.Event | None = None) -> int | None:
+    def finish(self, timeout_s: float = math.inf, called_off: threading.Event | None = None) -> int | None:
         """Wait, without an event loop, for a child that ends by itself, and end what is left of it then.
 
         Returns:

@@ -5,6 +5,7 @@ Every process ends with the demo however it ends; only a platform that is to be 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.services.demo.scratch import ENV_FILE, Scratch
-from osmosis_ai.supervision import LIFELINE_ENV
+from osmosis_ai.supervision import ChildProcess
 
 Display = Literal["rich", "plain", "json"]
 Tell = Callable[[str], None]
@@ -29,7 +30,6 @@ SECRET = "DEMO_API_KEY"
 _NARRATE_ENV = "_OSMOSIS_NARRATE"
 _PROGRAM = (sys.executable, "-m", "osmosis_ai")
 _START = ("platform", "start", "--port", "0", "--login")
-_END_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
 
 
@@ -106,18 +106,13 @@ class Session:
     ) -> tuple[int, bytes, bytes]:
         """Run a command; return its exit status and, unless it is ``shown``, what it said and complained."""
         complained = []
-        with ExitStack() as stack:
-            said = stack.enter_context(tempfile.TemporaryFile())
-            environment, lifeline = stack.enter_context(_tied_to_this_process(env))
-            process = subprocess.Popen(
+        with tempfile.TemporaryFile() as said:
+            process = ChildProcess(
                 [*_PROGRAM, *words],
                 cwd=self.scratch.workspace,
-                env=environment,
-                stdin=subprocess.DEVNULL,
+                env=env,
                 stdout=None if shown else said,
                 stderr=None if shown else subprocess.PIPE,
-                pass_fds=(lifeline,),
-                start_new_session=True,
             )
             try:
                 with _interrupts_reach(process):
@@ -126,17 +121,17 @@ class Session:
                         # Errors and warnings are objects: the former are told with the command's end.
                         if tell is not None and not line.startswith(b"{"):
                             tell(line.decode("utf-8", "replace").rstrip())
-                    process.wait()
+                    status = process.finish()
             except BaseException:
-                _end(process)
+                process.kill()
                 raise
             finally:
                 if process.stderr is not None:
                     process.stderr.close()
-            if process.returncode == 130:
+            if status == 130 or status is None:
                 raise KeyboardInterrupt
             said.seek(0)
-            return process.returncode, said.read(), b"".join(complained)
+            return status, said.read(), b"".join(complained)
 
 
 @contextmanager
@@ -154,23 +149,15 @@ def platform_session(scratch: Scratch, *, display: Display, keep: bool, tell: Te
     """
     session = Session(scratch, display, tell, scratch.environment(os.environ))
     going_on = False
-    with ExitStack() as stack:
-        log = stack.enter_context(scratch.platform_log.open("wb"))
-        environment: Mapping[str, str] = session.env
-        lifeline: tuple[int, ...] = ()
-        if not keep:
-            environment, descriptor = stack.enter_context(_tied_to_this_process(environment))
-            lifeline = (descriptor,)
+    with scratch.platform_log.open("wb") as log:
         tell(f"$ osmosis {shlex.join(_START)} &")
-        process = subprocess.Popen(
+        process = ChildProcess(
             [*_PROGRAM, "--json", *_START],
             cwd=scratch.root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
+            env=session.env,
             stdout=subprocess.PIPE,
             stderr=log,
-            pass_fds=lifeline,
-            start_new_session=True,
+            outlives=keep,
         )
         try:
             session = _connected(session, process)
@@ -181,14 +168,14 @@ def platform_session(scratch: Scratch, *, display: Display, keep: bool, tell: Te
                 _stop(session, process)
 
 
-def _connected(session: Session, process: subprocess.Popen[bytes]) -> Session:
+def _connected(session: Session, process: ChildProcess) -> Session:
     """Wait for the line that says that the platform is ready, and return a session with it."""
     assert process.stdout is not None
     with process.stdout:
         line = process.stdout.readline()
     scratch = session.scratch
     if not line:
-        failure = session.failure_of(_START[:2], scratch.platform_log.read_bytes(), process.wait())
+        failure = session.failure_of(_START[:2], scratch.platform_log.read_bytes(), process.finish() or 0)
         failure.hint = f"{failure.hint or ''}\nwithout a platform: osmosis demo --local".strip()
         raise failure
     url: str = _resource(line)["url"]
@@ -199,18 +186,15 @@ def _connected(session: Session, process: subprocess.Popen[bytes]) -> Session:
     return replace(session, env=env, platform_url=url)
 
 
-def _stop(session: Session, process: subprocess.Popen[bytes]) -> None:
+def _stop(session: Session, process: ChildProcess) -> None:
     try:
         if session.platform_url is not None and process.poll() is None:
             with contextlib.suppress(OsmosisError):
                 session.type("platform", "stop")
-        process.terminate()
-        process.wait(_STOP_TIMEOUT_S)
-    except BaseException as error:
+        asyncio.run(process.stop(grace_s=_STOP_TIMEOUT_S))
+    except BaseException:
         process.kill()
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+        raise
 
 
 def _resource(said: bytes) -> dict[str, Any]:
@@ -219,28 +203,7 @@ def _resource(said: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _tied_to_this_process(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield an environment and a descriptor to pass on: the child ends when this process is gone."""
-    read_end, write_end = os.pipe()
-    try:
-        yield {**environment, LIFELINE_ENV: str(read_end)}, read_end
-    finally:
-        os.close(read_end)
-        os.close(write_end)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group, by force when it does not in time."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-            return
-
-
-@contextmanager
-def _interrupts_reach(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
     """Pass Ctrl-C on: the command winds down by itself, and this process waits for it."""
     interrupted = False
 
@@ -248,7 +211,7 @@ def _interrupts_reach(process: subprocess.Popen[bytes]) -> Iterator[None]:
         nonlocal interrupted
         interrupted = True
         if process.poll() is None:
-            process.send_signal(number)
+            os.kill(process.pid, number)
 
     before = signal.signal(signal.SIGINT, pass_on)
     try:

@@ -167,16 +167,6 @@ async def test_secrets_are_blotted_out_of_the_quoted_log(make_spec: MakeSpec) ->
     assert "key [REDACTED] refused" in caught.value.message
 
 
-async def test_only_this_starts_output_is_quoted(make_spec: MakeSpec) -> None:
-    spec = make_spec("raise SystemExit(3)")
-    spec.log_path.parent.mkdir()
-    spec.log_path.write_text("ValueError: of an earlier run\n")
-    with pytest.raises(ServiceError) as caught:
-        await RolloutServer(spec).start()
-    assert "earlier run" not in caught.value.message
-    assert "earlier run" in spec.log_path.read_text()
-
-
 async def test_a_server_that_never_becomes_healthy_is_ended(make_spec: MakeSpec) -> None:
     server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=1.0)
     with pytest.raises(ServiceError, match=r"not ready after 1 s .*status 503") as caught:
@@ -305,20 +295,6 @@ async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeS
     assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
     sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
     assert error.message.startswith(sentence)
-
-
-async def test_a_cancelled_start_leaves_no_process(make_spec: MakeSpec, tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    spec = make_spec(
-        f"import os, threading; open({str(pid_file)!r}, 'w').write(str(os.getpid())); threading.Event().wait()"
-    )
-    starting = asyncio.create_task(RolloutServer(spec).start())
-    while not (pid_file.exists() and pid_file.read_text()):  # noqa: ASYNC110 - another process's file
-        await asyncio.sleep(0.02)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert not alive(int(pid_file.read_text()))
 
 
 async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:

@@ -202,8 +202,8 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
 @pytest.mark.parametrize(
     "options, under_way",
     [
-        pytest.param((), "Waiting for the run", marks=pytest.mark.soak),
-        (("--train",), "Training run submitted"),
+        ((), "Waiting for the run"),
+        pytest.param(("--train",), "Training run submitted", marks=pytest.mark.soak),
     ],
 )
 def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(

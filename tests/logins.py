@@ -94,3 +94,11 @@ def files_holding(secret: str, directory: Path) -> list[str]:
     return sorted(
         path.name for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()
     )
+
+
+def hash_passwords_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a platform in this process take no quarter of a second for each password."""
+    from argon2 import PasswordHasher
+
+    quick = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    monkeypatch.setattr("osmosis_ai.platform.accounts._hasher", lambda: quick)

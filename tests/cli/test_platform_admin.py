@@ -16,12 +16,14 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
+from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
 
 
 @pytest.fixture(autouse=True)
 def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "platform"))
+    hash_passwords_quickly(monkeypatch)
     return tmp_path / "platform"
 
 

@@ -25,12 +25,14 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbDataset, new_id
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
+from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "platform"))
+    hash_passwords_quickly(monkeypatch)
     return PlatformConfig(home=tmp_path / "platform")
 
 

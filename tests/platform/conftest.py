@@ -16,6 +16,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.workspaces import Role
+from tests.logins import hash_passwords_quickly
 from tests.platform.databases import platform_database
 from tests.platform.datasets_world import Uploads
 
@@ -94,6 +95,11 @@ def config(tmp_path: Path) -> Iterator[PlatformConfig]:
     home = tmp_path / "platform"
     with platform_database(home) as url:
         yield PlatformConfig(home=home, database_url=url, port=8733)
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    hash_passwords_quickly(monkeypatch)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def main() -> None:
 
 def check_platform(kind: str, body: dict, sections: tuple[str, ...]) -> None:
     """The platform accepts it, checks it, keeps it, and shows it with its default where it is left out."""
-    parse = eval_request.parse_request if kind == "eval" else training_request.parse_training_request
+    parse = eval_request.parse_eval_request if kind == "eval" else training_request.parse_training_request
     request = parse(body, lambda _: False)
     for section in sections:
         assert request.written[f"{section}_config"] == {f"added_to_{section}": 5}
@@ -103,10 +103,10 @@ def check_platform(kind: str, body: dict, sections: tuple[str, ...]) -> None:
             parse({**body, f"{section}_config": {f"added_to_{section}": 0}}, lambda _: False)
         assert [issue.key for issue in caught.value.issues] == [f"{section}.added_to_{section}"]
     if kind == "eval":
-        assert eval_request.effective_settings(request.written)["added_to_evaluation"] == 5
-        assert eval_request.effective_settings({})["added_to_evaluation"] == 3
+        assert eval_request.effective_eval_settings(request.written)["added_to_evaluation"] == 5
+        assert eval_request.effective_eval_settings({})["added_to_evaluation"] == 3
     else:
-        effective = training_request.effective_config(request)
+        effective = training_request.effective_training_config(request)
         assert [effective[section][f"added_to_{section}"] for section in sections] == [5] * len(sections)
 
 

@@ -4,8 +4,9 @@ A repository may name programs in its own configuration (file monitors, hooks); 
 fetched that a partial clone lacks. Git gets the variables it needs and no others: not the keys in the user's shell,
 nor those with which Git hooks redirect their children. The directory asked about is the one meant.
 
-The binary, not GitPython: starting it costs 2 ms, importing GitPython 147 ms, and every command asks. GitPython knows
-neither `safe.directory` (another user's repository), nor `url.<base>.insteadOf`, nor index version 4, nor SHA-256.
+Reads are the binary's: starting it costs 2 ms, importing GitPython 147 ms, and every command asks. GitPython knows
+neither `safe.directory` (another user's repository), nor `url.<base>.insteadOf`, nor index version 4, nor SHA-256. It
+writes what is ours (:mod:`osmosis_ai.workspace.samples`).
 """
 
 from __future__ import annotations

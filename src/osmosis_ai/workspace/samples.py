@@ -24,12 +24,6 @@ SAMPLE_FILES = (
 )
 
 _GITIGNORE = "__pycache__/\n.venv/\n.env\n.osmosis/\n"
-_OWN_IDENTITY = {
-    "GIT_AUTHOR_NAME": "Osmosis",
-    "GIT_AUTHOR_EMAIL": "osmosis@localhost",
-    "GIT_COMMITTER_NAME": "Osmosis",
-    "GIT_COMMITTER_EMAIL": "osmosis@localhost",
-}
 _NO_USER_CONFIG = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_SYSTEM": "/dev/null",
@@ -37,8 +31,6 @@ _NO_USER_CONFIG = {
     "GIT_CONFIG_COUNT": "0",
     "GIT_CONFIG_PARAMETERS": "",
 }
-# The user's ignore and attributes files have default places that are read without any configuration.
-_NO_USER_FILES = ("-c", "core.excludesFile=/dev/null", "-c", "core.attributesFile=/dev/null")
 
 
 def sample_root() -> Path:
@@ -84,20 +76,16 @@ def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
 
 
 def _first_commit(root: Path) -> None:
-    for arguments in (
-        ["init", "--quiet", "--template="],
-        ["symbolic-ref", "HEAD", "refs/heads/main"],
-        [*_NO_USER_FILES, "add", "--all"],
-        [
-            *_NO_USER_FILES,
-            "-c",
-            "commit.gpgSign=false",
-            "commit",
-            "--quiet",
-            "--message",
-            "The sample workspace",
-        ],
-    ):
-        done = run_git(arguments, cwd=root, env={**_OWN_IDENTITY, **_NO_USER_CONFIG})
-        if done.returncode != 0:
-            raise OsmosisError(f"Git could not set up {root}: {done.stderr.strip()}")
+    """Commit what is in ``root`` with GitPython, which reads no configuration, ignore file or hook for it."""
+    import git
+
+    # The binary makes the repository: GitPython would give it the variables of a Git hook that this runs in.
+    done = run_git(["init", "--quiet", "--template="], cwd=root, env=_NO_USER_CONFIG)
+    if done.returncode != 0:
+        raise OsmosisError(f"Git could not set up {root}: {done.stderr.strip()}")
+    files = sorted(path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
+    author = git.Actor("Osmosis", "osmosis@localhost")
+    with git.Repo(root) as repository:
+        repository.head.reference = git.Head(repository, "refs/heads/main")
+        repository.index.add(files)
+        repository.index.commit("The sample workspace", author=author, committer=author, skip_hooks=True)

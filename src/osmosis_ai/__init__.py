@@ -6,6 +6,7 @@ resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
+import atexit
 import sys
 
 from osmosis_ai._version import __version__
@@ -76,3 +77,5 @@ class _OldPaths:
 
 
 sys.meta_path.append(_OldPaths)  # type: ignore[arg-type]  # `ModuleSpec` would have to be imported
+# Else it would keep this module, and all that was resolved here, alive beyond the end of the interpreter.
+atexit.register(sys.meta_path.remove, _OldPaths)  # type: ignore[arg-type]

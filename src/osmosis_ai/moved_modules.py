@@ -233,6 +233,7 @@ def find_moved(finder: Any, old: str) -> ModuleSpec | None:
     if new is None:
         return None
     if sys.meta_path[0] is not finder:
+        sys.meta_path.remove(finder)
         sys.meta_path.insert(0, finder)
     warnings.warn(
         f"{old} is {new} now; the old path can be imported until osmosis-ai 0.5",

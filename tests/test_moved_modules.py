@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from osmosis_ai.moved_modules import MOVED, new_path
+import pytest
+
+from osmosis_ai.moved_modules import MOVED, NAMES_OF_FORMER_MODULES, new_path
 
 SOURCE = Path(__file__).parents[1] / "src/osmosis_ai"
 
@@ -66,6 +69,29 @@ def test_what_is_patched_or_pickled_under_an_old_path_is_the_thing_in_use() -> N
         "print(patched, pickle.loads(b'cosmosis_ai.api.rejections\\nPlatformError\\n.') is PlatformError)"
     )
     assert out.endswith("7 True\n")
+
+
+def test_the_names_of_a_module_whose_path_is_a_package_now_are_found_there() -> None:
+    out = run(
+        "from osmosis_ai.services.rollouts import list_rollouts as old\n"
+        "from osmosis_ai.services.rollouts.catalog import list_rollouts as new\n"
+        "print(old is new)"
+    )
+    *warned, same = out.splitlines()
+    assert same == "True"
+    assert set(warned) == {
+        "DeprecationWarning <string> osmosis_ai.services.rollouts.list_rollouts is "
+        "osmosis_ai.services.rollouts.catalog.list_rollouts now; the old path can be imported until osmosis-ai 0.5"
+    }
+
+
+def test_every_name_of_a_former_module_is_where_the_table_says() -> None:
+    for package, (home, names) in NAMES_OF_FORMER_MODULES.items():
+        module = import_module(f"osmosis_ai.{home}")
+        assert not [name for name in names if not hasattr(module, name)], home
+        for name in names:
+            with pytest.deprecated_call():
+                assert getattr(import_module(f"osmosis_ai.{package}"), name) is getattr(module, name)
 
 
 def test_a_path_that_never_was_is_not_found() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -208,6 +209,59 @@ MOVED = {
 }
 
 
+# Packages that have the path of a former module: package -> the module that has its names now, and those names.
+NAMES_OF_FORMER_MODULES: dict[str, tuple[str, frozenset[str]]] = {
+    "services.datasets": (
+        "services.datasets.catalog",
+        frozenset(
+            {"IN_PROGRESS", "READY", "validate_file", "list_datasets", "preview_dataset", "dataset_logs"}
+        ),
+    ),
+    "services.eval_runs": (
+        "services.eval_runs.info",
+        frozenset({"RunProgress", "list_runs", "describe_run", "run_item", "run_summary", "run_metrics"}),
+    ),
+    "services.models": (
+        "services.models.catalog",
+        frozenset(
+            {"INFERENCE_PATH", "HOSTED_INFERENCE_URL", "Deployments", "list_base_models", "list_lora_models"}
+            | {"get_lora_model", "deploy", "undeploy", "inference_url"}
+        ),
+    ),
+    "services.rollouts": (
+        "services.rollouts.catalog",
+        frozenset({"InitializedRollout", "initialize_rollout", "RolloutListing", "list_rollouts"}),
+    ),
+    "services.workspaces": (
+        "services.workspaces.memberships",
+        frozenset({"CurrentWorkspace", "list_workspaces", "current_workspace", "find_workspace_directory"}),
+    ),
+    "training.engines": (
+        "training.runs.engine_factory",
+        frozenset({"ENGINE_BATCH", "SERVER_KEY_ENV", "chat_format_of", "open_policy_engine"}),
+    ),
+    "training.learner": ("training.learner.learner", frozenset({"Learner", "warmed_up"})),
+}
+
+
+def names_of_former_module(package: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that took a module's path: it gives the module's names, with a warning.
+
+    Args:
+        package: its whole dotted name, a key of :data:`NAMES_OF_FORMER_MODULES` behind `osmosis_ai.`.
+    """
+    root, _, below = package.partition(".")
+    home, names = NAMES_OF_FORMER_MODULES[below]
+
+    def get_name(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        _warn(f"{package}.{name}", f"{root}.{home}.{name}", stacklevel=3)
+        return getattr(import_module(f"{root}.{home}"), name)
+
+    return get_name
+
+
 class _MovedModule(Loader):
     def __init__(self, new: str) -> None:
         self._new = new
@@ -235,11 +289,7 @@ def find_moved(finder: Any, old: str) -> ModuleSpec | None:
     if sys.meta_path[0] is not finder:
         sys.meta_path.remove(finder)
         sys.meta_path.insert(0, finder)
-    warnings.warn(
-        f"{old} is {new} now; the old path can be imported until osmosis-ai 0.5",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+    _warn(old, new, stacklevel=4)
     return ModuleSpec(old, _MovedModule(new))
 
 
@@ -251,3 +301,11 @@ def new_path(old: str) -> str | None:
     parent, _, leaf = old.rpartition(".")
     home = new_path(parent) if parent else None
     return home and f"{home}.{leaf}"
+
+
+def _warn(old: str, new: str, *, stacklevel: int) -> None:
+    warnings.warn(
+        f"{old} is {new} now; the old path can be imported until osmosis-ai 0.5",
+        DeprecationWarning,
+        stacklevel=stacklevel,
+    )

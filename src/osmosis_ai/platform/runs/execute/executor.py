@@ -57,6 +57,9 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 300.0
 _SHUTDOWN_GRACE_S = 10.0
 
+# Built once: building a statement costs more than SQLite takes to answer it.
+_OPEN_RUN_IDS = select(DbRun.id).where(DbRun.status.in_(OPEN))
+
 
 @dataclass
 class _Worker:
@@ -229,6 +232,9 @@ class LocalExecutor:
     # -- starts --------------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
+        with self._db.session() as session:
+            if self._workers.keys() >= set(session.scalars(_OPEN_RUN_IDS)):
+                return  # nearly always, ten times a second: whatever is open is at work here
         for run in self._to_be_stopped():
             self._finish_stopped(run)
         while len(self._workers) < self._config.executor_slots:

@@ -20,13 +20,14 @@ from osmosis_ai.driving import server_process
 from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV
 from osmosis_ai.driving.server_process import (
     HEALTH_TIMEOUT_ENV,
+    MAX_RESTARTS,
     RolloutServer,
     ServerSpec,
     capacity_of,
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision import ServiceError
+from osmosis_ai.supervision import ServiceDiedError, ServiceError
 from tests.processes import alive, gone
 
 # A rollout server of a few lines and no imports: tests start dozens of them.
@@ -295,6 +296,21 @@ async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeS
     assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
     sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
     assert error.message.startswith(sentence)
+
+
+async def test_a_port_that_was_lost_with_the_server_ends_the_restarts(
+    make_spec: MakeSpec, unused_tcp_port: int
+) -> None:
+    async with RolloutServer(make_spec(plain_server(), port=unused_tcp_port)) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        await asyncio.wait_for(server.death(), 60)
+        with socket.create_server(("127.0.0.1", unused_tcp_port)):
+            for _ in range(MAX_RESTARTS):
+                with pytest.raises(ServiceError, match="already in use") as refused:
+                    await server.revive()
+                assert not isinstance(refused.value, ServiceDiedError)
+            with pytest.raises(ServiceDiedError, match="already in use"):
+                await server.revive()
 
 
 async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:

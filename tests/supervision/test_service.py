@@ -180,6 +180,15 @@ async def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
         assert failure.status == -signal.SIGTERM
 
 
+async def test_what_a_service_writes_about_other_addresses_does_not_explain_its_death(tmp_path: Path) -> None:
+    source = READY.split(";")[0] + "; print('OSError: Address already in use', flush=True); " + READY
+    async with Service(announcing(tmp_path, source)) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        error = await service.death()
+    assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
+    assert error.message.startswith("the thing ended (signal 9, as when the machine has no memory left)")
+
+
 async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -> None:
     notes: list[str] = []
     async with Service(announcing(tmp_path, READY, restarts=2)) as service:

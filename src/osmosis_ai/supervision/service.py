@@ -204,7 +204,11 @@ class Service:
             elif self.answer is not None:
                 return False
             await self.stop()
-            await self.start()
+            try:
+                await self.start()
+            except ServiceError as error:
+                self._failure = error  # counts, however early a subclass gave up
+                raise
             return True
 
     def made_progress(self) -> None:
@@ -318,7 +322,8 @@ class Service:
             await asyncio.to_thread(self._reader.join, _LAST_WORDS_S)
 
     def _ended(self, status: int, what: str) -> ServiceError:
-        if status != 0 and any("address already in use" in line.lower() for line in self.log_tail()):
+        starting = self.answer is None  # what is written later may be about any other address
+        if starting and any("address already in use" in line.lower() for line in self.log_tail()):
             return self._failed(
                 "address in use", f"{what}: another process listens on its port", status=status
             )

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from osmosis_ai.rubric import resampling
@@ -19,8 +17,8 @@ def sums_of(values: Floats) -> Floats:
     return np.column_stack((np.ones_like(values), values))
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 2**32 - 1))
+# Fixed seeds: two estimates that differ by chance are too far apart for one seed in thousands.
+@pytest.mark.parametrize("seed", range(10))
 def test_the_interval_is_that_of_scipys_bootstrap(seed: int) -> None:
     values = np.random.default_rng(seed).exponential(size=60)
     ours = bootstrap_interval(sums_of(values), mean_of, seed=seed)

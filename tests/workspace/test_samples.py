@@ -56,6 +56,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
         f"[init]\n\tdefaultBranch = trunk\n\ttemplateDir = {home}/template\n"
         '[filter "absent"]\n\tclean = /bin/false\n\trequired = true\n'
         "[core]\n\tautocrlf = true\n\thooksPath = hooks\n"
+        "[i18n]\n\tcommitEncoding = ISO-8859-1\n"
     )
     before = config.read_bytes()
     for name in ("GIT_CONFIG_GLOBAL", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
@@ -67,6 +68,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
     workspace = samples.copy_sample_workspace(tmp_path / "scratch")
     assert set(samples.SAMPLE_FILES) <= set(git(workspace.root, "ls-files").splitlines())
     assert git(workspace.root, "log", "--format=%an <%ae> %D") == "Osmosis <osmosis@localhost> HEAD -> main"
+    assert "encoding" not in git(workspace.root, "cat-file", "commit", "HEAD")
     assert config.read_bytes() == before
 
 

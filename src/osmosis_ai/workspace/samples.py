@@ -86,6 +86,9 @@ def _first_commit(root: Path) -> None:
     files = sorted(path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
     author = git.Actor("Osmosis", "osmosis@localhost")
     with git.Repo(root) as repository:
+        own = repository.config_reader("repository")
+        repository.config_reader = lambda *_: own
+        repository.git.update_environment(**_NO_USER_CONFIG)
         repository.head.reference = git.Head(repository, "refs/heads/main")
         repository.index.add(files)
         repository.index.commit("The sample workspace", author=author, committer=author, skip_hooks=True)

@@ -120,6 +120,25 @@ def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> Non
     assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
 
 
+@pytest.mark.parametrize("results", [None, {"score": 0.5, "graded": 8}])
+def test_the_numbers_of_a_platform_that_computes_no_intervals_are_told(
+    maze: Maze, results: dict[str, Any] | None
+) -> None:
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(json={**run("finished"), "results": results})
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    for told in (
+        "Pass rate\t50.0 % of 8 samples",
+        "pass@1\t40.0 %",
+        "pass@2\t60.0 %",
+        "Passed\t4",
+        "Tokens\t12,345",
+        "Duration\t1m 2s",
+    ):
+        assert told in outcome.out
+
+
 @pytest.mark.parametrize("status", ["failed", "stopped"])
 def test_a_run_that_does_not_finish_is_partial(maze: Maze, status: str) -> None:
     maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(

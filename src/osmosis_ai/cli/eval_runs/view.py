@@ -108,7 +108,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     def headline(self, described: DescribedEvaluation) -> Iterator[Block]:
         if described.estimates is not None:
             yield from self.numbers(described)
-        elif rows := list(_counted(described)):
+        elif rows := [*_counted(described), *_measured(described)]:
             yield Table(("", ""), rows, title="Results", in_plain=True)
         if described.headline is not None:
             yield tables.headline(described.headline)
@@ -143,6 +143,27 @@ def _counted(described: DescribedEvaluation) -> Iterator[Row]:
     points = stats.get("pass_at_k")
     for k, value in points.items() if isinstance(points, Mapping) else ():
         yield f"pass@{k}", formats.percent(value) if isinstance(value, (int, float)) else None
+
+
+def _measured(described: DescribedEvaluation) -> Iterator[Row]:
+    """Yield what only the metrics of such a platform say."""
+    metrics, results = described.metrics, described.detail.results
+    if metrics is None or metrics.overview.total_samples == 0:
+        return
+    overview = metrics.overview
+    if not ((results.reward_stats if results else None) or {}).get("pass_at_k"):
+        for point in metrics.pass_at_k:
+            yield f"pass@{point.k}", formats.percent(point.value)
+    if overview.pass_rate is not None:
+        over = formats.count(overview.completed_samples)
+        yield "Pass rate", f"{formats.percent(overview.pass_rate)} of {over} samples"
+    for word in ("graded", "passed", "failed", "skipped"):
+        if word not in described.summary and (value := getattr(overview, word)) is not None:
+            yield word.title(), formats.count(value)
+    if overview.tokens_used is not None:
+        yield "Tokens", formats.count(overview.tokens_used)
+    if overview.duration_ms is not None:
+        yield "Duration", formats.duration(overview.duration_ms / 1000)
 
 
 def _number(value: Any) -> str:

@@ -100,3 +100,31 @@ def test_a_path_that_never_was_is_not_found() -> None:
         "try:\n    import osmosis_ai.nothing\nexcept ModuleNotFoundError as error:\n    print(error.name)"
     )
     assert out == "osmosis_ai.nothing\n"
+
+
+def test_another_thread_finds_old_paths_while_one_is_looked_up() -> None:
+    out = run(
+        "class Finders(list):\n"
+        "    def remove(self, finder):\n"
+        "        super().remove(finder)\n"
+        "        import osmosis_ai.workspace.spelling\n"
+        "sys.meta_path = Finders(sys.meta_path)\n"
+        "import osmosis_ai.api.rejections, osmosis_ai.workspace.spelling\n"
+        "print(osmosis_ai.workspace.spelling.__name__)"
+    )
+    assert out.endswith("osmosis_ai.config.issues\n")
+
+
+def test_the_end_of_an_interpreter_whose_finders_were_replaced_is_quiet() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; before = sys.meta_path[:]; import osmosis_ai; sys.meta_path[:] = before",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""

@@ -76,6 +76,11 @@ class _OldPaths:
         return find_moved(cls, name)
 
 
+def _forget_old_paths() -> None:
+    for _ in range(sys.meta_path.count(_OldPaths)):  # type: ignore[arg-type]
+        sys.meta_path.remove(_OldPaths)  # type: ignore[arg-type]
+
+
 sys.meta_path.append(_OldPaths)  # type: ignore[arg-type]  # `ModuleSpec` would have to be imported
 # Else it would keep this module, and all that was resolved here, alive beyond the end of the interpreter.
-atexit.register(sys.meta_path.remove, _OldPaths)  # type: ignore[arg-type]
+atexit.register(_forget_old_paths)

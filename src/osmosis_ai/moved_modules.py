@@ -277,7 +277,7 @@ def find_moved(finder: Any, old: str) -> ModuleSpec | None:
     """Return how to import ``old`` when it is a path that has moved, else None.
 
     Args:
-        finder: what import asks for it; it is put before all others once an old path is used.
+        finder: what import asks for it; it is asked before all others once an old path is used.
         old: the whole dotted name.
 
     Warns:
@@ -287,7 +287,7 @@ def find_moved(finder: Any, old: str) -> ModuleSpec | None:
     if new is None:
         return None
     if sys.meta_path[0] is not finder:
-        sys.meta_path.remove(finder)
+        # It keeps its last place, too: other threads may be asking one finder after the other.
         sys.meta_path.insert(0, finder)
     _warn(old, new, stacklevel=4)
     return ModuleSpec(old, _MovedModule(new))

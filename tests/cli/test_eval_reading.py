@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
+import stamina
 
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.eval_replies import (
@@ -22,7 +26,7 @@ from tests.cli.eval_replies import (
     ROW,
     run,
 )
-from tests.cli.maze import Maze
+from tests.cli.maze import Maze, replies
 
 
 @pytest.fixture
@@ -300,3 +304,19 @@ def test_metrics_that_cannot_be_had_or_saved_are_a_warning(maze: Maze, store: Bl
     outcome = maze.osmosis("eval", "info", "x", "-o", "here", "--json")
     assert outcome.status == 0
     assert "The metrics could not be saved" in outcome.json["data"]["save_warning"]
+
+
+def test_a_repeated_call_says_nothing_on_stdout_where_structlog_is_installed(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Printing:
+        def warning(self, event: str, **_: Any) -> None:
+            print(event)
+
+    structlog = ModuleType("structlog")
+    monkeypatch.setattr(structlog, "get_logger", lambda *_: Printing(), raising=False)
+    monkeypatch.setitem(sys.modules, "structlog", structlog)
+    stamina.instrumentation.set_on_retry_hooks(None)
+    maze.get("/eval-runs").side_effect = [httpx.Response(503), *replies({"eval_runs": [], "total_count": 0})]
+    outcome = maze.osmosis("eval", "list", "--json")
+    assert (outcome.status, outcome.json["items"]) == (0, [])

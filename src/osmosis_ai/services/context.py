@@ -133,12 +133,20 @@ def connect(
     warn: Warn = log_warning,
 ) -> PlatformClient:
     """Return a client for the platform and user of ``credentials``; close it when done."""
+    keep_retries_off_stdout()
     return PlatformClient.from_credentials(
         credentials,
         git_identity=git_identity,
         timeout_s=timeout_s,
         on_warning=lambda warning: warn(warning.message, warning.code),
     )
+
+
+def keep_retries_off_stdout() -> None:
+    """Tell of repeated calls by `logging` alone: where structlog is installed, stamina has it print them to stdout."""
+    from stamina.instrumentation import LoggingOnRetryHook, set_on_retry_hooks
+
+    set_on_retry_hooks([LoggingOnRetryHook])
 
 
 def connect_hint(git: GitIdentity, platform_url: str) -> str:

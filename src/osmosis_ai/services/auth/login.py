@@ -29,7 +29,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.auth.account import iso, known_user
 from osmosis_ai.services.auth.device_code import Time, await_token, device_name
 from osmosis_ai.services.auth.logout import pass_on_warnings, revoke
-from osmosis_ai.services.context import Warn, connect, log_warning
+from osmosis_ai.services.context import Warn, connect, keep_retries_off_stdout, log_warning
 
 LoginSource = Literal["token", "device", "saved"]
 
@@ -248,4 +248,5 @@ def _is_same_token(one: Credentials, other: Credentials) -> bool:
 
 
 def _client(platform_url: str, token: str | None, warn: Warn) -> PlatformClient:
+    keep_retries_off_stdout()
     return PlatformClient(platform_url, token, on_warning=lambda warning: warn(warning.message, warning.code))

@@ -85,6 +85,22 @@ def test_the_names_of_a_module_whose_path_is_a_package_now_are_found_there() -> 
     }
 
 
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("services.datasets", "dataset_item"),
+        ("services.eval_runs", "run_headline"),
+        ("services.models", "lora_item"),
+        ("services.rollouts", "rollout_item"),
+        ("services.workspaces", "Membership"),
+        ("training.engines", "computes_in_float32"),
+    ],
+)
+def test_what_helped_a_former_modules_neighbours_is_found_there_too(package: str, name: str) -> None:
+    with pytest.deprecated_call():
+        assert getattr(import_module(f"osmosis_ai.{package}"), name)
+
+
 def test_every_name_of_a_former_module_is_where_the_table_says() -> None:
     for package, (home, names) in NAMES_OF_FORMER_MODULES.items():
         module = import_module(f"osmosis_ai.{home}")

@@ -215,30 +215,42 @@ NAMES_OF_FORMER_MODULES: dict[str, tuple[str, frozenset[str]]] = {
         "services.datasets.catalog",
         frozenset(
             {"IN_PROGRESS", "READY", "validate_file", "list_datasets", "preview_dataset", "dataset_logs"}
+            | {"dataset_item"}
         ),
     ),
     "services.eval_runs": (
         "services.eval_runs.info",
-        frozenset({"RunProgress", "list_runs", "describe_run", "run_item", "run_summary", "run_metrics"}),
+        frozenset(
+            {"RunProgress", "list_runs", "describe_run", "run_item", "run_summary", "run_metrics", "finite"}
+            | {"plain", "require_started", "rows_drawn", "run_headline", "run_progress"}
+        ),
     ),
     "services.models": (
         "services.models.catalog",
         frozenset(
             {"INFERENCE_PATH", "HOSTED_INFERENCE_URL", "Deployments", "list_base_models", "list_lora_models"}
-            | {"get_lora_model", "deploy", "undeploy", "inference_url"}
+            | {"get_lora_model", "deploy", "undeploy", "inference_url", "ask_by_name", "base_item"}
+            | {"can_be_deployed", "lora_detail", "lora_item"}
         ),
     ),
     "services.rollouts": (
         "services.rollouts.catalog",
-        frozenset({"InitializedRollout", "initialize_rollout", "RolloutListing", "list_rollouts"}),
+        frozenset(
+            {"InitializedRollout", "initialize_rollout", "RolloutListing", "list_rollouts", "rollout_item"}
+        ),
     ),
     "services.workspaces": (
         "services.workspaces.memberships",
-        frozenset({"CurrentWorkspace", "list_workspaces", "current_workspace", "find_workspace_directory"}),
+        frozenset(
+            {"CurrentWorkspace", "list_workspaces", "current_workspace", "find_workspace_directory"}
+            | {"Membership"}
+        ),
     ),
     "training.engines": (
         "training.runs.engine_factory",
-        frozenset({"ENGINE_BATCH", "SERVER_KEY_ENV", "chat_format_of", "open_policy_engine"}),
+        frozenset(
+            {"ENGINE_BATCH", "SERVER_KEY_ENV", "chat_format_of", "open_policy_engine", "computes_in_float32"}
+        ),
     ),
     "training.learner": ("training.learner.learner", frozenset({"Learner", "warmed_up"})),
 }

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import respx
+import stamina
 
-from osmosis_ai.api.transfer import BlobClient
 from osmosis_ai.cli.main import main
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
@@ -110,10 +110,10 @@ def open_maze(
     monkeypatch.setenv("TZ", "UTC")
     use_platform(monkeypatch)
     save_login()
-    monkeypatch.setitem(BlobClient.__init__.__kwdefaults__, "sleep", lambda _: None)
     for name in _POLLING:
         monkeypatch.setattr(importlib.import_module(f"osmosis_ai.cli.{name}"), "POLL_S", 0.0)
-    with respx.mock(assert_all_called=False) as router:
+    without_waiting = stamina.set_testing(True, attempts=100, cap=True)
+    with without_waiting, respx.mock(assert_all_called=False) as router:
         router.route(host="127.0.0.1").pass_through()
         yield Maze(workspace, router, capsys)
 

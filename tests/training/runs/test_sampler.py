@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -150,12 +151,15 @@ async def test_a_machine_that_stays_late_gets_fewer_rollouts_at_once(tmp_path, m
     monkeypatch.setattr(machine, "SUSTAINED_S", 0.1)
     monkeypatch.setattr(Dispatcher, "narrow", lambda self, to: (narrowed.append(to), narrow(self, to)))
 
-    def stand_still(_sample: Sample) -> None:
-        time.sleep(0.3)  # the loop that serves the agents' model calls
+    async def hold_up_the_loop() -> None:
+        while True:  # it serves the agents' model calls
+            time.sleep(0.6)  # noqa: ASYNC251 - to hold it up is the point
+            await asyncio.sleep(0.01)
 
     async with sampling(tmp_path) as (sampler, notes):
-        attempts = attempts_of_step(1, rows("What is 2 * 3?"), 16, seed=0)
-        samples = await sampler.sample(attempts, finished=stand_still)
+        holding_up = asyncio.create_task(hold_up_the_loop())
+        samples = await sampler.sample(attempts_of_step(1, rows("What is 2 * 3?"), 16, seed=0))
+        holding_up.cancel()
     assert [sample.reward for sample in samples] == [0.0] * 16
     assert narrowed and min(narrowed) < 16
     assert len([note for note in notes if "this machine is late" in note]) == 1

@@ -59,7 +59,8 @@ def imported_modules() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 found.add(node.module)
     top = {name.partition(".")[0] for name in found}
-    return top - sys.stdlib_module_names - {"osmosis_ai"}
+    # 3.10 has no `tomllib`; `tomli`, which stands in for it there, is declared.
+    return top - sys.stdlib_module_names - {"osmosis_ai", "tomllib"}
 
 
 @cache

@@ -103,6 +103,7 @@ def test_a_value_that_this_release_does_not_know_is_refused_by_its_name(tmp_path
 
 
 async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     directory = TrainingDirectory(tmp_path / "run")
     inputs = spec(tmp_path).inputs()
     with directory.held():

@@ -1,0 +1,105 @@
+"""The endpoint that `--model`, `--base-url` and `--api-key` name together.
+
+With an address, the model is called there by the name that its server registered it under, and a key is not
+needed. Without one, the model's name says who serves it, as everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.providers import ModelEndpoint, key_variables, resolve_model, split_model_path
+
+NO_KEY = "no-key"
+"""What is sent to an address of the user's own where there is no key: clients and proxies want to see one."""
+
+_PROTOCOL = "openai/"
+_ENDPOINT_KEY = "OPENAI_API_KEY"
+
+
+def choose_endpoint(
+    model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
+) -> ModelEndpoint:
+    """Return who is called for a model.
+
+    Args:
+        model: with an address, the name as registered there (a leading ``openai/`` only says which protocol
+            is spoken); without one ``provider/model``, or a bare name, which is OpenAI's unless it is plainly
+            another provider's.
+        env: where keys and addresses are looked up.
+        base_url: the address of an OpenAI-compatible endpoint.
+        api_key: wins over every variable.
+
+    Raises:
+        OsmosisError: the name or the address makes no sense, or a key is missing.
+    """
+    name = model.strip()
+    if not name:
+        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
+    if base_url is None:
+        return _by_name(name, env, api_key)
+    key = api_key or env.get(_ENDPOINT_KEY, "").strip() or NO_KEY
+    return ModelEndpoint(name, "openai", name.removeprefix(_PROTOCOL), "openai", _address(base_url), key)
+
+
+async def probe(endpoint: ModelEndpoint, *, timeout_s: float = 60.0) -> ModelEndpoint:
+    """Make one tiny call; return the endpoint as its server answers to it.
+
+    Some servers register a model under a name that itself begins with ``openai/``: where the rest of the name
+    is not known there, the whole is tried.
+
+    Args:
+        endpoint: who to call.
+        timeout_s: how long an answer may take, in seconds.
+
+    Raises:
+        ModelCallError: no call can succeed, in the provider's own words.
+    """
+    try:
+        await _ask(endpoint, timeout_s)
+    except ModelCallError as error:
+        whole = replace(endpoint, model=endpoint.model_path)
+        if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
+            raise
+        try:
+            await _ask(whole, timeout_s)
+        except ModelCallError:
+            raise error from None
+        return whole
+    return endpoint
+
+
+async def _ask(endpoint: ModelEndpoint, timeout_s: float) -> None:
+    async with ModelClient(endpoint, request_timeout_s=timeout_s) as client:
+        await client.preflight()
+
+
+def _by_name(name: str, env: Mapping[str, str], api_key: str | None) -> ModelEndpoint:
+    if "/" not in name:
+        try:
+            split_model_path(name)
+        except OsmosisError:
+            name = _PROTOCOL + name
+    if api_key:
+        variables = key_variables(split_model_path(name)[0])
+        env = {**env, **dict.fromkeys(variables[:1], api_key)}
+    return resolve_model(name, env)
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OsmosisError(
+            f"`--base-url {text}` is not an http(s) address.",
+            hint="for instance `--base-url http://localhost:8000/v1`",
+        )
+    if parts.username or parts.password:
+        raise OsmosisError(
+            "`--base-url` holds a user name or password; give the key by `OPENAI_API_KEY` instead."
+        )
+    return text.strip().rstrip("/").removesuffix("/chat/completions").rstrip("/")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,18 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
     assert git(workspace.root, "log", "--format=%an <%ae> %D") == "Osmosis <osmosis@localhost> HEAD -> main"
     assert "encoding" not in git(workspace.root, "cat-file", "commit", "HEAD")
     assert config.read_bytes() == before
+
+
+def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
+    tmp_path: Path, home: Path
+) -> None:
+    (home / ".gitconfig").write_text("[user\nname = Somebody\n")
+    script = (
+        "import pathlib, os, sys; from osmosis_ai.workspace import samples; before = dict(os.environ); "
+        "samples.copy_sample_workspace(pathlib.Path(sys.argv[1])); assert dict(os.environ) == before"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "scratch")], check=True)
+    assert (tmp_path / "scratch" / ".git" / "HEAD").read_text() == "ref: refs/heads/main\n"
 
 
 def test_a_copy_inside_another_repository_stays_its_own(tmp_path: Path) -> None:

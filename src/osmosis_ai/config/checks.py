@@ -19,7 +19,8 @@ from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSe
 from osmosis_ai.config.training import AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection
 
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-_SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+LONGEST_SECRET_NAME = 255
 _LOOKS_LIKE_A_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]{1,16}){0,6}")
 _RESERVED_PREFIX = "_OSMOSIS_"
 _FREE_SECTIONS = ("advanced", "env", "secrets")
@@ -71,6 +72,11 @@ TRAINING = ConfigKind(
     secrets_required=False,
     advanced=AdvancedSection,
 )
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether ``name`` can name a secret: the same rule in configs, at the terminal and on the platform."""
+    return SECRET_NAME.fullmatch(name) is not None and len(name) <= LONGEST_SECRET_NAME
 
 
 def in_file_order(issues: Iterable[Issue], text: str) -> list[Issue]:
@@ -213,17 +219,17 @@ def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[I
 def _secret_name_issues(required: list[str]) -> Iterator[Issue]:
     key = "secrets.required"
     for position, name in enumerate(required, start=1):
-        if _SECRET_NAME.fullmatch(name):
+        if is_secret_name(name):
             continue
-        rule = f"the name of a secret must match ^{_SECRET_NAME.pattern}$"
+        rule = f"the name of a secret must match ^{SECRET_NAME.pattern}$"
         renamed = name.upper().replace("-", "_")
         # Only what cannot be a pasted key is repeated.
-        if _LOOKS_LIKE_A_NAME.fullmatch(name) and "_" in name and _SECRET_NAME.fullmatch(renamed):
+        if _LOOKS_LIKE_A_NAME.fullmatch(name) and "_" in name and is_secret_name(renamed):
             yield Issue(key, f"'{name}' is no name of a secret: {rule}", suggestion=renamed)
         else:
             yield Issue(key, f"entry {position} is no name of a secret: {rule}")
     for name, count in Counter(required).items():
-        if count > 1 and _SECRET_NAME.fullmatch(name):
+        if count > 1 and is_secret_name(name):
             yield Issue(key, f"'{name}' is listed {count} times")
 
 

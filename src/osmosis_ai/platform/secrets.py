@@ -6,7 +6,6 @@ same name. Rows hold sealed values, and nothing here returns a value but :func:`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -15,6 +14,7 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
+from osmosis_ai.config.checks import LONGEST_SECRET_NAME, SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -26,7 +26,6 @@ ResolvedScope = Literal["workspace", "user", "user_override"]
 SECRET_SCOPES: tuple[SecretScope, ...] = get_args(SecretScope)
 
 MAX_VALUE_BYTES = 64 * 1024
-_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,254}")
 
 
 class MissingSecretsError(NotFoundError):
@@ -153,7 +152,7 @@ class SecretStore:
         wanted = select(DbSecret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
             # What is no name is not looked up: not every database takes every text.
-            secret = session.scalar(wanted) if _NAME.fullmatch(name) else None
+            secret = session.scalar(wanted) if is_secret_name(name) else None
             if secret is None:
                 kind = "personal" if scope == "user" else "workspace"
                 raise NotFoundError(f"there is no {kind} secret '{name[:255]}'.")
@@ -200,10 +199,11 @@ def check_name(name: str) -> None:
     Raises:
         OsmosisError: it does not match ``^[A-Z][A-Z0-9_]*$`` or has more than 255 characters.
     """
-    if not _NAME.fullmatch(name):
+    if not is_secret_name(name):
         # A value is easily put in the place of the name, so the name is not repeated.
         raise OsmosisError(
-            "the name of a secret must match ^[A-Z][A-Z0-9_]*$ and have at most 255 characters.",
+            f"the name of a secret must match ^{SECRET_NAME.pattern}$ and have at most "
+            f"{LONGEST_SECRET_NAME} characters.",
             details={"key": "name"},
         )
 

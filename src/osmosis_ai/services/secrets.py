@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_pages
+from osmosis_ai.config.checks import LONGEST_SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.listing import Listing, fetch_listing
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.secrets import Secret, SecretList
 
 Scope = Literal["personal", "workspace"]
-_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-_LONGEST_NAME = 255
 _ON_THE_WIRE: dict[Scope, SecretScope] = {"personal": "user", "workspace": "workspace"}
 _KEYS = ("id", "name", "scope", "created_at", "updated_at", "creator_name", "updater_name")
 
@@ -42,11 +40,11 @@ def check_name(name: str) -> str:
     Raises:
         OsmosisError: it cannot.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    if not is_secret_name(name):
         # Not repeated: it may be the value, given in place of the name.
         raise OsmosisError(
             "A secret's name consists of capital letters, digits and `_`, beginning with a letter, "
-            f"{_LONGEST_NAME} characters at most.",
+            f"{LONGEST_SECRET_NAME} characters at most.",
             hint="it becomes an environment variable of the run, as in OPENAI_API_KEY",
         )
     return name

@@ -5,8 +5,10 @@ The copy owes nothing to the user's Git configuration and leaves no trace in it.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
@@ -77,8 +79,7 @@ def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
 
 def _first_commit(root: Path) -> None:
     """Commit what is in ``root`` with GitPython, which reads no configuration, ignore file or hook for it."""
-    import git
-
+    git = _import_git()
     # The binary makes the repository: GitPython would give it the variables of a Git hook that this runs in.
     done = run_git(["init", "--quiet", "--template="], cwd=root, env=_NO_USER_CONFIG)
     if done.returncode != 0:
@@ -92,3 +93,18 @@ def _first_commit(root: Path) -> None:
         repository.head.reference = git.Head(repository, "refs/heads/main")
         repository.index.add(files)
         repository.index.commit("The sample workspace", author=author, committer=author, skip_hooks=True)
+
+
+def _import_git() -> ModuleType:
+    """Import GitPython, which asks Git for its version, which fails where the user's configuration is broken."""
+    users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
+    os.environ.update(_NO_USER_CONFIG)
+    try:
+        import git
+    finally:
+        for name, value in users.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return git

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
@@ -95,7 +95,7 @@ def _first_commit(root: Path) -> None:
         repository.index.commit("The sample workspace", author=author, committer=author, skip_hooks=True)
 
 
-def _import_git() -> ModuleType:
+def _import_git() -> Any:
     """Import GitPython, which asks Git for its version, which fails where the user's configuration is broken."""
     users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
     os.environ.update(_NO_USER_CONFIG)

@@ -66,6 +66,7 @@ def open_reader(
     report: Report,
     progress: Progress | None = None,
     only: Collection[str] | None = None,
+    uniform: bool = True,
 ) -> RecordReader:
     """Return the reader for ``path`` by its extension; the arguments are those of the reader.
 
@@ -79,7 +80,7 @@ def open_reader(
     if problem is not None:
         raise OsmosisError(f"{path}: {problem}.")
     reader = _reader_class(extension_of(path))
-    return reader(path, report=report, progress=progress, only=only)
+    return reader(path, report=report, progress=progress, only=only, uniform=uniform)
 
 
 def raise_for(path: Path) -> Callable[[str], NoReturn]:

@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, KeysView
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import orjson
 
@@ -49,6 +49,8 @@ class RecordReader(ABC):
         report: takes one sentence per problem; it may raise to end the reading.
         progress: takes the number of bytes read so far.
         only: the columns the caller will look at; a columnar format reads nothing else.
+        uniform: whether every record has to be an object with the file's columns. Without it, whatever a line
+            or an element holds is yielded, and the caller checks it.
 
     Attributes:
         unit: what the yielded numbers count, "line" or "row".
@@ -64,11 +66,13 @@ class RecordReader(ABC):
         report: Report,
         progress: Progress | None = None,
         only: Collection[str] | None = None,
+        uniform: bool = True,
     ) -> None:
         self.path = path
         self.report = report
         self.progress = progress
         self.only = only
+        self.uniform = uniform
         self.columns: tuple[str, ...] = ()
         self._column_set: frozenset[str] = frozenset()
         self._first_number = 0
@@ -99,6 +103,8 @@ class RecordReader(ABC):
 
     def admit(self, number: int, record: object) -> Record | None:
         """Return ``record`` if it is an object with the file's columns; report it otherwise."""
+        if not self.uniform:
+            return cast(Record, record)
         if not isinstance(record, dict):
             self.report(f"{self.unit} {number}: expected a JSON object, found {name_of_type(record)}")
             return None

@@ -1,0 +1,150 @@
+"""Datasets of agent loops: ``system_prompt`` and ``user_prompt`` in every row, ``ground_truth`` where there is one.
+
+Rows stream: no file is held as a whole. A row that nobody takes is not checked, so that one bad row does not
+keep anybody from the others. The index of a row is its place in the file, from 0, whatever part of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
+
+from osmosis_ai.evaluation.agent_loop.errors import (
+    DatasetParseError,
+    DatasetValidationError,
+    MissingDatasetError,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets.reader import RecordReader
+
+REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
+OPTIONAL_COLUMN = "ground_truth"
+SUFFIXES = (".json", ".jsonl", ".parquet")
+
+_KNOWN = frozenset((*REQUIRED_COLUMNS, OPTIONAL_COLUMN))
+
+
+class LoopRow(TypedDict):
+    """A row: the known columns under their lower-case names, and every other column as the file has it."""
+
+    system_prompt: str
+    user_prompt: str
+    ground_truth: str
+
+
+class DatasetReader:
+    """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file.
+
+    Args:
+        file_path: the file; its extension is read in any case.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DatasetParseError: its extension is none of these.
+    """
+
+    def __init__(self, file_path: str | Path) -> None:
+        self.file_path = Path(file_path)
+        if not self.file_path.is_file():
+            what = "a directory" if self.file_path.is_dir() else "not there"
+            raise MissingDatasetError(f"Dataset file not found: {self.file_path} is {what}.")
+        if self.file_path.suffix.lower() not in SUFFIXES:
+            raise DatasetParseError(
+                f"Unsupported file format: {self.file_path.name}; a dataset is a {', '.join(SUFFIXES[:-1])} "
+                f"or {SUFFIXES[-1]} file."
+            )
+
+    def __len__(self) -> int:
+        """Return how many rows the file holds, without checking them.
+
+        Raises:
+            DatasetParseError: the file is no file of its format.
+        """
+        return 0 if self._has_no_lines() else self._open().count()
+
+    def read(self, limit: int | None = None, offset: int = 0) -> list[LoopRow]:
+        """Return rows as a list; raises as :meth:`iter_rows`."""
+        return list(self.iter_rows(limit=limit, offset=offset))
+
+    def iter_rows(self, limit: int | None = None, offset: int = 0) -> Iterator[LoopRow]:
+        """Yield rows as the file streams in.
+
+        Args:
+            limit: how many rows; None takes all.
+            offset: how many rows to skip at the start; they are not checked.
+
+        Raises:
+            DatasetParseError: the file is no file of its format; the line or row is named.
+            DatasetValidationError: a row lacks what an agent loop needs.
+        """
+        stop = None if limit is None else offset + limit
+        for index, record in islice(enumerate(self._records()), offset, stop):
+            yield loop_row(record, index)
+
+    def _records(self) -> Iterator[Any]:
+        if self._has_no_lines():
+            return
+        reader = self._open()
+        for number, record in reader:
+            yield reader.exactly(number, record)
+
+    def _open(self) -> RecordReader:
+        from osmosis_ai.datasets.formats import open_reader
+        from osmosis_ai.errors import OsmosisError
+
+        try:
+            return open_reader(self.file_path, report=self._refuse, uniform=False)
+        except OsmosisError as error:
+            raise DatasetParseError(error.message, hint=error.hint) from None
+
+    def _refuse(self, problem: str) -> NoReturn:
+        kind = self.file_path.suffix.lower().removeprefix(".")
+        named = kind.upper() if kind != "parquet" else "Parquet"
+        raise DatasetParseError(f"Invalid {named} in {self.file_path}: {problem}.")
+
+    def _has_no_lines(self) -> bool:
+        """Tell whether the file is a ``.jsonl`` of nothing, which has no rows; of other formats, that is no file."""
+        return self.file_path.suffix.lower() == ".jsonl" and self.file_path.stat().st_size == 0
+
+
+def loop_row(record: object, index: int) -> LoopRow:
+    """Check a record and return it as a row; ``ground_truth`` is ``""`` where the record has none.
+
+    Args:
+        record: what the file holds there.
+        index: its place in the file, from 0.
+
+    Raises:
+        DatasetValidationError: it lacks what an agent loop needs.
+    """
+    if not isinstance(record, Mapping):
+        from osmosis_ai.datasets.reader import name_of_type
+
+        raise DatasetValidationError(f"Row {index}: Expected object, found {name_of_type(record)}.")
+    row = {name.lower() if name.lower() in _KNOWN else name: value for name, value in record.items()}
+    missing = [name for name in REQUIRED_COLUMNS if name not in row]
+    if missing:
+        found = ", ".join(str(name) for name in record) or "none"
+        raise DatasetValidationError(
+            f"Row {index}: Missing required columns: {', '.join(missing)} (found: {found})."
+        )
+    for name in REQUIRED_COLUMNS:
+        if row[name] is None:
+            raise DatasetValidationError(f"Row {index}: '{name}' cannot be null.")
+        _require_text(row[name], name, index)
+        if not row[name].strip():
+            raise DatasetValidationError(f"Row {index}: '{name}' cannot be empty.")
+    if row.get(OPTIONAL_COLUMN) is None:
+        row[OPTIONAL_COLUMN] = ""
+    _require_text(row[OPTIONAL_COLUMN], OPTIONAL_COLUMN, index)
+    return cast(LoopRow, row)
+
+
+def _require_text(value: object, name: str, index: int) -> None:
+    if not isinstance(value, str):
+        from osmosis_ai.datasets.reader import name_of_type
+
+        raise DatasetValidationError(f"Row {index}: '{name}' must be a string, found {name_of_type(value)}.")

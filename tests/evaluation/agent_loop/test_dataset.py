@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.agent_loop.dataset import REQUIRED_COLUMNS, DatasetReader, loop_row
+from osmosis_ai.evaluation.agent_loop.errors import DatasetParseError, DatasetValidationError
+from tests.datasets.builders import write, write_rows
+
+
+def question(number: int, **more: Any) -> dict[str, Any]:
+    return {"system_prompt": "Be brief.", "user_prompt": f"{number}?", "ground_truth": str(number), **more}
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "json", "parquet"])
+def test_the_same_rows_come_out_of_every_format_and_further_columns_stay_as_they_are(
+    tmp_path: Path, extension: str
+) -> None:
+    rows = [question(number, Level=number, tags=["a", "ü"]) for number in range(50)]
+    path = write_rows(tmp_path, extension, rows).rename(tmp_path / f"rows.{extension.upper()}")
+    reader = DatasetReader(str(path))
+    assert len(reader) == 50
+    assert reader.read() == rows
+    assert reader.read(limit=2, offset=47) == rows[47:49]
+    assert reader.read(offset=60) == []
+
+
+def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_path: Path) -> None:
+    lines = [
+        '{"System_Prompt": "s", "USER_PROMPT": "u", "Ground_Truth": "g", "Answer": 1}',
+        "",
+        '{"system_prompt": "s", "user_prompt": "u"}',
+        '{"system_prompt": "s", "user_prompt": "u", "ground_truth": null, "only_here": true}',
+    ]
+    rows = DatasetReader(write(tmp_path, "a.jsonl", "\n".join(lines))).read()
+    assert rows == [
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": "g", "Answer": 1},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": ""},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": "", "only_here": True},
+    ]
+    assert set(REQUIRED_COLUMNS) == {"system_prompt", "user_prompt"}
+
+
+def test_a_file_without_lines_has_no_rows(tmp_path: Path) -> None:
+    for text in ("", "\n \n"):
+        reader = DatasetReader(write(tmp_path, "a.jsonl", text))
+        assert (len(reader), reader.read()) == (0, [])
+    assert DatasetReader(write(tmp_path, "a.json", "[]")).read() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", "x", "Unsupported file format"),
+        ("a.csv", "x", "Unsupported file format"),
+        (
+            "a.jsonl",
+            '{"user_prompt": "u", "system_prompt": "s"}\n{oops}\n',
+            "Invalid JSONL in {path}: line 2",
+        ),
+        ("a.jsonl", b'{"user_prompt": "u", "system_prompt": "s"}\n\xff\n', "line 2: not UTF-8"),
+        ("a.json", b'["\xff"]', "not UTF-8"),
+        ("a.json", '[{"user_prompt": ', "Invalid JSON"),
+        ("a.json", '{"user_prompt": "u"}', "array of objects"),
+        ("a.json", "", "the file is empty"),
+        ("a.parquet", "no parquet", "Invalid Parquet in {path}: not a Parquet file"),
+    ],
+)
+def test_a_file_that_is_none_of_its_format_is_refused_with_the_place(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(DatasetParseError) as caught:
+        DatasetReader(path).read()
+    assert words.format(path=path) in caught.value.message
+
+
+def test_a_missing_file_is_one_for_those_who_catch_either_error(tmp_path: Path) -> None:
+    for error in (FileNotFoundError, NotFoundError):
+        with pytest.raises(error, match=r"Dataset file not found: .*none\.jsonl is not there"):
+            DatasetReader(tmp_path / "none.jsonl")
+    with pytest.raises(NotFoundError, match="is a directory"):
+        DatasetReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ([1], "Row 7: Expected object, found an array."),
+        ({"user_prompt": "u"}, "Row 7: Missing required columns: system_prompt (found: user_prompt)."),
+        ({}, "Row 7: Missing required columns: user_prompt, system_prompt (found: none)."),
+        (question(1, user_prompt=None), "Row 7: 'user_prompt' cannot be null."),
+        (question(1, system_prompt=" \n"), "Row 7: 'system_prompt' cannot be empty."),
+        (question(1, user_prompt=3), "Row 7: 'user_prompt' must be a string, found a number."),
+        (question(1, ground_truth=4), "Row 7: 'ground_truth' must be a string, found a number."),
+    ],
+)
+def test_a_row_that_no_agent_can_take_is_named_by_its_place(record: object, words: str) -> None:
+    with pytest.raises(DatasetValidationError) as caught:
+        loop_row(record, 7)
+    assert caught.value.message == words
+
+
+def test_a_bad_row_harms_only_those_who_take_it(tmp_path: Path) -> None:
+    rows: list[Any] = [{"nothing": 1}, question(1), "no object", question(3)]
+    reader = DatasetReader(write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))))
+    assert reader.read(limit=1, offset=1) == [rows[1]]
+    assert reader.read(offset=3) == [rows[3]]
+    with pytest.raises(DatasetValidationError, match="Row 2: Expected object"):
+        reader.read(offset=1)
+
+
+def test_rows_stream_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    line = json.dumps(question(1, text="x" * 200)) + "\n"
+    path.write_text(line * 20_000)
+    reader = DatasetReader(path)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in reader.iter_rows()) == len(reader) == 20_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
@@ -21,6 +21,12 @@ from .types.sample import Messages, RolloutSample
 if TYPE_CHECKING:
     import httpx
     from openai import AsyncOpenAI
+
+    from .loop.agent import LLMClientProtocol
+    from .loop.context import AgentLoopContext as _AlsoOfAgentLoops
+    from .loop.schemas import OpenAIFunctionToolSchema, RolloutRequest
+else:
+    _AlsoOfAgentLoops = object
 
 CHAT_COMPLETIONS_URL_ENV = "OSMOSIS_CHAT_COMPLETIONS_URL"
 API_KEY_ENV = "OSMOSIS_API_KEY"
@@ -85,9 +91,37 @@ class GraderContext:
         self.sample.reward = reward
 
 
+class _OneNameOfTwo(type):
+    """One public name for the contexts of both lines: ``RolloutContext(request=..., tools=..., llm=...)`` is a loop's.
+
+    Either is an instance of the name, so that annotations and checks hold for both.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        of_a_loop = {"request", "tools", "llm"} & kwargs.keys() or (args and not isinstance(args[0], str))
+        if cls is RolloutContext and of_a_loop:
+            from .loop.context import AgentLoopContext
+
+            return AgentLoopContext(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return super().__instancecheck__(instance) or cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if super().__subclasscheck__(subclass) or cls is not RolloutContext:
+            return super().__subclasscheck__(subclass)
+        from .loop.context import AgentLoopContext
+
+        return issubclass(subclass, AgentLoopContext)
+
+
 @dataclass
-class RolloutContext:
+class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
     """The rollout that is running: its id, its model and where its sample comes from.
+
+    Made with ``request=``, ``tools=`` and ``llm=``, it is the context of an agent loop, which has ``chat``,
+    ``complete``, ``error`` and so on (:class:`osmosis_ai.rollout.loop.context.AgentLoopContext`) and none of these.
 
     What is left empty is read from the environment (``OSMOSIS_CHAT_COMPLETIONS_URL``,
     ``OSMOSIS_API_KEY``, ``OSMOSIS_ROLLOUT_ID``). Used with ``with``, it is what
@@ -107,6 +141,22 @@ class RolloutContext:
     _outer: list[RolloutContext | None] = field(default_factory=list, init=False, repr=False, compare=False)
     _http: httpx.AsyncClient | None = field(default=None, init=False, repr=False, compare=False)
     _openai: AsyncOpenAI | None = field(default=None, init=False, repr=False, compare=False)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self,
+            chat_completions_url: str = "",
+            api_key: str | None = None,
+            rollout_id: str = "",
+            sample_source: SampleSource | None = None,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, request: RolloutRequest, tools: list[OpenAIFunctionToolSchema], llm: LLMClientProtocol
+        ) -> None: ...
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def __post_init__(self) -> None:
         self.chat_completions_url = self.chat_completions_url or os.environ.get(CHAT_COMPLETIONS_URL_ENV, "")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .protocol import BudgetS, RolloutErrorCategory, RolloutId, RolloutStatus
+from .protocol import BudgetS, RolloutErrorCategory, RolloutId, ServerStatus
 from .sample import Messages, RolloutSample
 
 
@@ -36,7 +36,7 @@ class ExecutionResult(BaseModel):
     ``extra_fields`` are the backend's diagnostics; they are archived and never sent.
     """
 
-    status: RolloutStatus
+    status: ServerStatus
     sample: RolloutSample | None = None
     err_message: str | None = None
     err_category: RolloutErrorCategory | None = None

@@ -11,7 +11,10 @@ from .sample import MessageDict, RolloutSample
 
 
 class RolloutStatus(str, Enum):
-    """Where a rollout stands."""
+    """Where a rollout stands.
+
+    ``COMPLETED`` and ``ERROR`` are how an agent loop ends; a rollout's server never says them.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -20,6 +23,8 @@ class RolloutStatus(str, Enum):
     FAILURE = "failure"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
 
 
 class GraderStatus(str, Enum):
@@ -37,6 +42,16 @@ class RolloutErrorCategory(str, Enum):
     VALIDATION_ERROR = "validation_error"
     HTTP_ERROR = "http_error"
     AGENT_ERROR = "agent_error"
+
+
+def _check_status(status: RolloutStatus) -> RolloutStatus:
+    if status in (RolloutStatus.COMPLETED, RolloutStatus.ERROR):
+        raise ValueError(f"{status.value} is how an agent loop ends, no status of this protocol")
+    return status
+
+
+ServerStatus = Annotated[RolloutStatus, AfterValidator(_check_status)]
+"""A status that this protocol has; those of an agent loop's end are refused."""
 
 
 def is_single_path_segment(value: str) -> bool:
@@ -90,7 +105,7 @@ class RolloutInitResponse(BaseModel):
 class RolloutCompleteRequest(BaseModel):
     """The workflow's callback: it ended, well or not. Its path names the rollout; the body may as well."""
 
-    status: RolloutStatus
+    status: ServerStatus
     rollout_id: RolloutId | None = None
     extra_fields: dict[str, Any] | None = None
     err_message: str | None = None
@@ -125,7 +140,7 @@ class RolloutStatusResponse(BaseModel):
     """The reply to ``GET /rollout/{rollout_id}/status``."""
 
     rollout_id: str
-    status: RolloutStatus
+    status: ServerStatus
     reward: float | None = None
     err_message: str | None = None
 

@@ -1,0 +1,323 @@
+"""What travels between a controller and a served agent loop, and the schemas of tools.
+
+Fields that are not known are ignored, except in a tool's schema: there every key of JSON Schema is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
+from typing_extensions import NotRequired, TypedDict
+
+from ..types.protocol import RolloutStatus
+from ..types.sample import MessageDict
+from .settings import DEFAULT_MAX_METADATA_SIZE_BYTES, get_settings
+
+__all__ = [
+    "DEFAULT_MAX_METADATA_SIZE_BYTES",
+    "CompletionUsage",
+    "CompletionsChoice",
+    "CompletionsRequest",
+    "CompletionsResponse",
+    "InitResponse",
+    "MessageDict",
+    "OpenAIFunctionCallSchema",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionParsedSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolCall",
+    "OpenAIFunctionToolSchema",
+    "RolloutMetrics",
+    "RolloutRequest",
+    "RolloutResponse",
+    "RolloutStatus",
+    "SamplingParamsDict",
+    "ToolResponse",
+    "get_max_metadata_size_bytes",
+    "set_max_metadata_size_bytes",
+]
+
+_MAX_ROLLOUT_ID_CHARACTERS = 256
+
+_limit_lock = threading.Lock()
+_limit_set_by_hand: int | None = None
+
+
+def get_max_metadata_size_bytes() -> int:
+    """Return the most bytes a request's metadata may be: what was set here, else the settings' value."""
+    with _limit_lock:
+        limit = _limit_set_by_hand
+    return get_settings().max_metadata_size_bytes if limit is None else limit
+
+
+def set_max_metadata_size_bytes(size: int) -> None:
+    """Set the most bytes a request's metadata may be, encoded as JSON.
+
+    Raises:
+        ValueError: when ``size`` is not positive.
+    """
+    global _limit_set_by_hand
+    if size <= 0:
+        raise ValueError(f"the metadata limit must be positive, not {size}")
+    settings_value = get_settings().max_metadata_size_bytes
+    with _limit_lock:
+        _limit_set_by_hand = None if size == settings_value else size
+
+
+class SamplingParamsDict(TypedDict):
+    """How the model samples; all of it optional."""
+
+    temperature: NotRequired[float]
+    top_p: NotRequired[float]
+    max_tokens: NotRequired[int]
+    stop: NotRequired[str | list[str] | None]
+    logprobs: NotRequired[bool]
+    seed: NotRequired[int]
+
+
+class OpenAIFunctionPropertySchema(BaseModel):
+    """One parameter of a tool; ``items``, nested ``properties``, ``anyOf`` and all other keys are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str | list[str] | None = None
+    description: str | None = None
+    enum: list[Any] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_type(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # `anyOf` and `$ref` stand without a type, and a null there is no JSON Schema.
+        written: dict[str, Any] = serialize(self)
+        if self.type is None:
+            written.pop("type", None)
+        return written
+
+
+class OpenAIFunctionParametersSchema(BaseModel):
+    """The parameters of a tool: an object, as a rule."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema] = Field(default_factory=dict)
+    required: list[str] = Field(default_factory=list)
+
+
+class OpenAIFunctionSchema(BaseModel):
+    """What a model is told of a function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str
+    parameters: OpenAIFunctionParametersSchema = Field(default_factory=OpenAIFunctionParametersSchema)
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(BaseModel):
+    """One tool that a model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    function: OpenAIFunctionSchema
+
+
+class OpenAIFunctionParsedSchema(BaseModel):
+    """A call as the model wrote it: its arguments are text."""
+
+    name: str
+    arguments: str
+
+
+class OpenAIFunctionCallSchema(BaseModel):
+    """A call whose arguments are read."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @staticmethod
+    def from_openai_function_parsed_schema(
+        parsed_schema: OpenAIFunctionParsedSchema,
+    ) -> tuple[OpenAIFunctionCallSchema, bool]:
+        """Read the arguments; when they are no JSON object, return a call without any, and True."""
+        try:
+            arguments = json.loads(parsed_schema.arguments)
+        except ValueError:
+            arguments = None
+        readable = isinstance(arguments, dict)
+        call = OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments if readable else {})
+        return call, not readable
+
+
+class OpenAIFunctionToolCall(BaseModel):
+    """One call that a model asks for."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: OpenAIFunctionCallSchema
+
+
+class ToolResponse(BaseModel):
+    """What a tool gives back: text, images, videos, or several of them."""
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing in it."""
+        return not (self.text or self.image or self.video)
+
+    def is_text_only(self) -> bool:
+        """Tell whether it is text alone."""
+        return bool(self.text) and not self.image and not self.video
+
+
+class RolloutMetrics(BaseModel):
+    """What a rollout cost: latencies in milliseconds, and counts."""
+
+    total_latency_ms: float = 0.0
+    llm_latency_ms: float = 0.0
+    tool_latency_ms: float = 0.0
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    max_context_tokens: int = 0
+
+
+class RolloutRequest(BaseModel):
+    """``POST /v1/rollout/init``: start one rollout.
+
+    Attributes:
+        rollout_id: 1 to 256 characters.
+        server_url: the controller, which serves the model and is told of the end.
+        messages: the conversation to begin with.
+        completion_params: sampling parameters for the agent to pass on.
+        metadata: the dataset row's own fields; JSON, up to :func:`get_max_metadata_size_bytes`.
+        api_key: the bearer token for ``server_url``.
+        idempotency_key: two requests with the same one start one rollout.
+    """
+
+    rollout_id: str = Field(min_length=1, max_length=_MAX_ROLLOUT_ID_CHARACTERS)
+    server_url: str
+    messages: list[MessageDict]
+    completion_params: dict[str, Any]
+    tool_server_url: str | None = None
+    max_turns: int = 10
+    max_tokens_total: int = 8192
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    api_key: str | None = Field(default=None, repr=False)
+    idempotency_key: str | None = None
+
+    @field_validator("rollout_id")
+    @classmethod
+    def _is_not_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("rollout_id cannot be empty or whitespace")
+        return value
+
+    @field_validator("server_url")
+    @classmethod
+    def _is_an_http_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("server_url must be an http:// or https:// address with a host")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_json_of_some_size(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            size = len(json.dumps(value).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"metadata must be JSON-serializable: {error}") from error
+        limit = get_max_metadata_size_bytes()
+        if size > limit:
+            raise ValueError(f"metadata of {size} bytes exceeds maximum of {limit} bytes")
+        return value
+
+
+class InitResponse(BaseModel):
+    """The reply to ``init``: the rollout is accepted, and these are its tools."""
+
+    rollout_id: str
+    tools: list[OpenAIFunctionToolSchema] = Field(default_factory=list)
+
+
+def _ends_a_loop(status: RolloutStatus) -> RolloutStatus:
+    if status not in (RolloutStatus.COMPLETED, RolloutStatus.ERROR):
+        raise ValueError("status must be COMPLETED or ERROR")
+    return status
+
+
+class RolloutResponse(BaseModel):
+    """``POST /v1/rollout/completed``: the rollout ended, well or not."""
+
+    rollout_id: str
+    status: Annotated[RolloutStatus, AfterValidator(_ends_a_loop)]
+    final_messages: list[MessageDict] = Field(default_factory=list)
+    finish_reason: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    metrics: RolloutMetrics | None = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class CompletionsRequest(BaseModel):
+    """``POST /v1/chat/completions`` of a rollout: OpenAI's request, with the rollout's id; other keys are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = "default"
+    messages: list[MessageDict]
+    rollout_id: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: list[str] | None = None
+    logprobs: bool = True
+
+
+class CompletionUsage(BaseModel):
+    """A call's tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class CompletionsChoice(BaseModel):
+    """One reply."""
+
+    index: int = 0
+    message: MessageDict
+    finish_reason: str | None = "stop"
+
+
+class CompletionsResponse(BaseModel):
+    """The reply of ``/v1/chat/completions``; where the model is trained, with the tokens as they were sampled."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str = "default"
+    choices: list[CompletionsChoice]
+    usage: CompletionUsage | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    prompt_token_ids: list[int] | None = None

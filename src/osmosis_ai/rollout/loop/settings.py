@@ -1,0 +1,157 @@
+"""The settings of agent loops: arguments, else the environment, else ``.env`` of the working directory, else defaults."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from osmosis_ai.errors import OsmosisError
+
+DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
+
+
+class _FromEnvironment(BaseModel):
+    """Fields that are not given are read from ``<prefix><FIELD>``."""
+
+    env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_environment(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        variables = _environment()
+        found = {
+            name: value
+            for name in cls.model_fields
+            if name not in given and (value := variables.get(cls._variable(name))) is not None
+        }
+        return {**found, **given}
+
+    @classmethod
+    def _variable(cls, field: str) -> str:
+        return f"{cls.env_prefix}{field}".upper()
+
+
+class RolloutClientSettings(_FromEnvironment):
+    """How a loop calls its controller (``OSMOSIS_ROLLOUT_CLIENT_*``).
+
+    Attributes:
+        timeout_seconds: a call's whole time.
+        max_retries: how often a chat call is tried again.
+        complete_rollout_retries: how often the report of a rollout's end is tried again.
+        retry_base_delay: seconds before the first retry; each further wait is twice as long.
+        retry_max_delay: seconds that no wait exceeds.
+        max_connections: connections open at once, of one client.
+        max_keepalive_connections: of these, how many are kept open while idle.
+    """
+
+    env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_CLIENT_"
+
+    timeout_seconds: float = Field(default=300.0, ge=1, le=3600)
+    max_retries: int = Field(default=3, ge=0, le=10)
+    complete_rollout_retries: int = Field(default=2, ge=0, le=10)
+    retry_base_delay: float = Field(default=1.0, ge=0.1, le=60)
+    retry_max_delay: float = Field(default=30.0, ge=1, le=300)
+    max_connections: int = Field(default=100, ge=1, le=1000)
+    max_keepalive_connections: int = Field(default=20, ge=1, le=100)
+
+
+class RolloutServerSettings(_FromEnvironment):
+    """How a served agent works (``OSMOSIS_ROLLOUT_SERVER_*``); all times in seconds.
+
+    Attributes:
+        max_concurrent_rollouts: rollouts that run at once.
+        record_ttl_seconds: how long a finished rollout is remembered, so that its request can be repeated.
+        cleanup_interval_seconds: how often what is older is forgotten.
+        request_timeout_seconds: how long a request to the server may take.
+        registration_readiness_timeout_seconds: how long the server may take until it answers, before it registers.
+        registration_readiness_poll_interval_seconds: how often it is asked in that time.
+        registration_shutdown_timeout_seconds: how long a shutdown waits for a registration under way.
+    """
+
+    env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_SERVER_"
+
+    max_concurrent_rollouts: int = Field(default=100, ge=1, le=10_000)
+    record_ttl_seconds: float = Field(default=3600.0, ge=60, le=86_400)
+    cleanup_interval_seconds: float = Field(default=60.0, ge=10, le=3600)
+    request_timeout_seconds: float = Field(default=600.0, ge=10, le=3600)
+    registration_readiness_timeout_seconds: float = Field(default=10.0, ge=1, le=60)
+    registration_readiness_poll_interval_seconds: float = Field(default=0.2, ge=0.05, le=5)
+    registration_shutdown_timeout_seconds: float = Field(default=30.0, ge=1, le=300)
+
+
+class RolloutSettings(_FromEnvironment):
+    """All settings (``OSMOSIS_ROLLOUT_*``).
+
+    Attributes:
+        client: how a loop calls its controller.
+        server: how a served agent works.
+        max_metadata_size_bytes: the most that a request's metadata may be, encoded.
+    """
+
+    client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
+    server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)
+    max_metadata_size_bytes: int = Field(default=DEFAULT_MAX_METADATA_SIZE_BYTES, ge=1024, le=104_857_600)
+
+
+_settings: RolloutSettings | None = None
+_settings_lock = threading.Lock()
+
+
+def get_settings() -> RolloutSettings:
+    """Return the settings in use; they are read once.
+
+    Raises:
+        OsmosisError: when a variable of the environment or of ``.env`` is out of range.
+    """
+    global _settings
+    with _settings_lock:
+        if _settings is None:
+            try:
+                _settings = RolloutSettings()
+            except ValidationError as error:
+                raise _bad_variable(error) from error
+        return _settings
+
+
+def configure(settings: RolloutSettings) -> None:
+    """Use these settings from now on."""
+    global _settings
+    with _settings_lock:
+        _settings = settings
+
+
+def reset_settings() -> None:
+    """Forget the settings in use; the next :func:`get_settings` reads the environment again."""
+    global _settings
+    with _settings_lock:
+        _settings = None
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of agent loops, names in capitals; the environment wins over ``.env``."""
+    from dotenv import dotenv_values
+
+    in_file = dotenv_values(Path.cwd() / ".env", verbose=False)
+    return {
+        name.upper(): value
+        for name, value in [*in_file.items(), *os.environ.items()]
+        if value is not None and name.upper().startswith("OSMOSIS_ROLLOUT_")
+    }
+
+
+def _bad_variable(error: ValidationError) -> OsmosisError:
+    """Name the variable behind a validation error; ``RolloutSettings()`` has no other source."""
+    first = error.errors()[0]
+    models: tuple[type[_FromEnvironment], ...] = (RolloutClientSettings, RolloutServerSettings)
+    model = next((model for model in models if model.__name__ == error.title), RolloutSettings)
+    variable = model._variable(str(first["loc"][-1]))
+    return OsmosisError(
+        f"{variable}={first['input']!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}",
+        hint="correct it in the environment or in `.env` of the working directory",
+    )

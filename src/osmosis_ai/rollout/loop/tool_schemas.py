@@ -1,0 +1,191 @@
+"""One reading of a tool for everybody: what is valid for ``validate`` can be served, tested and evaluated.
+
+A tool is a schema or a dict of the same shape. Both are looked at as the dict that would go to the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from .exceptions import OsmosisRolloutError
+
+if TYPE_CHECKING:
+    from .schemas import OpenAIFunctionToolSchema
+
+# OpenAI and those who follow it allow hyphens.
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+class InvalidToolError(OsmosisRolloutError):
+    """A tool that no model could be offered."""
+
+
+@dataclass(frozen=True)
+class ToolProblem:
+    """What is wrong with a tool.
+
+    Attributes:
+        code: one of the codes of ``osmosis validate``.
+        message: what it is.
+        field: where, such as ``tools[0].function.name``.
+        is_error: False for what is only suspicious.
+    """
+
+    code: str
+    message: str
+    field: str
+    is_error: bool = True
+
+
+def tool_problems(tool: object, field: str = "tool") -> list[ToolProblem]:
+    """Return what is wrong with a tool, errors and warnings.
+
+    Args:
+        tool: a schema, or a dict.
+        field: how to call it.
+    """
+    is_model = isinstance(tool, BaseModel)
+    if not is_model and not isinstance(tool, Mapping):
+        told = f"a tool is an OpenAIFunctionToolSchema or a dict, not {type(tool).__name__}"
+        return [ToolProblem("INVALID_TOOL_TYPE", told, field)]
+    return list(_problems(tool_payload(tool), field, is_model))
+
+
+def check_tools(tools: object, agent_name: str = "the agent") -> list[Any]:
+    """Return what ``get_tools`` gave, once it is sure that a model can be offered it.
+
+    Raises:
+        InvalidToolError: when it is no list, or one of the tools has an error; the text names the first.
+    """
+    if not isinstance(tools, list):
+        given = "None" if tools is None else type(tools).__name__
+        raise InvalidToolError(f"get_tools of '{agent_name}' returned {given}; it must return a list")
+    for index, tool in enumerate(tools):
+        for problem in tool_problems(tool, f"tools[{index}]"):
+            if problem.is_error:
+                raise InvalidToolError(f"{problem.field}: {problem.message}")
+    return tools
+
+
+def normalize_tools(tools: Sequence[object]) -> list[OpenAIFunctionToolSchema]:
+    """Return tools of either form as schemas; a dict keeps its keys, and a missing description is empty.
+
+    Raises:
+        InvalidToolError: when one of them is no tool.
+    """
+    from .schemas import OpenAIFunctionToolSchema
+
+    return [
+        tool
+        if isinstance(tool, OpenAIFunctionToolSchema)
+        else OpenAIFunctionToolSchema.model_validate(_described(tool, f"tools[{index}]"))
+        for index, tool in enumerate(tools)
+    ]
+
+
+def tool_payloads(tools: Sequence[object]) -> list[dict[str, Any]]:
+    """Return tools of either form as a model is sent them: without what is not set.
+
+    Raises:
+        InvalidToolError: when one of them is no tool.
+    """
+    return [tool_payload(tool) for tool in check_tools(list(tools))]
+
+
+def tool_payload(tool: object) -> dict[str, Any]:
+    """Return one tool as a model is sent it; unchecked."""
+    if isinstance(tool, BaseModel):
+        return _set_fields(tool)
+    return {
+        str(key): _set_fields(value) if isinstance(value, BaseModel) else value
+        for key, value in dict(tool).items()  # type: ignore[call-overload]
+    }
+
+
+def _set_fields(model: BaseModel) -> dict[str, Any]:
+    """Dump a schema without declared fields that are None; a null that the user wrote elsewhere is JSON Schema."""
+    dumped = model.model_dump(mode="json")
+
+    def without_none(part: BaseModel, written: dict[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in written.items():
+            source = getattr(part, name, None)
+            if value is None and name in type(part).model_fields:
+                continue
+            if isinstance(source, BaseModel):
+                value = without_none(source, value)
+            elif isinstance(source, dict) and isinstance(value, dict):
+                value = {
+                    key: without_none(source[key], item) if isinstance(source.get(key), BaseModel) else item
+                    for key, item in value.items()
+                }
+            kept[name] = value
+        return kept
+
+    return without_none(model, dumped)
+
+
+def _described(tool: object, field: str) -> dict[str, Any]:
+    """Return a checked tool as the input of a schema."""
+    for problem in tool_problems(tool, field):
+        if problem.is_error:
+            raise InvalidToolError(f"{problem.field}: {problem.message}")
+    payload = tool_payload(tool)
+    function = dict(payload["function"])
+    function["description"] = function.get("description") or ""
+    if function.get("parameters") is None:
+        function.pop("parameters", None)
+    try:
+        from .schemas import OpenAIFunctionSchema
+
+        OpenAIFunctionSchema.model_validate(function)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in ("function", *first["loc"]))
+        raise InvalidToolError(f"{field}.{where}: {first['msg']}") from error
+    return {**payload, "function": function}
+
+
+def _problems(tool: dict[str, Any], field: str, is_model: bool) -> Iterator[ToolProblem]:
+    if not tool.get("type"):
+        yield ToolProblem("MISSING_TOOL_TYPE", "missing 'type' (usually \"function\")", field)
+    elif tool["type"] != "function":
+        told = f'type {tool["type"]!r} is not "function"; most models know no other'
+        yield ToolProblem("UNKNOWN_TOOL_TYPE", told, f"{field}.type", is_error=False)
+    if tool.get("function") is None:
+        yield ToolProblem("MISSING_FUNCTION", "missing 'function'", field)
+    elif not isinstance(tool["function"], Mapping):
+        told = f"'function' is a dict, not {type(tool['function']).__name__}"
+        yield ToolProblem("INVALID_FUNCTION_TYPE", told, f"{field}.function")
+    else:
+        yield from _function_problems(tool["function"], f"{field}.function", is_model)
+
+
+def _function_problems(function: Mapping[str, Any], field: str, is_model: bool) -> Iterator[ToolProblem]:
+    name = function.get("name")
+    if name is None:
+        yield ToolProblem("MISSING_FUNCTION_NAME", "missing 'name'", field)
+    elif not isinstance(name, str) or not name.strip():
+        yield ToolProblem("INVALID_FUNCTION_NAME", "the name is a text that is not empty", f"{field}.name")
+    elif not _FUNCTION_NAME.fullmatch(name):
+        told = f"name {name!r} must start with letter/underscore, and hold these, digits and hyphens alone"
+        yield ToolProblem("INVALID_FUNCTION_NAME", told, f"{field}.name")
+    if not function.get("description") and not is_model:
+        told = "missing 'description'; it is how the model knows what the tool is for"
+        yield ToolProblem("MISSING_FUNCTION_DESCRIPTION", told, f"{field}.description", is_error=False)
+    parameters = function.get("parameters")
+    if parameters is None:
+        return
+    where = f"{field}.parameters"
+    if not isinstance(parameters, Mapping):
+        told = f"'parameters' is a dict, not {type(parameters).__name__}"
+        yield ToolProblem("INVALID_PARAMETERS_TYPE", told, where)
+    elif parameters.get("type", "object") != "object":
+        # A dict goes to the model as it stands, whose provider may know more than we; a schema promises OpenAI's shape.
+        told = f"parameters.type must be 'object', not {parameters['type']!r}"
+        yield ToolProblem("PARAMETERS_TYPE_NOT_OBJECT", told, f"{where}.type", is_error=is_model)

@@ -29,7 +29,7 @@ def test_work_comes_by_row_then_by_attempt_and_skips_what_is_done(rows: Path) ->
     selection = select_rows(10, limit=None, rows="2,5,9")
     items = [
         (item.row_index, item.row.source_row_index, item.run_index)
-        for item in pending_attempts(rows, selection, ledger, 7)
+        for item in pending_attempts(selected_rows(rows, selection), ledger, 7)
     ]
     assert items == [(0, 2, 0), (2, 9, 0), (2, 9, 1)]
 

@@ -18,6 +18,7 @@ from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
@@ -91,7 +92,7 @@ class World:
             options=EvalRunOptions(**{"name": "run", **(options or {})}),
             dataset=DatasetInput(self.rows, "rows", file_digest(self.rows), "explicit"),
             selection=select_rows(count_records(self.rows), limit=None, rows=rows),
-            rollout_dir=self.rollout_dir,
+            rollout=ProjectSource(self.rollout_dir),
             output_root=self.root / "evals",
             hooks=self.hooks,
             open_model=open_model,

@@ -24,16 +24,18 @@ class Budget:
         max_cost_usd: US dollars paid to the policy's provider.
         max_tokens: prompt and completion tokens of the policy.
         max_time_s: seconds of wall-clock time, summed over all sessions of the run.
+        tokens_option: what the command calls the limit on tokens.
     """
 
     max_cost_usd: float | None = None
     max_tokens: int | None = None
     max_time_s: float | None = None
+    tokens_option: str = "--max-tokens"
 
     def __post_init__(self) -> None:
         for option, limit in (
             ("--max-cost", self.max_cost_usd),
-            ("--max-tokens", self.max_tokens),
+            (self.tokens_option, self.max_tokens),
             ("--max-time", self.max_time_s),
         ):
             if limit is not None and not (0 < limit < float("inf")):
@@ -110,5 +112,5 @@ class Spending:
         if limits.max_cost_usd is not None and cost_usd >= limits.max_cost_usd:
             return f"${cost_usd:.4f} spent of `--max-cost {limits.max_cost_usd:g}`"
         if limits.max_tokens is not None and tokens >= limits.max_tokens:
-            return f"{tokens:,} tokens used of `--max-tokens {limits.max_tokens}`"
+            return f"{tokens:,} tokens used of `{limits.tokens_option} {limits.max_tokens}`"
         return f"{self._unmeasured}, so the budget cannot be kept" if self._unmeasured else None

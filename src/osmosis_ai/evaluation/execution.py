@@ -23,6 +23,7 @@ from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.pending import pending_attempts
 from osmosis_ai.evaluation.recording import JournalRecorder
+from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import RunState
@@ -53,7 +54,7 @@ class Job:
     dataset: DatasetInput
     selection: Selection
     copies: RowCopies
-    rollout_dir: Path
+    rollout: RolloutSource
     directory: RunDirectory
     environ: Mapping[str, str]
     cache_dir: Path
@@ -121,24 +122,13 @@ class Execution:
 
     async def _run(self) -> Stop | None:
         from osmosis_ai.driving.bridge import ModelBridge
-        from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
+        from osmosis_ai.driving.rollout_runner import RolloutRunner
 
         job, state = self._job, self._state
         async with AsyncExitStack() as stack:
             client = await self._open_policy(stack)
             self._hooks.stage("preparing the rollout's environment")
-            environment, server = await prepare_server(
-                job.rollout_dir,
-                job.spec.experiment.entrypoint,
-                environ=job.environ,
-                variables=job.spec.env,
-                secret_values=self._secret_values,
-                artifact_root=job.directory.trials,
-                log_path=job.directory.server_log,
-                cache_dir=job.cache_dir,
-                note=self._hooks.note,
-                port=job.options.rollout_port,
-            )
+            environment, server = await job.rollout.server(self._server_setting())
             self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
             self._hooks.stage("starting the rollout's server")
             model_key = secrets.token_urlsafe(32)
@@ -157,8 +147,20 @@ class Execution:
                 self._note("the model's endpoint takes no seed: running this again will give other samples.")
             return stop
 
+    def _server_setting(self) -> ServerSetting:
+        job = self._job
+        return ServerSetting(
+            spec=job.spec,
+            directory=job.directory,
+            environ=job.environ,
+            secret_values=self._secret_values,
+            cache_dir=job.cache_dir,
+            port=job.options.rollout_port,
+            note=self._hooks.note,
+        )
+
     async def _open_policy(self, stack: AsyncExitStack) -> ModelClient:
-        """Open the model and make sure that it answers.
+        """Open the model and make sure that it answers, unless the options say not to.
 
         Raises:
             ModelCallError: in the provider's own words.
@@ -173,10 +175,11 @@ class Execution:
             self._state.redact.add([endpoint.api_key])
         ceiling = max(_MODEL_CALLS_CEILING, job.options.max_in_flight or job.spec.evaluation.batch_size or 0)
         client = await stack.enter_async_context(ModelClient(endpoint, max_connections=ceiling))
-        await client.preflight()
-        self._log(
-            "preflight", "the model answers", model_path=endpoint.model_path, base_url=endpoint.base_url
-        )
+        if job.options.preflight:
+            await client.preflight()
+            self._log(
+                "preflight", "the model answers", model_path=endpoint.model_path, base_url=endpoint.base_url
+            )
         return client
 
     async def _dispatch(self, runner: RolloutRunner) -> Stop | None:
@@ -185,8 +188,8 @@ class Execution:
         self._log("schedule", "dispatching", pending=count, in_flight=limit)
         self._hooks.stage(f"running {count} {'rollout' if count == 1 else 'rollouts'}, {limit} at once")
         self._dispatcher = runner.dispatcher(
-            pending_attempts(job.dataset.path, job.selection, state.ledger, job.options.seed),
-            JournalRecorder(self._journal, state),
+            pending_attempts(job.dataset.rows(job.selection), state.ledger, job.options.seed),
+            JournalRecorder(self._journal, state, self._hooks.recorded),
             limit=limit,
             gate=lambda: state.spending.exhausted(lambda: self._spent_in_flight(runner)),
         )

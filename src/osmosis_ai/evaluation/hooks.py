@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.secret_values import find_secret_values
@@ -63,6 +64,9 @@ class RunHooks:
             event: as it happened: its texts may hold secrets.
             redact: takes them out; ``event.redacted(redact)`` may be shown and kept.
         """
+
+    def recorded(self, record: TerminalRecord) -> None:
+        """Take note of an attempt whose result has just become durable."""
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Show how far the run is; called a few times a second."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from osmosis_ai.datasets import DatasetRow, Selection, iter_rows, row_digest
@@ -30,9 +30,14 @@ def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, Datas
     raise OsmosisError(f"`{path}` has no row {target[1]} any more: the file was changed.")
 
 
-def pending_attempts(path: Path, selection: Selection, ledger: Ledger, seed: int) -> Iterator[Attempt]:
-    """Yield what the ledger still asks for, by row, then by attempt; ``seed`` is the run's."""
-    for row_index, row in selected_rows(path, selection):
+def pending_attempts(rows: Iterable[tuple[int, DatasetRow]], ledger: Ledger, seed: int) -> Iterator[Attempt]:
+    """Yield what the ledger still asks for, by row, then by attempt.
+
+    Args:
+        rows: (row_index, row) of the selected rows.
+        seed: the run's.
+    """
+    for row_index, row in rows:
         if ledger.row_is_open(row_index):
             digest = row_digest(row)
             for run_index in range(ledger.n):

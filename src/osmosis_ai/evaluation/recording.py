@@ -7,6 +7,7 @@ platform, journals it before it is acknowledged; a trainer's validation counts i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
@@ -36,11 +37,15 @@ class JournalRecorder(AttemptResults):
     Args:
         journal: keeps the records.
         state: what they become part of.
+        told: told of each that is durable.
     """
 
-    def __init__(self, journal: Journal, state: RunState) -> None:
+    def __init__(
+        self, journal: Journal, state: RunState, told: Callable[[TerminalRecord], None] = lambda _: None
+    ) -> None:
         self._journal = journal
         self._state = state
+        self._told = told
         # (source row, run) of attempts that went down with their server, and how often. Those come first
         # again, so there are never many.
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -56,6 +61,7 @@ class JournalRecorder(AttemptResults):
         offset = await self._journal.append(record)
         expects_trajectory = result.grader is not None and result.grader.sample is not None
         self._state.add(record, offset, expects_trajectory=expects_trajectory)
+        self._told(record)
         self._deaths.pop((result.attempt.row.source_row_index, result.attempt.run_index), None)
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> None:

@@ -20,15 +20,14 @@ from osmosis_ai.driving.dispatcher import Stop
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
-from osmosis_ai.evaluation.grader_digest import grader_digest
 from osmosis_ai.evaluation.headline import copied_rows
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
-from osmosis_ai.evaluation.manifest import Manifest, run_inputs, source_digest
+from osmosis_ai.evaluation.manifest import Manifest, run_inputs
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.evaluation.pending import selected_rows
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
+from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
@@ -57,7 +56,7 @@ class EvalRunner:
         spec: what is evaluated.
         options: how, this time.
         dataset, selection: the file and which of its rows.
-        rollout_dir: the agent's directory.
+        rollout: the agent.
         output_root: where run directories are.
         hooks: shown and asked.
         open_model: opens the policy's endpoint; given the variables in which its key may be.
@@ -74,7 +73,7 @@ class EvalRunner:
         options: EvalRunOptions,
         dataset: DatasetInput,
         selection: Selection,
-        rollout_dir: Path,
+        rollout: RolloutSource,
         output_root: Path,
         hooks: RunHooks,
         open_model: OpenModel,
@@ -87,7 +86,7 @@ class EvalRunner:
         self._options = options
         self._dataset = dataset
         self._selection = selection
-        self._rollout_dir = rollout_dir
+        self._rollout = rollout
         self._output_root = output_root
         self._hooks = hooks
         self._open_model = open_model
@@ -132,16 +131,15 @@ class EvalRunner:
 
     def _inputs(self) -> dict[str, Any]:
         """Read everything a result depends on, and check that every selected row can be used."""
-        if self._output_root.resolve() == self._rollout_dir.resolve():
-            raise OsmosisError(f"results cannot go into the rollout's own directory, `{self._rollout_dir}`.")
         if not len(self._selection):
             raise OsmosisError(
                 f"no row is selected: `{self._dataset.path}` has {self._selection.total_rows} rows."
             )
-        self._copies = RowCopies.of(row for _, row in selected_rows(self._dataset.path, self._selection))
-        digest = source_digest(self._rollout_dir, output_root=self._output_root)
+        self._copies = RowCopies.of(row for _, row in self._dataset.rows(self._selection))
+        digest = self._rollout.source_digest(self._output_root)
         rows = self._selection.describe()
-        return run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
+        inputs = run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
+        return {**inputs, **self._rollout.inputs()}
 
     def _replay_ledger(self, opened: OpenedRun) -> Ledger:
         """Learn what is left, before anything is written."""
@@ -201,19 +199,14 @@ class EvalRunner:
         manifest = opened.manifest
         if manifest is None:
             manifest = Manifest.new(
-                opened.name, inputs, self._provenance, grader_digest=self._grader_digest()
+                opened.name,
+                inputs,
+                self._provenance,
+                grader_digest=self._rollout.grader_digest(self._spec, self._output_root),
             )
             manifest.write(opened.directory.manifest)
         opened.directory.create()
         return manifest
-
-    def _grader_digest(self) -> str:
-        return grader_digest(
-            self._rollout_dir,
-            grader_timeout_s=self._spec.evaluation.grader_timeout_s,
-            env=self._spec.env,
-            output_root=self._output_root,
-        )
 
     def _job(self, directory: RunDirectory) -> Job:
         return Job(
@@ -221,7 +214,7 @@ class EvalRunner:
             options=self._options,
             dataset=self._dataset,
             selection=self._selection,
-            rollout_dir=self._rollout_dir,
+            rollout=self._rollout,
             copies=self._copies,
             directory=directory,
             environ=self._environ,

@@ -7,7 +7,7 @@ the options never change a result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.run_name import check_run_name
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
+    from osmosis_ai.datasets import DatasetRow, Selection
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class EvalRunOptions:
         salvage: make a damaged journal whole again out of its intact lines, and redo the rest.
         max_in_flight: rollouts at once; wins over the specification's ``batch_size``.
         rollout_port: port of the rollout's server; None takes a free one.
+        preflight: ask the model once before the first attempt.
         seed: the run's seed; part of the resume lock.
         budget: when to stop dispatching.
     """
@@ -65,6 +67,7 @@ class EvalRunOptions:
     salvage: bool = False
     max_in_flight: int | None = None
     rollout_port: int | None = None
+    preflight: bool = True
     verbose: bool = False
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
@@ -90,7 +93,7 @@ class EvalRunOptions:
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """The file that holds the rows.
+    """The file that holds the rows, in the form that `rollouts/` agents take.
 
     Args:
         name: as the config calls it.
@@ -102,6 +105,16 @@ class DatasetInput:
     name: str
     sha256: str
     source: str
+
+    def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
+        """Yield (row_index, row) of the selected rows, reading no further than the last of them.
+
+        Raises:
+            OsmosisError: when a row before the last selected one cannot be used, or the file has become shorter.
+        """
+        from osmosis_ai.evaluation.pending import selected_rows
+
+        return selected_rows(self.path, selection)
 
 
 def _whole(name: str, value: Any) -> list[str]:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.agent_loop.dataset import REQUIRED_COLUMNS, DatasetReader, loop_row
+from osmosis_ai.evaluation.agent_loop.dataset import (
+    REQUIRED_COLUMNS,
+    DatasetReader,
+    dataset_row_to_request,
+    loop_row,
+)
 from osmosis_ai.evaluation.agent_loop.errors import DatasetParseError, DatasetValidationError
 from tests.datasets.builders import write, write_rows
 
@@ -127,3 +132,29 @@ def test_rows_stream_in_bounded_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 << 20
+
+
+def test_a_row_becomes_the_request_that_an_agent_gets() -> None:
+    row = question(3, Level=2)
+    request = dataset_row_to_request(row, 5)
+    assert request.rollout_id == "local-5"
+    assert request.server_url == "http://local-rollout.local"
+    assert request.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "3?"},
+    ]
+    assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 2}
+    assert (request.completion_params, request.max_turns, request.max_tokens_total) == ({}, 10, 4096)
+
+    request = dataset_row_to_request(
+        row,
+        5,
+        max_turns=2,
+        max_tokens_total=9,
+        completion_params={"temperature": 0.5},
+        rollout_id="eval-5-run-1",
+        metadata_overrides={"run_index": 1, "Level": 7},
+    )
+    assert request.rollout_id == "eval-5-run-1"
+    assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 7, "run_index": 1}
+    assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)

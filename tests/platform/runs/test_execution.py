@@ -20,6 +20,7 @@ from sqlalchemy import select
 from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
@@ -132,7 +133,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
         options=EvalRunOptions(name="local"),
         dataset=DatasetInput(ROWS, "multiply", file_digest(ROWS), "workspace"),
         selection=select_rows(200, limit=3, rows=None),
-        rollout_dir=ROLLOUT,
+        rollout=ProjectSource(ROLLOUT),
         output_root=tmp_path / "evals",
         hooks=RunHooks(),
         open_model=lambda env, lost: open_policy("osmosis/tiny", env, lost),

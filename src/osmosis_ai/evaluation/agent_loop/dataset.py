@@ -19,10 +19,12 @@ from osmosis_ai.evaluation.agent_loop.errors import (
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.reader import RecordReader
+    from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
 REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
 OPTIONAL_COLUMN = "ground_truth"
 SUFFIXES = (".json", ".jsonl", ".parquet")
+LOCAL_SERVER_URL = "http://local-rollout.local"
 
 _KNOWN = frozenset((*REQUIRED_COLUMNS, OPTIONAL_COLUMN))
 
@@ -148,3 +150,51 @@ def _require_text(value: object, name: str, index: int) -> None:
         from osmosis_ai.datasets.reader import name_of_type
 
         raise DatasetValidationError(f"Row {index}: '{name}' must be a string, found {name_of_type(value)}.")
+
+
+def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a conversation about a row begins with."""
+    return [
+        {"role": "system", "content": row["system_prompt"]},
+        {"role": "user", "content": row["user_prompt"]},
+    ]
+
+
+def dataset_row_to_request(
+    row: Mapping[str, Any],
+    row_index: int,
+    max_turns: int = 10,
+    max_tokens_total: int = 4096,
+    completion_params: dict[str, Any] | None = None,
+    rollout_id_prefix: str = "local",
+    rollout_id: str | None = None,
+    metadata_overrides: dict[str, Any] | None = None,
+) -> RolloutRequest:
+    """Return the request that an agent loop gets for a row.
+
+    Args:
+        row: as :class:`DatasetReader` yields it.
+        row_index: its place in the file, from 0.
+        max_turns, max_tokens_total: what the agent may take.
+        completion_params: what its model calls should say.
+        rollout_id_prefix: of the id, ``<prefix>-<row_index>``, where ``rollout_id`` does not say it.
+        rollout_id: the whole id.
+        metadata_overrides: added to the row's own metadata, last.
+    """
+    from osmosis_ai.rollout.loop.schemas import RolloutRequest
+
+    further = {name: value for name, value in row.items() if name not in _KNOWN}
+    return RolloutRequest(
+        rollout_id=rollout_id or f"{rollout_id_prefix}-{row_index}",
+        server_url=LOCAL_SERVER_URL,
+        messages=row_messages(row),
+        completion_params=completion_params or {},
+        max_turns=max_turns,
+        max_tokens_total=max_tokens_total,
+        metadata={
+            OPTIONAL_COLUMN: row.get(OPTIONAL_COLUMN) or "",
+            "row_index": row_index,
+            **further,
+            **(metadata_overrides or {}),
+        },
+    )

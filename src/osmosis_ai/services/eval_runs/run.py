@@ -136,6 +136,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     """
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.policy import open_policy
+    from osmosis_ai.evaluation.rollout_source import ProjectSource
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.spec import EvalRunOptions
 
@@ -157,7 +158,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         ),
         dataset=prepared.dataset,
         selection=prepared.selection,
-        rollout_dir=prepared.rollout_dir,
+        rollout=ProjectSource(prepared.rollout_dir),
         output_root=prepared.output_root,
         hooks=hooks,
         open_model=lambda env, lost: open_policy(prepared.spec.experiment.model_path, env, lost),

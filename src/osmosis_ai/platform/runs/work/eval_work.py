@@ -15,6 +15,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
+from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -90,7 +91,7 @@ class EvalWork(RunWork[PreparedEval]):
             options=EvalRunOptions(name=run.name, seed=run.seed, verbose=True),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),
-            rollout_dir=prepared.rollout_dir,
+            rollout=ProjectSource(prepared.rollout_dir),
             output_root=self._directory.output_root,
             hooks=_Hooks(publisher, interrupt, prepared.secret_values),
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),

@@ -18,13 +18,19 @@ import hmac
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 
-from osmosis_ai.driving.bridge_errors import RolloutClosedError, error_event, error_response, refusal
+from osmosis_ai.driving.bridge_errors import (
+    RefusedCallError,
+    RolloutClosedError,
+    error_event,
+    error_response,
+    refusal,
+)
 from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import read_usage
@@ -36,6 +42,7 @@ __all__ = ["ModelBridge", "RolloutBridge", "RolloutUsage"]
 logger = logging.getLogger(__name__)
 
 SeedFor = Callable[[int], int]
+Prepare = Callable[[dict[str, Any]], Awaitable[tuple[str, ...]]]
 CallsT = TypeVar("CallsT", bound=RolloutCalls)
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 PING_INTERVAL_S = 15.0
@@ -117,18 +124,36 @@ class RolloutBridge(ABC, Generic[CallsT]):
         presented = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not self._is_authentic(presented):
             return refusal(401, "missing or wrong bearer token", "invalid_api_key")
-        calls, seed_for = self._find(request.match_info["rollout_id"])
-        if calls is None:
-            return refusal(404, "no rollout of this id is running", "rollout_not_found")
+        return await self.answer(request, request.match_info["rollout_id"])
+
+    async def answer(
+        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None
+    ) -> web.StreamResponse:
+        """Answer the model call of a rollout whose agent has shown who it is.
+
+        Args:
+            request: its body was not read yet.
+            rollout_id: whose call it is.
+            prepare: makes the body a request for the model, and names what in it the agent did not ask for.
+        """
+        if self._find(rollout_id)[0] is None:
+            return _not_running()
         content = await _content(request)
         if content is None:
             return refusal(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes", "request_too_large")
         body = _json_object(content)
         if body is None:
             return refusal(400, "the body is not a JSON object", "invalid_request")
+        try:
+            optional = await prepare(body) if prepare is not None else ()
+        except RefusedCallError as refused:
+            return refusal(refused.status, str(refused), refused.code)
+        calls, seed_for = self._find(rollout_id)
+        if calls is None:
+            return _not_running()
         digest, call = calls.earlier(content, is_retry=_is_retry(request))
         if call is None:
-            call = self._begin(calls, calls.begin(digest), body, seed_for)
+            call = self._begin(calls, calls.begin(digest), body, seed_for, optional)
         if body.get("stream"):
             return await _send_stream(request, call)
         return await _send_whole(request, call)
@@ -140,12 +165,18 @@ class RolloutBridge(ABC, Generic[CallsT]):
     def _find(self, rollout_id: str) -> tuple[CallsT | None, SeedFor | None]:
         return self._rollouts.get(rollout_id, (None, None))
 
-    def _begin(self, calls: CallsT, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
+    def _begin(
+        self,
+        calls: CallsT,
+        call: Call,
+        body: dict[str, Any],
+        seed_for: SeedFor | None,
+        optional: tuple[str, ...] = (),
+    ) -> Call:
         """Start the upstream call, which lives as long as the rollout."""
-        optional: tuple[str, ...] = ()
         if seed_for is not None and body.get("seed") is None:
             body["seed"] = seed_for(call.index)
-            optional = ("seed",)
+            optional = (*optional, "seed")
         call.task = asyncio.get_running_loop().create_task(self._run(calls, call, body, optional))
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
@@ -233,6 +264,10 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
         metrics.latency_s = time.perf_counter() - started
         metrics.cost_usd = self._client.cost_of(metrics.usage)
         return metrics
+
+
+def _not_running() -> web.Response:
+    return refusal(404, "no rollout of this id is running", "rollout_not_found")
 
 
 async def _send_whole(request: web.Request, call: Call) -> web.StreamResponse:

@@ -37,6 +37,20 @@ class RolloutClosedError(Exception):
     """The rollout ended while the call was under way."""
 
 
+class RefusedCallError(Exception):
+    """A call that is not made, and the reply to it.
+
+    Attributes:
+        status: of the reply.
+        code: the machine's word for it.
+    """
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
 def refusal(status: int, message: str, code: str, *, kind: str = "invalid_request_error") -> web.Response:
     """Return an error of the bridge's own."""
     return _response(status, {"message": message, "type": kind, "param": None, "code": code})

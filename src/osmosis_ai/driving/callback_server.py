@@ -1,6 +1,7 @@
 """The HTTP door of the controller: callbacks come in here, and the agent's model calls.
 
-It listens on loopback only, on a port the kernel chose. A 200 to a grader's callback is sent only
+It listens on loopback only, on a port the kernel chose, unless an agent on another machine calls back
+(:class:`CallbackAddress`). A 200 to a grader's callback is sent only
 after the commit hook has returned; a commit that failed is a 500, which the rollout server
 delivers again. Two different keys guard the two kinds of routes, so that the key an agent holds
 cannot post results.
@@ -13,7 +14,8 @@ import hmac
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -22,6 +24,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from osmosis_ai.driving.callback_registry import UnknownRolloutIdError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.types import (
     GraderCompleteRequest,
     GraderStatus,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # Only processes of this run connect, so the side that closes an idle connection is never this one:
 # a client that reuses a connection at that very moment would lose its callback.
@@ -54,7 +58,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HasRoutes(Protocol):
     """Serves on routes of its own, as the bridge does (:class:`osmosis_ai.driving.bridge.RolloutBridge`)."""
 
-    def routes(self) -> Iterable[web.RouteDef]:
+    def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes to mount beside the callbacks."""
 
 
@@ -79,6 +83,57 @@ def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Applica
     return app
 
 
+@dataclass(frozen=True)
+class CallbackAddress:
+    """Where agents on other machines find this process.
+
+    Attributes:
+        host: the name or address that they use.
+        listen: the address to listen on; ``host`` itself by default.
+        ports: the ports to choose from, the first and the last; any free one by default.
+    """
+
+    host: str = LOOPBACK
+    listen: str = ""
+    ports: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> CallbackAddress:
+        """Return what the operator of this machine has set.
+
+        Raises:
+            OsmosisError: a variable holds no usable value.
+        """
+        given = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
+        first, dash, last = given.partition("-")
+        numbers = (first, last if dash else first)
+        if given and not all(each.isascii() and each.isdigit() and 0 < int(each) < 65536 for each in numbers):
+            raise OsmosisError(f"OSMOSIS_BRIDGE_PORTS must be ports such as 9100-9199, and is '{given}'.")
+        host = env.get("OSMOSIS_BRIDGE_HOST", "").strip() or LOOPBACK
+        ports = (int(numbers[0]), int(numbers[1])) if given else (0, 0)
+        return cls(host, env.get("OSMOSIS_BRIDGE_LISTEN", "").strip(), ports)
+
+    def socket(self) -> socket.socket:
+        """Listen on the first port that is free.
+
+        Raises:
+            OsmosisError: there is none, or the address is not this machine's.
+        """
+        listen = self.listen or self.host
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        reason = "no port is given"
+        for port in range(self.ports[0], self.ports[1] + 1):
+            try:
+                return socket.create_server((listen, port), family=family, backlog=BACKLOG)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        raise OsmosisError(
+            f"the bridge for served agents cannot listen on {listen} ({reason}).",
+            hint="set OSMOSIS_BRIDGE_LISTEN to an address of this machine (0.0.0.0 for all), "
+            "and OSMOSIS_BRIDGE_PORTS to ports that are free",
+        )
+
+
 class CallbackListener:
     """Serves a callback store, and a bridge if there is one; an async context manager.
 
@@ -89,6 +144,8 @@ class CallbackListener:
         auth_token: the bearer token of the callbacks.
         bridge: serves the agents' model calls.
         bridge_token: the bearer token of the model calls.
+        agents: serves agents elsewhere, on routes that guard themselves; nothing else is served then.
+        address: where those agents find it.
 
     Raises:
         ValueError: when a token is blank, or a bridge comes without one.
@@ -101,8 +158,11 @@ class CallbackListener:
         auth_token: str,
         bridge: HasRoutes | None = None,
         bridge_token: str | None = None,
+        agents: HasRoutes | None = None,
+        address: CallbackAddress | None = None,
     ) -> None:
         self._store = store
+        self._agents, self._address = agents, address or CallbackAddress()
         self._auth_token = _checked_token(auth_token, "auth_token")
         self._bridge = bridge
         self._bridge_token = _checked_token(bridge_token or "", "bridge_token") if bridge is not None else ""
@@ -110,11 +170,11 @@ class CallbackListener:
         self._port: int | None = None
 
     async def start(self) -> None:
-        """Listen on a free loopback port.
+        """Listen: on a free loopback port, or where the agents find it.
 
         Raises:
             RuntimeError: when it is listening already.
-            OSError: when no socket can be had.
+            OsmosisError: when no socket can be had.
         """
         if self._runner is not None:
             raise RuntimeError("the callback listener is running")
@@ -125,7 +185,7 @@ class CallbackListener:
             keepalive_timeout=KEEP_ALIVE_S,
             shutdown_timeout=SHUTDOWN_GRACE_S,
         )
-        listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        listening = self._address.socket()
         try:
             await runner.setup()
             await web.SockSite(runner, listening, backlog=BACKLOG).start()
@@ -151,14 +211,15 @@ class CallbackListener:
 
     @property
     def base_url(self) -> str:
-        """Where it listens, ``http://127.0.0.1:<port>``.
+        """Where it is found, ``http://127.0.0.1:<port>`` unless an address was given.
 
         Raises:
             RuntimeError: when it is not listening.
         """
         if self._port is None:
             raise RuntimeError("the callback listener is not running")
-        return f"http://127.0.0.1:{self._port}"
+        host = self._address.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def completion_url(self, rollout_id: str) -> str:
         """Return the URL of a rollout's completion callback."""
@@ -176,6 +237,10 @@ class CallbackListener:
         return f"{self.base_url}/v1/rollouts/{quote(rollout_id, safe='')}"
 
     def _application(self) -> web.Application:
+        if self._agents is not None:
+            served = web.Application(client_max_size=MAX_BODY_BYTES)
+            served.router.add_routes(self._agents.routes())
+            return served
         app = create_callback_app(self._store, auth_token=self._auth_token)
         if self._bridge is not None:
             guard = functools.partial(

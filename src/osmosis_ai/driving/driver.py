@@ -36,6 +36,11 @@ class AttemptTimeouts:
         total = self.agent_s + self.grader_s
         return total + CALLBACK_GRACE_S if total > 0 else DEFAULT_DEADLINE_S
 
+    @property
+    def completion_s(self) -> float:
+        """Seconds that an attempt may take that nobody grades: an agent's served elsewhere, queueing there included."""
+        return self.agent_s + CALLBACK_GRACE_S if self.agent_s else DEFAULT_DEADLINE_S
+
 
 @dataclass(frozen=True)
 class RolloutRunRequest:

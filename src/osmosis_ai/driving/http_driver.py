@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
 
-__all__ = ["HttpRolloutDriver", "RolloutProtocolError"]
+__all__ = ["CallbackRolloutDriver", "HttpRolloutDriver", "RolloutProtocolError"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,92 @@ class RolloutProtocolError(OsmosisError):
         self.status_code = status_code
 
 
-class HttpRolloutDriver(RolloutDriver):
+class CallbackRolloutDriver(RolloutDriver):
+    """Runs rollouts whose ends arrive in a :class:`CallbackStore`, whoever reports them and how.
+
+    Args:
+        callback_store: where they arrive.
+        http_client: an open session to use; by default the driver opens one and owns it.
+        callback_timeout_s: seconds from admission to the end; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        callback_store: CallbackStore,
+        *,
+        http_client: aiohttp.ClientSession | None,
+        callback_timeout_s: float | None,
+    ) -> None:
+        self._store = callback_store
+        self._session = http_client
+        self._owns_session = http_client is None
+        self._callback_timeout_s = callback_timeout_s
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        """Run one rollout to its terminal result.
+
+        Raises:
+            ValueError: when the request has no rollout id.
+            DuplicateRegistrationError: when the id was used before.
+            RolloutProtocolError: when the server refuses the rollout for anything but being full.
+            aiohttp.ClientError, TimeoutError: when the server cannot be reached.
+            Exception: whatever the store's commit hook raised for a timeout.
+        """
+        rollout_id = request.rollout_id
+        if not rollout_id:
+            raise ValueError("a rollout needs an id")
+        await self._store.register(rollout_id)
+        try:
+            await self._admit(request)
+            return outcome_of(await self._await_terminal(rollout_id))
+        except asyncio.CancelledError:
+            await self._abandon(rollout_id)
+            raise
+        finally:
+            self._forget(rollout_id)
+            await self._store.discard(rollout_id)
+
+    async def aclose(self) -> None:
+        """Close the session, unless it was handed in."""
+        if self._owns_session and self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @abstractmethod
+    async def _admit(self, request: RolloutRunRequest) -> None:
+        """Have the rollout's server accept a rollout."""
+
+    def _forget(self, rollout_id: str) -> None:
+        """Let go of what was kept for a rollout that has ended."""
+
+    async def _request_cancel(self, rollout_id: str) -> None:
+        """Tell the server that nobody waits for a rollout any more."""
+
+    async def _await_terminal(self, rollout_id: str) -> TerminalCallbackResult:
+        try:
+            return await asyncio.wait_for(self._store.wait_terminal(rollout_id), self._callback_timeout_s)
+        except asyncio.TimeoutError:
+            pass
+        winner = await self._store.finalize_timeout(
+            rollout_id, acknowledgment={"ok": True, "error_type": "callback_timeout"}
+        )
+        if winner.source == "timeout":
+            await self._request_cancel(rollout_id)
+        return winner
+
+    async def _abandon(self, rollout_id: str) -> None:
+        """Close the rollout for its callbacks and tell its server, as far as it listens."""
+        winner = await self._store.acknowledge_without_commit(rollout_id, source="cancelled")
+        if winner.source == "cancelled":
+            await self._request_cancel(rollout_id)
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = open_session(timeout_s=ADMISSION_TIMEOUT_S)
+        return self._session
+
+
+class HttpRolloutDriver(CallbackRolloutDriver):
     """Runs rollouts on one rollout server whose callbacks arrive in a :class:`CallbackStore`.
 
     Args:
@@ -83,58 +169,26 @@ class HttpRolloutDriver(RolloutDriver):
     ) -> None:
         if not controller_api_key.strip():
             raise ValueError("controller_api_key must not be blank")
+        super().__init__(callback_store, http_client=http_client, callback_timeout_s=callback_timeout_sec)
         self._base_url = rollout_base_url.rstrip("/")
-        self._store = callback_store
         self._completion_url_for = completion_url_for
         self._grader_url_for = grader_url_for
         self._chat_completions_url_for = chat_completions_url_for
         self._chat_api_key = chat_api_key or None
         self._controller_api_key = controller_api_key
-        self._session = http_client
-        self._owns_session = http_client is None
-        self._callback_timeout_s = callback_timeout_sec
-
-    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result.
-
-        Raises:
-            ValueError: when the request has no rollout id.
-            DuplicateRegistrationError: when the id was used before.
-            RolloutProtocolError: when the server refuses the rollout for anything but being full.
-            aiohttp.ClientError, TimeoutError: when the server cannot be reached.
-            Exception: whatever the store's commit hook raised for a timeout.
-        """
-        rollout_id = request.rollout_id
-        if not rollout_id:
-            raise ValueError("a rollout needs an id")
-        await self._store.register(rollout_id)
-        try:
-            await self._admit(request)
-            return outcome_of(await self._await_terminal(rollout_id))
-        except asyncio.CancelledError:
-            await self._abandon(rollout_id)
-            raise
-        finally:
-            await self._store.discard(rollout_id)
-
-    async def aclose(self) -> None:
-        """Close the session, unless it was handed in."""
-        if self._owns_session and self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def _admit(self, request: RolloutRunRequest) -> None:
-        body = _encode(self._init_body(request))
+        body = encode_request(self._init_body(request))
         url = f"{self._base_url}/rollout"
         while True:
             async with self._client().post(
-                url, data=body, headers=_JSON_HEADERS, timeout=_total(ADMISSION_TIMEOUT_S)
+                url, data=body, headers=_JSON_HEADERS, timeout=total_timeout(ADMISSION_TIMEOUT_S)
             ) as reply:
                 if reply.status == 202:
                     await reply.read()
                     return
                 if reply.status != 429:
-                    _refuse(reply.status, await reply.text(errors="replace"))
+                    refuse_admission(reply.status, await reply.text(errors="replace"))
                 wait_s = admission_pause_s(reply.headers)
             await asyncio.sleep(wait_s)
 
@@ -155,24 +209,6 @@ class HttpRolloutDriver(RolloutDriver):
             "extra_fields": request.extra_fields,
         }
 
-    async def _await_terminal(self, rollout_id: str) -> TerminalCallbackResult:
-        try:
-            return await asyncio.wait_for(self._store.wait_terminal(rollout_id), self._callback_timeout_s)
-        except asyncio.TimeoutError:
-            pass
-        winner = await self._store.finalize_timeout(
-            rollout_id, acknowledgment={"ok": True, "error_type": "callback_timeout"}
-        )
-        if winner.source == "timeout":
-            await self._request_cancel(rollout_id)
-        return winner
-
-    async def _abandon(self, rollout_id: str) -> None:
-        """Close the rollout for its callbacks and tell its server, as far as it listens."""
-        winner = await self._store.acknowledge_without_commit(rollout_id, source="cancelled")
-        if winner.source == "cancelled":
-            await self._request_cancel(rollout_id)
-
     async def _request_cancel(self, rollout_id: str) -> None:
         import aiohttp
 
@@ -181,16 +217,11 @@ class HttpRolloutDriver(RolloutDriver):
                 f"{self._base_url}/rollout/cancel",
                 data=orjson.dumps({"ids": [rollout_id]}),
                 headers=_JSON_HEADERS,
-                timeout=_total(CANCEL_TIMEOUT_S),
+                timeout=total_timeout(CANCEL_TIMEOUT_S),
             ) as reply:
                 await reply.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             logger.debug("could not cancel rollout %s on its server: %s", rollout_id, error)
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = open_session(timeout_s=ADMISSION_TIMEOUT_S)
-        return self._session
 
 
 def outcome_of(result: TerminalCallbackResult) -> RolloutOutcome:
@@ -221,7 +252,8 @@ def admission_pause_s(headers: Mapping[str, str]) -> float:
     return RETRY_AFTER_DEFAULT_S if wait_s is None else min(max(wait_s, shortest), longest)
 
 
-def _encode(body: dict[str, Any]) -> bytes:
+def encode_request(body: dict[str, Any]) -> bytes:
+    """Write the body of an admission."""
     try:
         return orjson.dumps(body)
     except TypeError:
@@ -229,16 +261,18 @@ def _encode(body: dict[str, Any]) -> bytes:
         return json.dumps(body).encode()
 
 
-def _refuse(status: int, body: str) -> NoReturn:
+def refuse_admission(status: int, body: str, route: str = "POST /rollout") -> NoReturn:
+    """Raise what a reply to an admission means that neither accepts it nor puts it off."""
     reason = " ".join(body.split())[:500]
     raise RolloutProtocolError(
-        f"the rollout server answered {status} to `POST /rollout`, where 202 or 429 is expected"
+        f"the rollout server answered {status} to `{route}`, where 202 or 429 is expected"
         + (f": {reason}" if reason else "."),
         status_code=status,
     )
 
 
-def _total(seconds: float) -> aiohttp.ClientTimeout:
+def total_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """Return a limit on a request's whole time."""
     import aiohttp
 
     return aiohttp.ClientTimeout(total=seconds)

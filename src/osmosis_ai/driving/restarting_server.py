@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-    from osmosis_ai.driving.server_process import RolloutServer
 
 SETTLE_LIMIT_S = 120.0
 _POLL_S = 0.5
@@ -39,6 +38,34 @@ class Driver(Protocol):
 
     async def aclose(self) -> None:
         """Release what it holds."""
+
+
+class KeptServer(Protocol):
+    """What is kept running: a process of ours (:class:`osmosis_ai.driving.server_process.RolloutServer`), or an agent
+    that is served elsewhere and waited for (:class:`osmosis_ai.driving.served_agent.ServedAgent`)."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves."""
+
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts it runs at once, as far as it says."""
+
+    async def start(self) -> None:
+        """Have it ready."""
+
+    async def stop(self) -> None:
+        """Be done with it."""
+
+    async def death(self) -> OsmosisError:
+        """Wait until it is gone, and say why."""
+
+    async def revive(self, note: Callable[[str], None]) -> bool:
+        """Have it ready again."""
+
+    def made_progress(self) -> None:
+        """Note that it brought an attempt to its end."""
 
 
 class AttemptLostError(Exception):
@@ -74,7 +101,7 @@ class RestartingRolloutServer:
     """
 
     def __init__(
-        self, server: RolloutServer, *, connect: Callable[[str], Driver], note: Callable[[str], None]
+        self, server: KeptServer, *, connect: Callable[[str], Driver], note: Callable[[str], None]
     ) -> None:
         self._server = server
         self._connect = connect

@@ -25,9 +25,12 @@ from osmosis_ai.driving.callback_server import CallbackListener
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
-from osmosis_ai.driving.http_driver import HttpRolloutDriver
+from osmosis_ai.driving.http_driver import CallbackRolloutDriver, HttpRolloutDriver
+from osmosis_ai.driving.loop_driver import LoopRolloutDriver
+from osmosis_ai.driving.loop_endpoints import LoopEndpoints
 from osmosis_ai.driving.machine import LimitTally, MachineWatch, Pace
 from osmosis_ai.driving.restarting_server import RestartingRolloutServer
+from osmosis_ai.driving.served_agent import ServedAgent
 from osmosis_ai.driving.server_health import ServerHealth
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 from osmosis_ai.errors import OsmosisError
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
+    from osmosis_ai.driving.loop_endpoints import Archive
     from osmosis_ai.redaction import Redactor
 
 
@@ -92,7 +96,8 @@ class RolloutRunner:
 
     Args:
         bridge: serves the model to the agents, who show ``bridge_token``.
-        server: the rollout's, not yet started (:func:`prepare_server`).
+        server: the rollout's, not yet started (:func:`prepare_server`), or an agent that is served elsewhere.
+        archive: keeps the conversations of such an agent, which has no access to the run's directory.
         timeouts: of each attempt.
         redact: told of the run's keys.
         note: told, in a sentence, when the server died and when this machine is late.
@@ -108,12 +113,13 @@ class RolloutRunner:
         bridge: RolloutBridge[Any],
         *,
         bridge_token: str,
-        server: RolloutServer,
+        server: RolloutServer | ServedAgent,
         timeouts: AttemptTimeouts,
         redact: Redactor,
         note: Callable[[str], None],
         log: Callable[..., None] = lambda *_, **__: None,
         rate_limited: Callable[[], bool] = lambda: False,
+        archive: Archive | None = None,
     ) -> None:
         self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
         redact.add([self._bridge_token, self._callback_token])
@@ -122,8 +128,15 @@ class RolloutRunner:
         self._registry = CallbackStore(
             on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
         )
+        self._agent = server if isinstance(server, ServedAgent) else None
+        self._endpoints = LoopEndpoints(self._registry, bridge, archive=archive)
         self._callbacks = CallbackListener(
-            self._registry, auth_token=self._callback_token, bridge=bridge, bridge_token=bridge_token
+            self._registry,
+            auth_token=self._callback_token,
+            bridge=bridge,
+            bridge_token=bridge_token,
+            agents=self._endpoints if self._agent is not None else None,
+            address=self._agent.callback_address if self._agent is not None else None,
         )
         self._server = RestartingRolloutServer(server, connect=self._connect, note=note)
         self._lag, self._health = LoopLag(), ServerHealth()
@@ -265,7 +278,15 @@ class RolloutRunner:
         # The server writes the conversation before it reports the result, and needs to know what its calls came to.
         return acknowledgement(self._bridge.usage(rollout_id))
 
-    def _connect(self, base_url: str) -> HttpRolloutDriver:
+    def _connect(self, base_url: str) -> CallbackRolloutDriver:
+        if self._agent is not None:
+            return LoopRolloutDriver(
+                agent=self._agent,
+                endpoints=self._endpoints,
+                callback_store=self._registry,
+                server_url=self._callbacks.base_url,
+                callback_timeout_s=self._timeouts.completion_s,
+            )
         return HttpRolloutDriver(
             rollout_base_url=base_url,
             callback_store=self._registry,

@@ -19,6 +19,7 @@ from osmosis_ai._version import __version__
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.abc import AbstractResolver
 
 USER_AGENT = f"osmosis/{__version__}"
 CONNECT_TIMEOUT_S = 15.0
@@ -32,6 +33,7 @@ def open_session(
     headers: Mapping[str, str] | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
     proxy: str | None = None,
+    resolver: AbstractResolver | None = None,
 ) -> aiohttp.ClientSession:
     """Open a session for many requests at once; call it inside a running event loop and close it.
 
@@ -41,11 +43,14 @@ def open_session(
         keep_alive_s: how long an idle connection is kept, in seconds. The default suits servers of our
             own; a provider behind TLS deserves more.
         proxy: URL of the proxy every request goes through; see :func:`environment_proxy`.
+        resolver: finds the addresses of host names; the system's by default.
     """
     import aiohttp
 
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s, ttl_dns_cache=300),
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=keep_alive_s, ttl_dns_cache=300, resolver=resolver
+        ),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S)),
         headers={"User-Agent": USER_AGENT, **(headers or {})},
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -144,10 +144,17 @@ class PolicyBridge(RolloutBridge[_Session]):
             Recording(rollout_id, self._chat, self._engine.model.config.end_token_ids, self._prefix_cache)
         )
 
-    def _begin(self, calls: _Session, call: Call, body: dict[str, Any], seed_for: SeedFor | None) -> Call:
+    def _begin(
+        self,
+        calls: _Session,
+        call: Call,
+        body: dict[str, Any],
+        seed_for: SeedFor | None,
+        optional: tuple[str, ...] = (),
+    ) -> Call:
         if self._sampling is not None and seed_for is not None:
             body.pop("seed", None)
-        return super()._begin(calls, call, body, seed_for)
+        return super()._begin(calls, call, body, seed_for, optional)
 
     async def _complete(
         self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]

@@ -1,0 +1,192 @@
+"""An agent served over the agent-loop line, written from the wire alone: in this process, or as one to kill.
+
+What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. As a process it prints its port:
+``python -m tests.driving.served_loop KEY [PORT]``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number", "description": None, "enum": None}},
+            "required": ["a"],
+        },
+        "strict": False,
+    },
+}
+
+
+class ServedLoop:
+    """The agent.
+
+    Attributes:
+        inits: bodies of accepted inits.
+        replies: what was answered to each request of its own, as (status, JSON).
+        before_init: may answer an init in place of the agent.
+        health: may answer a health check in its place.
+    """
+
+    def __init__(self, key: str = "K-server") -> None:
+        self.key = key
+        self.inits: list[dict[str, Any]] = []
+        self.headers: list[str] = []
+        self.replies: list[tuple[int, Any]] = []
+        self.before_init: Callable[[dict[str, Any]], web.Response | None] = lambda body: None
+        self.health: Callable[[web.Request], web.Response | None] = lambda request: None
+        self.accept = asyncio.Event()
+        self.accept.set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._completed = 0
+        self._http: aiohttp.ClientSession | None = None
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/platform/health", self._health)
+        app.router.add_post("/v1/rollout/init", self._init)
+        app.on_startup.append(self._open)
+        app.on_cleanup.append(self._close)
+        return app
+
+    def forget(self) -> None:
+        """Lose all rollouts, as an agent does that was started again."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+
+    async def post(self, body: dict[str, Any], path: str, sent: Any, *, key: str | None = None) -> Any:
+        """Call the controller of a rollout."""
+        assert self._http is not None
+        headers = {"Authorization": f"Bearer {key or body['api_key']}"}
+        async with self._http.post(body["server_url"] + path, json=sent, headers=headers) as reply:
+            self.replies.append((reply.status, await reply.json()))
+            return self.replies[-1][1]
+
+    async def chat(self, body: dict[str, Any], messages: list[Any], **changed: Any) -> Any:
+        sent = {
+            "model": "default",
+            "messages": messages,
+            "rollout_id": body["rollout_id"],
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "max_tokens": 64,
+            "logprobs": True,
+        }
+        return await self.post(body, "/v1/chat/completions", {**sent, **changed})
+
+    async def complete(self, body: dict[str, Any], **changed: Any) -> Any:
+        sent = {
+            "rollout_id": body["rollout_id"],
+            "status": "COMPLETED",
+            "final_messages": body["messages"],
+            "finish_reason": "stop",
+            "metrics": {"num_llm_calls": 1},
+            "extra_fields": {},
+        }
+        return await self.post(body, "/v1/rollout/completed", {**sent, **changed})
+
+    async def _open(self, _app: web.Application) -> None:
+        self._http = aiohttp.ClientSession()
+
+    async def _close(self, _app: web.Application) -> None:
+        self.forget()
+        if self._http is not None:
+            await self._http.close()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        instead = self.health(request)
+        if instead is not None:
+            return instead
+        if request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"detail": "Invalid or missing API key"}, status=401)
+        return web.json_response(
+            {
+                "status": "healthy",
+                "agent_loop": "loop",
+                "active_rollouts": len(self._tasks),
+                "completed_rollouts": self._completed,
+            }
+        )
+
+    async def _init(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"detail": "Invalid or missing API key"}, status=401)
+        body = await request.json()
+        instead = self.before_init(body)
+        if instead is not None:
+            return instead
+        rollout_id = body["rollout_id"]
+        if rollout_id not in self._tasks:
+            self.inits.append(body)
+            self._tasks[rollout_id] = task = asyncio.create_task(self._work(body))
+            task.add_done_callback(lambda _: self._done(rollout_id))
+        await self.accept.wait()
+        return web.json_response({"rollout_id": rollout_id, "tools": [TOOL]}, status=202)
+
+    def _done(self, rollout_id: str) -> None:
+        self._completed += self._tasks.pop(rollout_id, None) is not None
+
+    async def _work(self, body: dict[str, Any]) -> None:
+        said = body["messages"][-1]["content"]
+        if said == "hang":
+            await asyncio.Event().wait()
+        if said == "error":
+            await self.complete(body, status="ERROR", finish_reason="error", error_message="the tool broke")
+        elif said == "no reward":
+            await self.complete(body)
+        elif said == "nan":
+            await self.complete(body, reward=float("nan"))
+        elif said == "misuse":
+            await self._misuse(body)
+        else:
+            answer = await self.chat(body, body["messages"])
+            message = answer["choices"][0]["message"]
+            await self.complete(body, reward=1.0, final_messages=[*body["messages"], message])
+
+    async def _misuse(self, body: dict[str, Any]) -> None:
+        await self.chat(body, body["messages"], rollout_id="another")
+        await self.post(body, "/v1/chat/completions", {"messages": []}, key="K-server")
+        await self.complete(body, rollout_id="another", reward=1.0)
+        await self.post(body, "/v1/rollout/completed", {"rollout_id": body["rollout_id"]}, key="wrong")
+        await self.complete(body, status="success")
+        await self.complete(body, reward=0.5)
+        await self.complete(body, reward=1.0)
+        await self.chat(body, body["messages"])
+
+
+@asynccontextmanager
+async def served(loop: ServedLoop) -> AsyncIterator[int]:
+    """Serve ``loop`` in this process; gives its port."""
+    runner = web.AppRunner(loop.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def main(key: str, port: int) -> None:
+    runner = web.AppRunner(ServedLoop(key).app(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -1,0 +1,386 @@
+"""Rollouts on an agent that is served elsewhere: the wire, what is refused, and an agent that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.agent_address import (
+    AgentAddress,
+    AgentAddressError,
+    open_agent_session,
+    require_allowed,
+)
+from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.driving.bridge import ModelBridge
+from osmosis_ai.driving.callback_server import CallbackAddress
+from osmosis_ai.driving.driver import AttemptTimeouts
+from osmosis_ai.driving.restarting_server import AttemptLostError
+from osmosis_ai.driving.rollout_runner import RolloutRunner
+from osmosis_ai.driving.served_agent import AgentLocation, ServedAgent, ServedAgentError, probe_agent
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.types import RolloutSample
+from tests.driving.served_loop import TOOL, ServedLoop, served
+from tests.standin_model import Reply, StandInModel
+
+ROOT = Path(__file__).parents[2]
+KEY = "K-server"
+
+
+@dataclass
+class Results(AttemptResults):
+    """Keeps results and losses."""
+
+    recorded: list[AttemptResult] = field(default_factory=list)
+    losses: list[AttemptLostError] = field(default_factory=list)
+
+    async def record(self, result: AttemptResult) -> None:
+        self.recorded.append(result)
+
+    def lost(self, attempt: Attempt, loss: AttemptLostError) -> Any:
+        self.losses.append(loss)
+        return super().lost(attempt, loss)
+
+
+@dataclass
+class World:
+    runner: RolloutRunner
+    agent: ServedAgent
+    model: StandInModel
+    results: Results
+    archived: dict[str, RolloutSample]
+    notes: list[str]
+
+    async def make(self, *said: str) -> list[AttemptResult]:
+        """Make one attempt of each; return the results in the order of ``said``."""
+        await self.runner.run_all([attempt(each, number) for number, each in enumerate(said)], self.results)
+        return sorted(self.results.recorded, key=lambda result: result.attempt.row_index)
+
+
+def attempt(said: str, number: int = 0) -> Attempt:
+    row = DatasetRow(number, [{"role": "user", "content": said}], "42", {"difficulty": "easy"})
+    return Attempt(row, number, 0, attempt_seeds(7, number, 0))
+
+
+def located(port: int, key: str | None = KEY) -> AgentLocation:
+    return AgentLocation(AgentAddress("127.0.0.1", port), key)
+
+
+@asynccontextmanager
+async def driving(
+    port: int,
+    *,
+    agent_s: float | None = None,
+    return_limit_s: float = 60.0,
+    locate: Callable[[], AgentLocation] | None = None,
+    address: CallbackAddress | None = None,
+) -> AsyncIterator[World]:
+    agent = ServedAgent(
+        locate or (lambda: located(port)),
+        name="the served agent `loop`",
+        callback_address=address,
+        poll_s=0.05,
+        return_limit_s=return_limit_s,
+    )
+    archived: dict[str, RolloutSample] = {}
+    notes: list[str] = []
+    async with StandInModel() as model:
+        endpoint = ModelEndpoint("openai/m", "openai", "m", "openai", model.base_url, "sk-0123456789")
+        async with ModelClient(endpoint, max_attempts=1) as client:
+            runner = RolloutRunner(
+                ModelBridge(client, auth_token="bridge"),
+                bridge_token="bridge",
+                server=agent,
+                timeouts=AttemptTimeouts(agent_s, None),
+                redact=Redactor(),
+                note=notes.append,
+                archive=archived.__setitem__,
+            )
+            async with runner:
+                yield World(runner, agent, model, Results(), archived, notes)
+
+
+async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says() -> None:
+    loop = ServedLoop()
+    loop.accept.clear()
+    async with served(loop) as port, driving(port) as world:
+        made = asyncio.create_task(world.make("what is 6 times 7?"))
+        while not loop.inits:  # noqa: ASYNC110 - the agent has begun, and we have not heard that it accepts
+            await asyncio.sleep(0.01)
+        loop.accept.set()
+        (result,) = await made
+        init = loop.inits[0]
+        assert {**init, "rollout_id": "R1", "server_url": "http://gate", "api_key": "CB"} == {
+            "rollout_id": "R1",
+            "server_url": "http://gate",
+            "messages": [{"role": "user", "content": "what is 6 times 7?"}],
+            "completion_params": {},
+            "max_turns": 10,
+            "max_tokens_total": 8192,
+            "metadata": {"row_index": 0, "run_index": 0, "difficulty": "easy", "ground_truth": "42"},
+            "api_key": "CB",
+            "idempotency_key": None,
+            "tool_server_url": None,
+        }
+        assert init["api_key"] not in (KEY, "bridge") and len(init["api_key"]) >= 32
+        assert (result.verdict.status, result.reward, result.rollout_id) == (
+            "success",
+            1.0,
+            init["rollout_id"],
+        )
+        assert result.usage.calls == 1
+        assert [status for status, _ in loop.replies] == [200, 200]
+        # The model gets the agent's tools, without the nulls, and none of what only the two of us know.
+        sent = world.model.requests[0].body
+        (tool,) = sent["tools"]
+        assert tool["function"]["parameters"]["properties"] == {"a": {"type": "number"}}
+        assert tool["function"]["name"] == TOOL["function"]["name"]  # type: ignore[index]
+        assert "rollout_id" not in sent and sent["model"] == "m" and isinstance(sent["seed"], int)
+        assert [m["role"] for m in world.archived[result.rollout_id].messages] == ["user", "assistant"]
+
+
+async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
+    async with served(ServedLoop()) as port, driving(port) as world:
+        error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
+    assert (error.verdict.boundary, error.verdict.category) == ("agent", "exception")
+    assert error.verdict.error == "the tool broke"
+    assert (missing.reward, missing.verdict.category) == (None, "nothing_to_grade")
+    assert "RolloutResult" in (missing.verdict.error or "")
+    assert (nan.reward, nan.verdict.category) == (None, "invalid_value")
+    assert right.reward == 1.0
+
+
+async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json() -> None:
+    loop = ServedLoop()
+    async with served(loop) as port, driving(port) as world:
+        (result,) = await world.make("misuse")
+        while len(loop.replies) < 8:  # noqa: ASYNC110 - the agent goes on when its rollout is over
+            await asyncio.sleep(0.01)
+        assert result.reward == 0.5
+        assert [status for status, _ in loop.replies] == [404, 401, 404, 401, 422, 200, 409, 404]
+        said = [answer.get("detail") or answer.get("error", {}).get("code") for _, answer in loop.replies]
+        assert said[:2] == ["rollout_not_found", "invalid_api_key"]
+        assert "has ended" in said[6] or "completed before" in said[6]
+        assert said[7] == "rollout_not_found"
+        assert loop.inits[0]["api_key"] not in str(loop.replies)
+
+
+async def test_a_full_agent_is_asked_again_when_it_says_and_a_refusal_is_a_result() -> None:
+    loop, times = ServedLoop(), []
+
+    def before(body: dict[str, Any]) -> web.Response | None:
+        if body["messages"][0]["content"] == "bad":
+            return web.json_response({"detail": "metadata exceeds maximum"}, status=422)
+        times.append(time.monotonic())
+        if len(times) == 1:
+            return web.json_response({"detail": "full"}, status=429, headers={"Retry-After": "0.3"})
+        return None
+
+    loop.before_init = before
+    async with served(loop) as port, driving(port) as world:
+        right, bad = await world.make("ok", "bad")
+    assert right.reward == 1.0
+    assert times[1] - times[0] >= 0.3
+    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert "422" in (bad.verdict.error or "") and "metadata exceeds maximum" in (bad.verdict.error or "")
+
+
+async def test_an_agent_that_never_completes_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.driving.driver.CALLBACK_GRACE_S", 0.0)
+    async with served(ServedLoop()) as port, driving(port, agent_s=0.3) as world:
+        (result,) = await world.make("hang")
+    assert (result.verdict.error_type, result.verdict.boundary) == ("callback_timeout", "rollout_server")
+
+
+async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
+    loop = ServedLoop()
+    async with served(loop) as port, driving(port) as world:
+        held = asyncio.Event()
+        world.model.respond = lambda _: Reply(wait_for=held)
+        made = asyncio.create_task(world.make("a", "b", "c"))
+        while world.model.in_flight < 3:  # noqa: ASYNC110 - all three are under way
+            await asyncio.sleep(0.01)
+        loop.forget()
+        held.set()
+        results = await made
+    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
+    assert len(world.results.losses) == 3
+    assert len({init["rollout_id"] for init in loop.inits}) == 6
+    assert "started again" in world.notes[0]
+
+
+async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
+    loop, key = ServedLoop(), [KEY]
+    async with served(loop) as port, driving(port, locate=lambda: located(port, key[0])) as world:
+        assert (await world.make("ok"))[0].reward == 1.0
+        loop.key = key[0] = "K-another"
+        assert [result.reward for result in await world.make("ok")] == [1.0, 1.0]
+
+
+@pytest.mark.e2e
+async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -> None:
+    process, port = await start_agent()
+    async with driving(port) as world:
+        world.model.latency_s = 0.05
+        made = asyncio.create_task(world.make(*(f"row {number}" for number in range(100))))
+        while len(world.results.recorded) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        process.kill()
+        await process.wait()
+        second, _ = await start_agent(port)
+        try:
+            results = await made
+        finally:
+            second.kill()
+            await second.wait()
+    assert [result.attempt.row_index for result in results] == list(range(100))
+    assert {result.reward for result in results} == {1.0}
+    assert world.results.losses and len(world.results.losses) < 100
+    # And killed for good: the run ends, says why, and keeps what was finished.
+    process, port = await start_agent()
+    async with driving(port, return_limit_s=0.3) as world:
+        world.model.latency_s = 0.05
+        made = asyncio.create_task(world.make(*(f"row {number}" for number in range(100))))
+        while len(world.results.recorded) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        process.kill()
+        await process.wait()
+        with pytest.raises(ServedAgentError, match=r"did not come back within 0\.3 s") as ended:
+            await made
+        assert ended.value.is_infrastructure
+        assert 20 <= len(world.results.recorded) < 100
+
+
+async def start_agent(port: int = 0) -> tuple[asyncio.subprocess.Process, int]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.driving.served_loop",
+        KEY,
+        str(port),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    return process, int(await process.stdout.readline())
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("10.1.2.3", True),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("169.254.169.254", False),
+        ("::ffff:169.254.169.254", False),
+        ("2002:a9fe:a9fe::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00:ec2::254", False),
+        ("100.100.100.200", False),
+        ("168.63.129.16", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+    ],
+)
+def test_addresses_of_metadata_services_are_refused(address: str, allowed: bool) -> None:
+    if allowed:
+        require_allowed(address)
+    else:
+        with pytest.raises(AgentAddressError, match="is refused"):
+            require_allowed(address)
+
+
+@pytest.mark.parametrize(
+    "text", ["host", "host:", ":9000", "host:0", "host:70000", "a b:1", "http://x:1", "x/y:1", "u@x:1"]
+)
+def test_what_is_no_host_and_port_is_refused(text: str) -> None:
+    with pytest.raises(AgentAddressError):
+        AgentAddress.parse(text)
+
+
+async def test_a_name_that_leads_to_a_refused_address_is_not_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resolve(*_: Any, **__: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with open_agent_session(timeout_s=5.0) as http:
+        health = await probe_agent(http, AgentLocation(AgentAddress("metadata.example", 80), KEY))
+    assert health.info is None
+    assert "169.254.169.254 is refused" in (health.error or "")
+
+
+async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> None:
+    loop, elsewhere = ServedLoop(), []
+
+    def trap(request: web.Request) -> web.Response:
+        elsewhere.append(request.headers.get("Authorization"))
+        return web.json_response({"status": "healthy"})
+
+    async with served(loop) as port, open_agent_session(timeout_s=5.0) as http:
+        fine = await probe_agent(http, located(port))
+        assert fine.info == {
+            "status": "healthy",
+            "agent_loop": "loop",
+            "active_rollouts": 0,
+            "completed_rollouts": 0,
+        }
+        assert "refuses the key" in str((await probe_agent(http, located(port, "wrong"))).error)
+        other = ServedLoop()
+        other.health = trap
+        async with served(other) as second:
+            to = f"http://127.0.0.1:{second}/platform/health"
+            for answer, expected in (
+                (web.Response(status=307, headers={"Location": to}), "redirect"),
+                (web.Response(text="<html>", content_type="text/html"), "not that of a served agent"),
+                (web.Response(body=b"x" * 2_000_000), "larger than"),
+                (web.Response(status=404), "started without a key"),
+                (web.Response(status=503), "HTTP 503"),
+            ):
+                loop.health = lambda _, answer=answer: answer  # type: ignore[misc]
+                health = await probe_agent(http, located(port))
+                assert health.info is None and expected in str(health.error)
+        assert elsewhere == []
+    async with open_agent_session(timeout_s=5.0) as http:
+        assert "cannot connect" in str((await probe_agent(http, located(port))).error)
+
+
+async def test_an_agent_elsewhere_needs_to_know_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(ServedLoop()) as port:
+        monkeypatch.setattr(AgentAddress, "is_here", False)
+        with pytest.raises(ServedAgentError, match="on another machine") as refused:
+            async with driving(port):
+                pass
+        assert "OSMOSIS_BRIDGE_HOST" in (refused.value.hint or "")
+        given = {"OSMOSIS_BRIDGE_HOST": "localhost.example", "OSMOSIS_BRIDGE_LISTEN": "127.0.0.1"}
+        async with driving(port, address=CallbackAddress.from_environment(given)) as world:
+            assert world.runner.capacity is None
+
+
+def test_the_bridges_address_is_the_operators() -> None:
+    found = CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": "9100-9199"})
+    assert (found.host, found.ports) == ("127.0.0.1", (9100, 9199))
+    for wrong in ("x", "1-", "-1", "0", "70000", "9-x"):
+        with pytest.raises(OsmosisError, match="OSMOSIS_BRIDGE_PORTS"):
+            CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": wrong})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OsmosisError, match=r"cannot listen on 127\.0\.0\.1"):
+            CallbackAddress(ports=(port, port)).socket()

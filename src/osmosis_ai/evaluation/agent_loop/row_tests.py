@@ -1,0 +1,70 @@
+"""An agent loop tried on rows: ``LocalTestRunner`` of ``rollout.eval.test_mode``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.evaluation.agent_loop.runner import (
+    LocalBatchResult,
+    LocalLLMClientProtocol,
+    LocalRolloutRunner,
+    LocalRunResult,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+
+__all__ = ["LocalTestBatchResult", "LocalTestRunResult", "LocalTestRunner"]
+
+TEST_DEBUG_DIR = "./test_debug"
+TEST_METADATA: Mapping[str, Any] = {"execution_mode": "test", "test_mode": True}
+
+# As user code knows them.
+LocalTestRunResult = LocalRunResult
+LocalTestBatchResult = LocalBatchResult
+
+
+class LocalTestRunner(LocalRolloutRunner):
+    """Runs an agent loop on rows, whose rollouts are called ``test-<row>``.
+
+    Args:
+        agent_loop: the agent.
+        llm_client: its model.
+        debug: write an event file for every rollout.
+        debug_dir: where; ``./test_debug`` by default.
+        timeout_s: how long the agent may take for a row, in seconds; None for as long as it likes.
+    """
+
+    def __init__(
+        self,
+        agent_loop: RolloutAgentLoop,
+        llm_client: LocalLLMClientProtocol,
+        debug: bool = False,
+        debug_dir: str | Path | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            agent_loop,
+            llm_client,
+            debug,
+            debug_dir or TEST_DEBUG_DIR,
+            rollout_id_prefix="test",
+            request_metadata=TEST_METADATA,
+            timeout_s=timeout_s,
+        )
+
+
+def row_result_json(result: LocalRunResult) -> dict[str, Any]:
+    """Return what a results file holds of a row."""
+    ended = result.result
+    return {
+        "row_index": result.row_index,
+        "success": result.success,
+        "error": result.error,
+        "duration_ms": result.duration_ms,
+        "token_usage": result.token_usage,
+        "reward": ended.reward if ended is not None else None,
+        "finish_reason": ended.finish_reason if ended is not None else None,
+    }

@@ -1,0 +1,142 @@
+"""This machine's address as others see it, and what an address is.
+
+Nothing here is asked unless a server registers without being told its address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from .exceptions import OsmosisRolloutError
+
+_METADATA = "http://169.254.169.254"
+_METADATA_TIMEOUT_S = 2.0
+_SERVICE_TIMEOUT_S = 10.0
+_SERVICES = (
+    "https://checkip.amazonaws.com",
+    "https://api.ipify.org",
+    "https://icanhazip.com",
+    "https://ifconfig.me/ip",
+)
+_MAX_HOST_CHARACTERS = 253
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+
+
+class PublicIPDetectionError(OsmosisRolloutError):
+    """Nobody could say what this machine's public address is."""
+
+
+def validate_ipv4(address: str) -> bool:
+    """Tell whether a text is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def is_valid_hostname_or_ip(host: str) -> bool:
+    """Tell whether a text is a host's name or an address, with a port or without."""
+    if not host:
+        return False
+    if _is_ip(host.strip("[]")):
+        return True
+    name, colon, port = host.rpartition(":")
+    if colon:
+        if not port.isdigit() or not name:
+            return False
+        host = name
+    return _is_ip(host.strip("[]")) or (
+        len(host) <= _MAX_HOST_CHARACTERS and all(_LABEL.fullmatch(label) for label in host.split("."))
+    )
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_private_ip(address: str) -> bool:
+    """Tell whether an address is not reached from outside: private, loopback or link-local."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return ip.is_private or ip.is_loopback or ip.is_link_local
+
+
+def detect_public_ip() -> str:
+    """Return this machine's public IPv4 address: as its cloud knows it, else as four services see it.
+
+    Raises:
+        PublicIPDetectionError: when neither says.
+    """
+    found = _ask_clouds()
+    if found is None:
+        for url in _SERVICES:
+            found = _ask(url, {}, _SERVICE_TIMEOUT_S)
+            if found is not None:
+                break
+    if found is None:
+        raise PublicIPDetectionError(
+            "the public address of this machine could not be found out",
+            hint="give it with --public-host",
+        )
+    return found
+
+
+def _ask_clouds() -> str | None:
+    clouds: tuple[Callable[[], str | None], ...] = (_ask_aws, _ask_gcp, _ask_azure)
+    pool = ThreadPoolExecutor(max_workers=len(clouds))
+    try:
+        for answer in as_completed([pool.submit(ask) for ask in clouds]):
+            if answer.result() is not None:
+                return answer.result()
+        return None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask_aws() -> str | None:
+    import httpx
+
+    try:
+        token = httpx.put(
+            f"{_METADATA}/latest/api/token",
+            headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"},
+            timeout=_METADATA_TIMEOUT_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError:
+        return None
+    headers = {"X-aws-ec2-metadata-token": token.text} if token.status_code == 200 else {}
+    return _ask(f"{_METADATA}/latest/meta-data/public-ipv4", headers, _METADATA_TIMEOUT_S, trust_env=False)
+
+
+def _ask_gcp() -> str | None:
+    path = "/computeMetadata/v1/instance/network-interfaces/0/access-configs/0/external-ip"
+    return _ask(f"{_METADATA}{path}", {"Metadata-Flavor": "Google"}, _METADATA_TIMEOUT_S, trust_env=False)
+
+
+def _ask_azure() -> str | None:
+    path = "/metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress"
+    url = f"{_METADATA}{path}?api-version=2021-02-01&format=text"
+    return _ask(url, {"Metadata": "true"}, _METADATA_TIMEOUT_S, trust_env=False)
+
+
+def _ask(url: str, headers: dict[str, str], timeout_s: float, *, trust_env: bool = True) -> str | None:
+    """Return the IPv4 address that a service answers with, if it does."""
+    import httpx
+
+    try:
+        reply = httpx.get(url, headers=headers, timeout=timeout_s, trust_env=trust_env)
+    except httpx.HTTPError:
+        return None
+    text = reply.text.strip()
+    return text if reply.status_code == 200 and validate_ipv4(text) else None

@@ -1,0 +1,84 @@
+"""Agent loops by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from .exceptions import AgentLoopNotFoundError
+
+if TYPE_CHECKING:
+    from .agent import RolloutAgentLoop
+
+
+class AgentLoopRegistry:
+    """Agent loops by name; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._loops: dict[str, RolloutAgentLoop] = {}
+        self._lock = threading.Lock()
+
+    def register(self, agent_loop: RolloutAgentLoop) -> None:
+        """Add an agent loop under its name.
+
+        Raises:
+            ValueError: when the name is taken.
+        """
+        with self._lock:
+            if agent_loop.name in self._loops:
+                raise ValueError(f"agent loop '{agent_loop.name}' is already registered")
+            self._loops[agent_loop.name] = agent_loop
+
+    def unregister(self, name: str) -> bool:
+        """Remove an agent loop; tell whether there was one."""
+        with self._lock:
+            return self._loops.pop(name, None) is not None
+
+    def get(self, name: str) -> RolloutAgentLoop | None:
+        """Return the agent loop of this name, if there is one."""
+        with self._lock:
+            return self._loops.get(name)
+
+    def list_names(self) -> list[str]:
+        """Return the names, in the order of registration."""
+        with self._lock:
+            return list(self._loops)
+
+    def clear(self) -> None:
+        """Forget all agent loops."""
+        with self._lock:
+            self._loops.clear()
+
+
+_REGISTRY = AgentLoopRegistry()
+
+
+def register_agent_loop(agent_loop: RolloutAgentLoop) -> None:
+    """Add an agent loop to this process's registry.
+
+    Raises:
+        ValueError: when the name is taken.
+    """
+    _REGISTRY.register(agent_loop)
+
+
+def unregister_agent_loop(name: str) -> bool:
+    """Remove an agent loop from this process's registry; tell whether there was one."""
+    return _REGISTRY.unregister(name)
+
+
+def get_agent_loop(name: str) -> RolloutAgentLoop:
+    """Return a registered agent loop.
+
+    Raises:
+        AgentLoopNotFoundError: when there is none of this name; it lists those there are.
+    """
+    found = _REGISTRY.get(name)
+    if found is None:
+        raise AgentLoopNotFoundError(name, _REGISTRY.list_names())
+    return found
+
+
+def list_agent_loops() -> list[str]:
+    """Return the names of all registered agent loops."""
+    return _REGISTRY.list_names()

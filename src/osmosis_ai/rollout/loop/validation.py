@@ -1,0 +1,149 @@
+"""What is wrong with an agent loop, before it is run: its name, its tools, its ``run``."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from .exceptions import OsmosisRolloutError
+from .loading import describe_failure
+from .schemas import RolloutRequest
+from .tool_schemas import tool_problems
+
+
+@dataclass
+class ValidationError:
+    """One thing that is wrong.
+
+    Attributes:
+        code: which of the documented things.
+        message: what it is.
+        field: where, if it is somewhere.
+        details: further facts for programs.
+    """
+
+    code: str
+    message: str
+    field: str | None = None
+    details: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        return f"[{self.code}] {where}{self.message}"
+
+
+class AgentLoopValidationError(OsmosisRolloutError):
+    """An agent loop that cannot be run; ``errors`` says why."""
+
+    def __init__(self, errors: list[ValidationError]) -> None:
+        listed = "; ".join(str(error) for error in errors)
+        super().__init__(f"the agent loop has {len(errors)} error(s): {listed}")
+        self.errors = errors
+
+
+@dataclass
+class ValidationResult:
+    """What a validation found; true when the agent loop can be run.
+
+    Attributes:
+        valid: whether there is no error.
+        errors: what has to be mended.
+        warnings: what is suspicious.
+        agent_name: the agent's name, where it has one.
+        tool_count: how many tools it offers.
+    """
+
+    valid: bool
+    errors: list[ValidationError] = field(default_factory=list)
+    warnings: list[ValidationError] = field(default_factory=list)
+    agent_name: str | None = None
+    tool_count: int = 0
+
+    def __bool__(self) -> bool:
+        return self.valid
+
+    def raise_if_invalid(self) -> None:
+        """Raise :class:`AgentLoopValidationError` when there is an error."""
+        if not self.valid:
+            raise AgentLoopValidationError(self.errors)
+
+
+def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = None) -> ValidationResult:
+    """Look at an agent loop without running it.
+
+    Args:
+        agent_loop: what should be an agent loop; anything is looked at.
+        request: what ``get_tools`` is given (default: a request that says hello).
+    """
+    errors = [*_name_errors(agent_loop)]
+    tools, tool_errors = _tools(agent_loop, request or _example_request())
+    errors += tool_errors
+    warnings: list[ValidationError] = []
+    for index, tool in enumerate(tools):
+        for problem in tool_problems(tool, f"tools[{index}]"):
+            found = ValidationError(problem.code, problem.message, problem.field, {"tool_index": index})
+            (errors if problem.is_error else warnings).append(found)
+    errors += _run_errors(agent_loop)
+    name = getattr(agent_loop, "name", None)
+    return ValidationResult(
+        valid=not errors,
+        errors=errors,
+        warnings=warnings,
+        agent_name=name if isinstance(name, str) else None,
+        tool_count=len(tools),
+    )
+
+
+def _example_request() -> RolloutRequest:
+    return RolloutRequest(
+        rollout_id="validation-test-rollout",
+        server_url="http://localhost:8080",
+        messages=[{"role": "user", "content": "Hello"}],
+        completion_params={},
+        metadata={"_validation": True},
+    )
+
+
+def _name_errors(agent_loop: Any) -> list[ValidationError]:
+    name = getattr(agent_loop, "name", None)
+    if name is None:
+        return [ValidationError("MISSING_NAME", "the agent loop has no 'name'", "name")]
+    if not isinstance(name, str):
+        told = f"the name is a text, not {type(name).__name__}"
+        return [ValidationError("INVALID_NAME_TYPE", told, "name")]
+    if not name.strip():
+        return [ValidationError("EMPTY_NAME", "the name is empty", "name")]
+    return []
+
+
+def _tools(agent_loop: Any, request: RolloutRequest) -> tuple[list[Any], list[ValidationError]]:
+    """Return the agent's tools, or why there are none."""
+
+    def failed(code: str, message: str) -> tuple[list[Any], list[ValidationError]]:
+        return [], [ValidationError(code, message, "get_tools")]
+
+    try:
+        tools = agent_loop.get_tools(request)
+    except Exception as error:
+        return failed("GET_TOOLS_EXCEPTION", f"get_tools raised {describe_failure(error)}")
+    if tools is None:
+        return failed("GET_TOOLS_RETURNS_NONE", "get_tools returned None; return [] when there are no tools")
+    if not isinstance(tools, list):
+        if inspect.iscoroutine(tools):
+            tools.close()
+        return failed("GET_TOOLS_INVALID_TYPE", f"get_tools returns a list, not {type(tools).__name__}")
+    return tools, []
+
+
+def _run_errors(agent_loop: Any) -> list[ValidationError]:
+    run = getattr(agent_loop, "run", None)
+    if run is None:
+        return [ValidationError("MISSING_RUN_METHOD", "the agent loop has no 'run' method", "run")]
+    if not callable(run):
+        return [ValidationError("RUN_NOT_CALLABLE", f"'run' is {type(run).__name__}, no method", "run")]
+    if not inspect.iscoroutinefunction(run) and not inspect.iscoroutinefunction(type(run).__call__):
+        return [
+            ValidationError("RUN_NOT_ASYNC", "'run' is not async: write `async def run(self, ctx)`", "run")
+        ]
+    return []

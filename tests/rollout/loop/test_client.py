@@ -1,0 +1,293 @@
+"""The client that a served agent loop has of its controller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.rollout.loop import client as client_module
+from osmosis_ai.rollout.loop.client import OsmosisLLMClient
+from osmosis_ai.rollout.loop.exceptions import (
+    OsmosisServerError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    OsmosisValidationError,
+)
+from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_ai.rollout.loop.settings import RolloutClientSettings
+
+REPLY = {
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+    "token_ids": [1, 2],
+    "logprobs": [-0.5, -0.25],
+}
+Answer = httpx.Response | Exception
+
+
+class Controller:
+    """Answers with what it is given, and keeps what it was sent."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers) or [httpx.Response(200, json=REPLY)]
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(request.content) for request in self.requests]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Waiting takes no time; how long it would have taken."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    return waited
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Callable[..., OsmosisLLMClient]:
+    def connect(controller: Callable[[httpx.Request], httpx.Response], **given: Any) -> OsmosisLLMClient:
+        client = OsmosisLLMClient("http://controller/", "r1", **{"api_key": "CB", **given})
+        client._client = httpx.AsyncClient(transport=httpx.MockTransport(controller))
+        return client
+
+    return connect
+
+
+async def test_a_chat_call_sends_exactly_this(connect: Callable[..., OsmosisLLMClient]) -> None:
+    controller = Controller()
+
+    async with connect(controller) as client:
+        result = await client.chat_completions(
+            [{"role": "user", "content": "hi"}], temperature=0.5, max_tokens=64, stop="END"
+        )
+
+    (request,) = controller.requests
+    assert str(request.url) == "http://controller/v1/chat/completions"
+    assert request.headers["authorization"] == "Bearer CB"
+    assert list(controller.bodies()[0].items()) == [
+        ("model", "default"),
+        ("messages", [{"role": "user", "content": "hi"}]),
+        ("rollout_id", "r1"),
+        ("temperature", 0.5),
+        ("top_p", 1.0),
+        ("max_tokens", 64),
+        ("stop", ["END"]),
+        ("logprobs", True),
+    ]
+    assert (result.content, result.finish_reason) == ("hi", "length")
+    assert (result.token_ids, result.logprobs, result.usage) == ([1, 2], [-0.5, -0.25], REPLY["usage"])
+    metrics = client.get_metrics()
+    assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (1, 5, 3)
+    assert metrics.llm_latency_ms > 0
+
+
+async def test_seed_tools_and_all_other_arguments_reach_the_model(
+    connect: Callable[..., OsmosisLLMClient],
+) -> None:
+    controller = Controller()
+    as_dict = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
+    as_schema = OpenAIFunctionToolSchema(
+        type="function", function=OpenAIFunctionSchema(name="add", description="adds")
+    )
+
+    await connect(controller).chat_completions(
+        [], seed=3, tools=[as_schema, as_dict], model="m", user=None, rollout_id="another"
+    )
+
+    (body,) = controller.bodies()
+    assert (body["seed"], body["model"], body["rollout_id"]) == (3, "m", "r1")
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "sub"]
+    assert body["tools"][1] == as_dict
+    assert "user" not in body and "stop" not in body
+
+
+@pytest.mark.parametrize(
+    "trouble", [httpx.Response(503), httpx.ReadTimeout(""), httpx.ConnectError("refused")]
+)
+async def test_what_may_pass_is_tried_again_with_waits_that_double_up_to_a_limit(
+    trouble: Answer, connect: Callable[..., OsmosisLLMClient], waits: list[float]
+) -> None:
+    settings = RolloutClientSettings(retry_base_delay=1.0, retry_max_delay=3.0)
+    controller = Controller(trouble, trouble, trouble, httpx.Response(200, json=REPLY))
+
+    result = await connect(controller, max_retries=3, settings=settings).chat_completions([])
+
+    assert result.content == "hi" and waits == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        (httpx.Response(500, text="broken"), OsmosisServerError),
+        (httpx.ReadTimeout(""), OsmosisTimeoutError),
+        (httpx.ConnectError("refused"), OsmosisTransportError),
+    ],
+)
+async def test_what_does_not_pass_is_raised_after_the_last_attempt(
+    trouble: Answer, error: type[Exception], connect: Callable[..., OsmosisLLMClient]
+) -> None:
+    controller = Controller(trouble)
+
+    with pytest.raises(error, match="controller/v1/chat/completions") as raised:
+        await connect(controller, max_retries=2).chat_completions([])
+
+    assert len(controller.requests) == 3
+    assert getattr(raised.value, "status_code", 500) == 500
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404, 429])
+async def test_a_refusal_is_raised_at_once_and_no_redirect_followed(
+    status: int, connect: Callable[..., OsmosisLLMClient]
+) -> None:
+    controller = Controller(httpx.Response(status, text="no", headers={"Location": "http://elsewhere"}))
+
+    with pytest.raises(OsmosisValidationError, match=f"answered {status}: no") as raised:
+        await connect(controller).chat_completions([])
+
+    assert raised.value.status_code == status and len(controller.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>" + "x" * 1000,
+        "null",
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": [{}]}',
+        '{"choices": [null]}',
+        '{"choices": [{"message": null}]}',
+        '{"choices": [{"message": {}}], "usage": 3}',
+        '{"choices": [{"message": {}}], "token_ids": 3}',
+    ],
+)
+async def test_a_reply_that_cannot_be_read_is_a_server_error_of_one_short_line(
+    body: str, connect: Callable[..., OsmosisLLMClient]
+) -> None:
+    controller = Controller(httpx.Response(200, text=body))
+
+    with pytest.raises(OsmosisServerError, match="what is no completion") as raised:
+        await connect(controller).chat_completions([])
+
+    assert len(controller.requests) == 1 and len(str(raised.value)) < 500
+
+
+async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:
+    nulls = {
+        "choices": [{"message": {"content": None}, "finish_reason": None}],
+        "usage": None,
+        "token_ids": None,
+    }
+
+    result = await connect(Controller(httpx.Response(200, json=nulls))).chat_completions([])
+
+    assert (result.content, result.finish_reason, result.usage, result.token_ids) == (None, "stop", {}, [])
+
+
+async def test_a_controller_that_never_ends_its_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    async def drip(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    client = OsmosisLLMClient("http://controller", "r1", timeout_seconds=0.01, max_retries=0)
+    client._client = httpx.AsyncClient(transport=httpx.MockTransport(drip))
+
+    with pytest.raises(OsmosisTimeoutError, match=r"did not answer within 0\.01 s"):
+        await client.chat_completions([])
+
+
+async def test_the_end_of_a_rollout_is_reported_as_documented(
+    connect: Callable[..., OsmosisLLMClient],
+) -> None:
+    controller = Controller(httpx.Response(200))
+    messages = [{"role": "assistant", "content": None}]
+
+    await connect(controller).complete_rollout("COMPLETED", messages, reward=1.0)
+    await connect(controller).complete_rollout("ERROR", [], finish_reason="error", error_message="broken")
+
+    completed, failed = controller.bodies()
+    assert str(controller.requests[0].url) == "http://controller/v1/rollout/completed"
+    assert list(completed) == [
+        "rollout_id",
+        "status",
+        "final_messages",
+        "finish_reason",
+        "reward",
+        "metrics",
+        "extra_fields",
+    ]
+    assert completed["final_messages"] == messages and completed["extra_fields"] == {}
+    assert set(completed["metrics"]) >= {"total_latency_ms", "max_context_tokens"}
+    assert (failed["status"], failed["error_message"]) == ("ERROR", "broken")
+    assert "reward" not in failed
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204])
+async def test_weakness_4_any_success_accepts_the_report(
+    status: int, connect: Callable[..., OsmosisLLMClient]
+) -> None:
+    controller = Controller(httpx.Response(status))
+
+    await connect(controller).complete_rollout("COMPLETED", [])
+
+    assert len(controller.requests) == 1
+
+
+async def test_a_report_is_retried_as_often_as_set_and_a_refused_one_is_not(
+    connect: Callable[..., OsmosisLLMClient], waits: list[float]
+) -> None:
+    broken, refusing = Controller(httpx.Response(503)), Controller(httpx.Response(400))
+
+    with pytest.raises(OsmosisServerError):
+        await connect(broken, complete_rollout_retries=1).complete_rollout("COMPLETED", [])
+    with pytest.raises(OsmosisValidationError):
+        await connect(refusing).complete_rollout("COMPLETED", [])
+
+    assert (len(broken.requests), len(refusing.requests), waits) == (2, 1, [1.0])
+
+
+async def test_a_report_has_one_of_two_statuses_and_a_finite_reward(
+    connect: Callable[..., OsmosisLLMClient],
+) -> None:
+    client = connect(Controller())
+
+    for bad in ({"status": "DONE"}, {"status": "success"}, {"status": "COMPLETED", "reward": float("nan")}):
+        with pytest.raises(ValueError):
+            await client.complete_rollout(final_messages=[], **bad)
+
+
+async def test_the_pool_is_made_at_the_first_call_with_the_limits_and_closed_once() -> None:
+    settings = RolloutClientSettings(max_connections=7, max_keepalive_connections=3)
+    client = OsmosisLLMClient("https://controller", "r1", settings=settings, timeout_seconds=9)
+    assert client._client is None
+
+    opened = await client._get_client()
+    assert await client._get_client() is opened
+    assert (opened.timeout.read, opened.timeout.connect) == (9, 10.0)
+    assert not opened.follow_redirects
+    pool = opened._transport._pool  # type: ignore[attr-defined]
+    assert (pool._max_connections, pool._max_keepalive_connections) == (7, 3)
+
+    await client.close()
+    await client.close()
+    assert opened.is_closed

@@ -30,8 +30,9 @@ def main(entrypoint: str) -> None:
     watch_parent()
     project = Path.cwd()
     is_attribute = names_an_attribute(entrypoint)
-    path = project / "main.py" if is_attribute else Path(entrypoint).resolve()
-    places = dict.fromkeys(str(place) for place in (path.parent, project / "src", project) if place.is_dir())
+    path = Path(entrypoint).resolve()
+    beside = project if is_attribute else path.parent
+    places = dict.fromkeys(str(place) for place in (beside, project / "src", project) if place.is_dir())
     # Python put this file's directory first, whose modules must not shadow the project's.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [*places, *(place for place in sys.path if place not in places and place != here)]

@@ -66,6 +66,9 @@ class BridgeLLMClient:
         if self._tools:
             body["tools"] = self._tools
         body |= {name: _plain(value) for name, value in kwargs.items() if value is not None}
+        if not body.get("tools"):
+            # To most endpoints an empty list is an error, not a call without tools.
+            body.pop("tools", None)
         if body.get("stream"):
             raise OsmosisValidationError("`stream` is not for `ctx.chat`, which returns whole replies", 400)
         started = time.monotonic()
@@ -87,7 +90,9 @@ class BridgeLLMClient:
 
         content = dumps(body)
         for attempt in range(RETRIES + 1):
-            headers = {"Content-Type": "application/json"} | ({_RETRY_HEADER: str(attempt)} if attempt else {})
+            headers = {"Content-Type": "application/json"} | (
+                {_RETRY_HEADER: str(attempt)} if attempt else {}
+            )
             try:
                 response = await self._rollout.http().post(
                     "/chat/completions", content=content, headers=headers
@@ -109,15 +114,15 @@ def read_completion(body: Any) -> CompletionsResult:
         OsmosisServerError: it is none.
     """
     choices = body.get("choices") if isinstance(body, Mapping) else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice: Any = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(message, Mapping):
         raise OsmosisServerError(f"the model's answer has no message: {body!r:.200}", 200)
     usage = body.get("usage")
     return CompletionsResult(
-        message={name: value for name, value in message.items() if value is not None or name == "content"},
+        message={name: value for name, value in message.items() if value is not None},
         token_ids=_listed(choice, body, "token_ids"),
-        logprobs=_listed(choice, body, "logprobs"),
+        logprobs=_logprobs(choice, body),
         usage=dict(usage) if isinstance(usage, Mapping) else {},
         finish_reason=str(choice.get("finish_reason") or "stop"),
     )
@@ -157,6 +162,15 @@ def _reason(response: httpx.Response) -> str:
 def _listed(choice: Mapping[str, Any], body: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list that endpoints put beside the choice or beside the choices."""
     found = choice.get(name, body.get(name))
+    return found if isinstance(found, list) else []
+
+
+def _logprobs(choice: Mapping[str, Any], body: Mapping[str, Any]) -> list[float]:
+    """Return a list of numbers, out of OpenAI's form of them too."""
+    found = choice.get("logprobs", body.get("logprobs"))
+    if isinstance(found, Mapping):
+        content = found.get("content")
+        found = [token.get("logprob") for token in content] if isinstance(content, list) else []
     return found if isinstance(found, list) else []
 
 

@@ -104,7 +104,9 @@ class EvalFnWrapper:
         except Exception as error:  # the user's code: whatever it raises is why there is no score
             logger.warning("eval function %s raised", self.name, exc_info=error)
             name, text = type(error).__name__, describe(error)
-            reason = text if text.startswith(name) else f"{name}: {text}"
+            # Errors of this package are sentences, and some texts begin with the error's name as it is.
+            told = isinstance(error, OsmosisError) or text.startswith(name)
+            reason = text if told else f"{name}: {text}"
             return EvalScore(reason=reason[:_REASON_CHARS], error=error)
 
     async def _call(
@@ -173,7 +175,9 @@ def wrap_eval_fns(functions: Any) -> list[EvalFnWrapper]:
     # The agent's own reward is a score of that name.
     names = [AGENT_SCORE, *(each.name for each in wrapped)]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise EvalFnError(f"two scores would be called '{repeated[0]}'; give each eval function a name of its own.")
+        raise EvalFnError(
+            f"two scores would be called '{repeated[0]}'; give each eval function a name of its own."
+        )
     return wrapped
 
 
@@ -267,7 +271,9 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
             failure = error
         if isinstance(failure, StopIteration) or not isinstance(failure, (Exception, type(None))):
             # Neither can be the outcome of a future; the exit of a process is not for the event loop to see.
-            failure = RuntimeError(f"the function raised {type(failure).__name__}: {failure}".removesuffix(": "))
+            failure = RuntimeError(
+                f"the function raised {type(failure).__name__}: {failure}".removesuffix(": ")
+            )
         try:
             loop.call_soon_threadsafe(settle, value, failure)
         except RuntimeError:

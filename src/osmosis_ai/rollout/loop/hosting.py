@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 
@@ -154,7 +154,7 @@ def _imported(entrypoint: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, entrypoint)
     if spec is None or spec.loader is None:
         raise AgentLoopLoadError(f"{entrypoint.name} is no Python file")
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -23,14 +23,12 @@ from .agent import RolloutAgentLoop, RolloutResult
 from .bridge_client import BridgeLLMClient
 from .context import AgentLoopContext
 from .eval_functions import AGENT_SCORE, EvalFnError, EvalFnWrapper, EvalScore, finite_score
+from .outcome import LoopOutcome, read_outcome
 from .schemas import RolloutRequest
 from .tool_schemas import InvalidToolError, check_tools
 
 if TYPE_CHECKING:
     from ..context import RolloutContext
-
-DETAILS_KEY = "agent_loop"
-"""Where a sample's ``extra_fields`` say what an agent loop came to: ``finish_reason``, ``scores``, ``unscored``."""
 
 SETTINGS_ENV = "_OSMOSIS_AGENT_LOOP"
 """The variable in which :class:`HostedLoopSettings` reach a rollout's server, as JSON."""
@@ -129,12 +127,12 @@ class HostedLoop:
                 for function in self.eval_fns
             )
         )
-        details = sample.extra_fields.setdefault(DETAILS_KEY, {})
+        outcome = read_outcome(sample.extra_fields)
         for function, score in zip(self.eval_fns, found, strict=True):
-            _keep(details, function.name, score)
-        scores = details.get("scores", {})
-        sample.metrics |= scores
-        sample.reward = scores.get(self.reward_name)
+            _keep(outcome, function.name, score)
+        sample.extra_fields |= outcome.to_fields()
+        sample.metrics |= outcome.scores
+        sample.reward = outcome.scores.get(self.reward_name)
         if sample.reward is None and self.settings.needs_reward and found:
             _fail(self.reward_name, found[0])
 
@@ -145,13 +143,12 @@ class HostedLoop:
 
     def without_reward(self, sample: RolloutSample | None) -> str | None:
         """Return why a sample cannot be graded; None when it can."""
-        details = sample.extra_fields.get(DETAILS_KEY, {}) if sample is not None else {}
-        if self.eval_fns or not self.settings.needs_reward or AGENT_SCORE in details.get("scores", {}):
+        outcome = read_outcome(sample.extra_fields if sample is not None else {})
+        if self.eval_fns or not self.settings.needs_reward or AGENT_SCORE in outcome.scores:
             return None
-        unscored = details.get("unscored", {}).get(AGENT_SCORE)
-        return f"nothing was graded: {unscored}" if unscored else (
-            "nothing was graded: the agent gave no reward (`ctx.complete(..., reward=...)`), and there are no "
-            "`eval_fns = [...]` beside it"
+        return "nothing was graded: " + outcome.unscored.get(
+            AGENT_SCORE,
+            "the agent gave no reward (`ctx.complete(..., reward=...)`), and there are no `eval_fns = [...]` beside it",
         )
 
     def _tools(self, request: RolloutRequest) -> list[Any]:
@@ -220,22 +217,26 @@ def _sample_of(result: Any, request: ExecutionRequest) -> RolloutSample:
         raise AgentFailedError(result.error_message or "the agent ended with an error, without saying why")
     if status != "COMPLETED":
         raise ValueError(f"the status of a RolloutResult is COMPLETED or ERROR, not {status!r}")
-    details: dict[str, Any] = {"finish_reason": str(result.finish_reason)}
+    outcome = LoopOutcome(str(result.finish_reason))
     if result.reward is not None:
         try:
-            _keep(details, AGENT_SCORE, EvalScore(finite_score(result.reward)))
-        except EvalFnError as error:
-            _keep(details, AGENT_SCORE, EvalScore(reason=f"the agent's reward is none: {error.message}"))
+            _keep(outcome, AGENT_SCORE, EvalScore(finite_score(result.reward)))
+        except EvalFnError:
+            _keep(
+                outcome,
+                AGENT_SCORE,
+                EvalScore(reason=f"the agent's reward is no finite number: {result.reward!r:.60}"),
+            )
     return RolloutSample(
-        messages=result.final_messages,
-        label=request.label,
-        extra_fields={DETAILS_KEY: details},
+        messages=result.final_messages, label=request.label, extra_fields=outcome.to_fields()
     )
 
 
-def _keep(details: dict[str, Any], name: str, score: EvalScore) -> None:
-    kind, value = ("unscored", score.reason) if score.value is None else ("scores", score.value)
-    details.setdefault(kind, {})[name] = value
+def _keep(outcome: LoopOutcome, name: str, score: EvalScore) -> None:
+    if score.value is not None:
+        outcome.scores[name] = score.value
+    else:
+        outcome.unscored[name] = score.reason or "it gave no score"
 
 
 def _fail(name: str, score: EvalScore) -> None:

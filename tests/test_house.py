@@ -29,6 +29,24 @@ SHORT = {
     "rubric_types.py",
 }
 
+# Paths of 0.2, which users' code imports: each is a module of today's under its name of then.
+PATHS_OF_0_2 = {
+    "consts.py",
+    "rollout/client.py",
+    "rollout/config.py",
+    "rollout/core/base.py",
+    "rollout/core/exceptions.py",
+    "rollout/core/llm_client.py",
+    "rollout/core/schemas.py",
+    "rollout/network.py",
+    "rollout/registry.py",
+    "rollout/testing.py",
+    "rollout/tools.py",
+    "rollout/utils.py",
+    "rollout/validator.py",
+    "utils.py",
+}
+
 
 @cache
 def modules() -> dict[str, ast.Module]:
@@ -94,12 +112,13 @@ def test_a_module_of_under_30_lines_is_a_command_or_an_entry() -> None:
         and Path(path).name not in ("__init__.py", "__main__.py", "env.py")
         and not is_command(path, modules()[path])
     }
-    assert short - SHORT == set()
+    assert short - SHORT - PATHS_OF_0_2 == set()
 
 
 def test_no_module_is_named_after_nothing() -> None:
     empty = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "base_classes"}
-    assert [path for path in modules() if empty & set(Path(path).with_suffix("").parts)] == []
+    named = {path for path in modules() if empty & set(Path(path).with_suffix("").parts)}
+    assert named - PATHS_OF_0_2 == set()
 
 
 def test_no_two_modules_of_a_package_differ_by_one_letter() -> None:

@@ -1,7 +1,7 @@
 """Osmosis: evaluate and train LLM agents.
 
-Agents are written against :mod:`osmosis_ai.rollout`, rewards and rubrics against the names here. They are
-resolved on first use, so that importing the package costs nothing.
+Agents are written against :mod:`osmosis_ai.rollout`, rewards and rubrics against the names here; so are agent loops.
+They are resolved on first use, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,24 @@ TYPE_CHECKING = False  # what type checkers take for true; `typing` itself costs
 if TYPE_CHECKING:
     from osmosis_ai.errors import OsmosisError
     from osmosis_ai.rewards import osmosis_reward, osmosis_rubric
+    from osmosis_ai.rollout.context import RolloutContext
+    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
+    from osmosis_ai.rollout.loop.client import OsmosisLLMClient
+    from osmosis_ai.rollout.loop.exceptions import (
+        OsmosisRolloutError,
+        OsmosisServerError,
+        OsmosisTimeoutError,
+        OsmosisTransportError,
+        OsmosisValidationError,
+    )
+    from osmosis_ai.rollout.loop.registry import get_agent_loop, list_agent_loops, register_agent_loop
+    from osmosis_ai.rollout.loop.schemas import (
+        InitResponse,
+        OpenAIFunctionToolSchema,
+        RolloutMetrics,
+        RolloutRequest,
+        RolloutResponse,
+    )
     from osmosis_ai.rubric.errors import (
         MissingAPIKeyError,
         ModelNotFoundError,
@@ -24,16 +42,34 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.evaluate import aevaluate_rubric, evaluate_rubric
 
 __all__ = [
+    "CompletionsResult",
+    "InitResponse",
     "MissingAPIKeyError",
     "ModelNotFoundError",
+    "OpenAIFunctionToolSchema",
     "OsmosisError",
+    "OsmosisLLMClient",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
     "ProviderRequestError",
+    "RolloutAgentLoop",
+    "RolloutContext",
+    "RolloutMetrics",
+    "RolloutRequest",
+    "RolloutResponse",
+    "RolloutResult",
     "UnscoredError",
     "__version__",
     "aevaluate_rubric",
     "evaluate_rubric",
+    "get_agent_loop",
+    "list_agent_loops",
     "osmosis_reward",
     "osmosis_rubric",
+    "register_agent_loop",
 ]
 
 _HOMES = {
@@ -46,6 +82,24 @@ _HOMES = {
     "evaluate_rubric": "osmosis_ai.rubric.evaluate",
     "osmosis_reward": "osmosis_ai.rewards",
     "osmosis_rubric": "osmosis_ai.rewards",
+    "CompletionsResult": "osmosis_ai.rollout.loop.agent",
+    "InitResponse": "osmosis_ai.rollout.loop.schemas",
+    "OpenAIFunctionToolSchema": "osmosis_ai.rollout.loop.schemas",
+    "OsmosisLLMClient": "osmosis_ai.rollout.loop.client",
+    "OsmosisRolloutError": "osmosis_ai.rollout.loop.exceptions",
+    "OsmosisServerError": "osmosis_ai.rollout.loop.exceptions",
+    "OsmosisTimeoutError": "osmosis_ai.rollout.loop.exceptions",
+    "OsmosisTransportError": "osmosis_ai.rollout.loop.exceptions",
+    "OsmosisValidationError": "osmosis_ai.rollout.loop.exceptions",
+    "RolloutAgentLoop": "osmosis_ai.rollout.loop.agent",
+    "RolloutContext": "osmosis_ai.rollout.context",
+    "RolloutMetrics": "osmosis_ai.rollout.loop.schemas",
+    "RolloutRequest": "osmosis_ai.rollout.loop.schemas",
+    "RolloutResponse": "osmosis_ai.rollout.loop.schemas",
+    "RolloutResult": "osmosis_ai.rollout.loop.agent",
+    "get_agent_loop": "osmosis_ai.rollout.loop.registry",
+    "list_agent_loops": "osmosis_ai.rollout.loop.registry",
+    "register_agent_loop": "osmosis_ai.rollout.loop.registry",
 }
 
 

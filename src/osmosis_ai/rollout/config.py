@@ -1,0 +1,14 @@
+"""Settings of agent loops under the path that 0.2 had: this is the module :mod:`osmosis_ai.rollout.loop.settings` itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from osmosis_ai.rollout.loop.settings import *  # noqa: F403
+else:
+    from osmosis_ai.rollout.loop import settings
+
+    # What a test patches here must be the thing in use.
+    sys.modules[__name__] = settings

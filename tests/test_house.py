@@ -24,7 +24,11 @@ SHORT = {
     "rollout/driver.py",
     "rollout/grader.py",
     "rollout/http_driver.py",
+    "rollout/server/api_key.py",
     "rollout/server/auth.py",
+    "rollout/server/registration.py",
+    "rollout/server/serve.py",
+    "rollout/server/state.py",
     "rubric_eval.py",
     "rubric_types.py",
 }

@@ -55,6 +55,12 @@ COMMANDS: dict[str, CommandEntry] = {
     "rollout": CommandEntry(
         "group", "osmosis_ai.cli.rollouts:app", "Write the agents that are evaluated and trained."
     ),
+    "serve": CommandEntry(
+        "command", "osmosis_ai.cli.agent_loops.serve:serve", "Serve an agent loop to trainers elsewhere."
+    ),
+    "validate": CommandEntry(
+        "command", "osmosis_ai.cli.agent_loops.validate:validate", "Check an agent loop."
+    ),
     "check": CommandEntry(
         "command",
         "osmosis_ai.cli.workspaces.check:check",

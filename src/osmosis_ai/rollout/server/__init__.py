@@ -1,4 +1,4 @@
-"""The HTTP server around a backend; needs the `server` extra."""
+"""The HTTP servers: around a backend, and around an agent loop; they need the `server` extra."""
 
 from __future__ import annotations
 
@@ -6,13 +6,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from osmosis_ai.rollout.loop.server.app import create_app
+
     from .app import create_rollout_server
     from .auth import ControllerAuth
+    from .serve import ServeError, serve_agent_loop, validate_and_report
+    from .state import AppState
 
-_HOMES = {"ControllerAuth": ".auth", "create_rollout_server": ".app"}
+_LOOP = "osmosis_ai.rollout.loop.server"
+_HOMES = {
+    "AppState": f"{_LOOP}.state",
+    "ControllerAuth": ".auth",
+    "ServeError": f"{_LOOP}.serve",
+    "create_app": f"{_LOOP}.app",
+    "create_rollout_server": ".app",
+    "serve_agent_loop": f"{_LOOP}.serve",
+    "validate_and_report": f"{_LOOP}.serve",
+}
 _EXTRA_MODULES = frozenset({"click", "fastapi", "starlette", "uvicorn"})
 
-__all__ = ["ControllerAuth", "create_rollout_server"]
+__all__ = [
+    "AppState",
+    "ControllerAuth",
+    "ServeError",
+    "create_app",
+    "create_rollout_server",
+    "serve_agent_loop",
+    "validate_and_report",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import orjson
@@ -20,6 +21,13 @@ from ..backend.base import ExecutionBackend
 from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
 from .callback_delivery import CallbackDelivery
 from .host import Admission, RolloutHost
+
+# What the 0.2 SDK has in this module, which agent loops use from here: name -> home.
+_NAMES_OF_AGENT_LOOPS = {
+    "AppState": "osmosis_ai.rollout.loop.server.state",
+    "OsmosisLLMClient": "osmosis_ai.rollout.loop.client",
+    "create_app": "osmosis_ai.rollout.loop.server.app",
+}
 
 INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 RETRY_AFTER_S = 5
@@ -143,3 +151,10 @@ def _read(model: type[Any], body: bytes) -> Any:
 
 def _reply(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+def __getattr__(name: str) -> Any:
+    home = _NAMES_OF_AGENT_LOOPS.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,96 @@
+"""`osmosis serve`: an agent loop behind HTTP, in the foreground."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
+
+if TYPE_CHECKING:
+    from osmosis_ai.rollout.loop.server.serve import AgentServer
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+
+def serve(
+    module: Annotated[str, typer.Option("--module", "-m", help="The agent loop, as module:attribute.")],
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on, 0 for a free one.")
+    ] = 9000,
+    host: Annotated[str, typer.Option("--host", "-H", help="Address to listen on.")] = "0.0.0.0",
+    no_validate: Annotated[bool, typer.Option("--no-validate", help="Do not check the agent first.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a file below this directory changes.")
+    ] = False,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Of the log on stderr.")] = "info",
+    skip_register: Annotated[
+        bool, typer.Option("--skip-register", help="Do not tell the platform; needs no login.")
+    ] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", "--local-debug", help="Let everybody in, and do not tell the platform."),
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(help="The key callers must send (default: one is generated and shown).")
+    ] = None,
+    public_host: Annotated[
+        str | None,
+        typer.Option(help="How the platform reaches this machine (default: the network is asked)."),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write the agent's events below this directory, a file per rollout.")
+    ] = None,
+) -> StreamResult:
+    """Serve an agent loop until Ctrl-C: `POST /v1/rollout/init` starts a rollout, its outcome is called back.
+
+    It is registered with the platform you are logged in to. Rollouts that are cut off by the end are reported as
+    failed.
+    """
+    from osmosis_ai.services.agent_loops.serve import prepare
+
+    server = prepare(
+        module,
+        host=host,
+        port=port,
+        validate=not no_validate,
+        log_level=log_level,
+        reload=reload,
+        skip_register=skip_register,
+        api_key=api_key,
+        local_debug=local,
+        debug_dir=log,
+        public_host=public_host,
+    )
+    return StreamResult(items=_serve(server), columns=[Column("", value=lambda item: str(item["message"]))])
+
+
+def _serve(server: AgentServer) -> Iterator[dict[str, Any]]:
+    """Yield the one line that says where it is served, and end when it is served no more."""
+    from osmosis_ai.cli.output.envelopes import result_envelope
+
+    yield result_envelope(_served(server))
+    output = current()
+    for name, value in server.facts():
+        output.note(f"{name}: {value}")
+    server.run(say=output.note)
+
+
+def _served(server: AgentServer) -> OperationResult:
+    return OperationResult(
+        operation="serve",
+        message=f"Serving {server.agent.name} at {server.url}",
+        resource={
+            "agent_loop": server.agent.name,
+            "url": server.url,
+            "host": server.host,
+            "port": server.port,
+            "api_key": server.api_key if server.generated_key else None,
+            "registers_with": server.credentials and server.credentials.platform_url,
+            "debug_dir": server.debug_dir and str(server.debug_dir),
+        },
+    )

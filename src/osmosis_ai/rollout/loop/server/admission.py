@@ -1,0 +1,223 @@
+"""Requests for rollouts, read within bounds and admitted once: tools are known before anything starts.
+
+Nothing is awaited between looking a key up and knowing its rollout, so that of requests that come at once one leads
+and all are answered the same. A request that fails leaves nothing behind: it may be sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import unicodedata
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .execution import OpenClient, ServedRollout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..agent import RolloutAgentLoop
+    from ..schemas import RolloutRequest
+    from .state import AppState
+
+logger = logging.getLogger(__name__)
+
+MOST_BODY_BYTES = 16 * 1024 * 1024
+"""How large a request may be beside its metadata, in bytes; metadata have a limit of their own."""
+
+BODY_TIMEOUT_S = 60.0
+"""How long the body of a request may take to arrive, in seconds."""
+
+RETRY_AFTER_S = 5
+"""When a caller that found no room should come again, in seconds."""
+
+_LONGEST_KEY = 256
+
+
+class RefusedRequest(Exception):
+    """A request that starts nothing.
+
+    Attributes:
+        status: the HTTP status.
+        detail: what is wrong, as it is answered.
+    """
+
+    def __init__(self, status: int, detail: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What else is answered."""
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+
+
+class RolloutAdmission:
+    """Reads and admits the requests of one served agent.
+
+    Args:
+        agent: runs the rollouts.
+        state: knows them.
+        open_client: makes a rollout's client.
+        debug_dir: where the agent's events are written, if anywhere.
+    """
+
+    def __init__(
+        self,
+        agent: RolloutAgentLoop,
+        state: AppState,
+        *,
+        open_client: OpenClient,
+        debug_dir: str | Path | None = None,
+    ) -> None:
+        self._agent = agent
+        self._state = state
+        self._open_client = open_client
+        self._debug_dir = debug_dir
+
+    async def init(self, headers: Mapping[str, str], body: AsyncIterator[bytes]) -> bytes:
+        """Start the rollout that a request asks for, unless it is known; return the answer.
+
+        Raises:
+            RefusedRequest: 413, 422, 429, 500 or 503; nothing was started, and nothing is remembered.
+        """
+        held = _HeldBytes(self._state)
+        try:
+            request = _parsed(await _read(headers, body, held))
+            return self._admit(request, held)
+        finally:
+            held.release()
+
+    def _admit(self, request: RolloutRequest, held: _HeldBytes) -> bytes:
+        state = self._state
+        key = _key_of(request)
+        known = state.reply_to(key)
+        if known is not None:
+            return known
+        if state.closing:
+            raise RefusedRequest(503, "the server is shutting down")
+        if not state.has_room():
+            raise RefusedRequest(429, "as many rollouts wait as this server takes; come again later")
+        tools, reply = _read_tools(self._agent, request)
+        rollout = ServedRollout(
+            self._agent, request, tools, open_client=self._open_client, debug_dir=self._debug_dir
+        )
+        task = asyncio.ensure_future(self._run(key, rollout, held.kept()))
+        state.mark_started(key, task, reply)
+        return reply
+
+    async def _run(self, key: str, rollout: ServedRollout, held: _HeldBytes) -> None:
+        try:
+            await rollout.run(self._state)
+        except Exception:  # the edge of this task: nobody awaits it
+            logger.exception("rollout %s could not be brought to its end", key)
+        finally:
+            held.release()
+            self._state.mark_completed(key)
+
+
+class _HeldBytes:
+    """The bytes of one request, counted while they are kept."""
+
+    def __init__(self, state: AppState, size_bytes: int = 0) -> None:
+        self._state = state
+        self._size_bytes = size_bytes
+
+    def add(self, size_bytes: int) -> None:
+        if not self._state.hold(size_bytes):
+            raise RefusedRequest(429, "the requests that wait here fill this server; come again later")
+        self._size_bytes += size_bytes
+
+    def kept(self) -> _HeldBytes:
+        """Hand what is counted over to who keeps it on."""
+        size_bytes, self._size_bytes = self._size_bytes, 0
+        return _HeldBytes(self._state, size_bytes)
+
+    def release(self) -> None:
+        self._state.release(self._size_bytes)
+        self._size_bytes = 0
+
+
+async def _read(headers: Mapping[str, str], body: AsyncIterator[bytes], held: _HeldBytes) -> bytes:
+    from ..schemas import get_max_metadata_size_bytes
+
+    most = MOST_BODY_BYTES + get_max_metadata_size_bytes()
+    too_large = RefusedRequest(413, f"the request has more than {most} bytes")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise too_large
+    parts: list[bytes] = []
+
+    async def collect() -> None:
+        size = 0
+        async for part in body:
+            size += len(part)
+            if size > most:
+                raise too_large
+            held.add(len(part))
+            parts.append(part)
+
+    try:
+        await asyncio.wait_for(collect(), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise RefusedRequest(408, f"the request did not arrive within {BODY_TIMEOUT_S:g} seconds") from None
+    return b"".join(parts)
+
+
+def _parsed(body: bytes) -> RolloutRequest:
+    from pydantic import ValidationError
+
+    from ..schemas import RolloutRequest
+
+    try:
+        request = RolloutRequest.model_validate_json(body)
+    except ValidationError as error:
+        problems: list[Any] = [*error.errors(include_url=False, include_context=False, include_input=False)]
+        for problem in problems:
+            problem["loc"] = ("body", *problem["loc"])
+        raise RefusedRequest(422, problems) from error
+    if not _is_plain_id(request.rollout_id):
+        problem = {
+            "type": "value_error",
+            "loc": ("body", "rollout_id"),
+            "msg": "an id has no slashes, no backslashes and no control characters, and is neither '.' nor '..'",
+        }
+        raise RefusedRequest(422, [problem])
+    return request
+
+
+def _is_plain_id(rollout_id: str) -> bool:
+    if rollout_id in (".", "..") or "/" in rollout_id or "\\" in rollout_id:
+        return False
+    return not any(unicodedata.category(character) in ("Cc", "Cs") for character in rollout_id)
+
+
+def _key_of(request: RolloutRequest) -> str:
+    """Return what a repeated request is known by; long ones by a digest, since many are kept."""
+    key = request.idempotency_key or request.rollout_id
+    if len(key) <= _LONGEST_KEY:
+        return key
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read_tools(agent: RolloutAgentLoop, request: RolloutRequest) -> tuple[list[Any], bytes]:
+    """Return the agent's tools for a request, and the answer that tells them.
+
+    Raises:
+        RefusedRequest: 500, when there are none to be had.
+    """
+    from ..schemas import InitResponse
+    from ..tool_schemas import check_tools, normalize_tools
+
+    try:
+        tools = normalize_tools(check_tools(agent.get_tools(request), agent.name))
+        reply = InitResponse(rollout_id=request.rollout_id, tools=tools).model_dump_json()
+    except Exception as error:  # the user's code
+        logger.exception("the agent's tools for rollout %s cannot be had", request.rollout_id)
+        raise RefusedRequest(
+            500, f"the agent's tools cannot be had: {type(error).__name__}: {error}"
+        ) from error
+    return tools, reply.encode()

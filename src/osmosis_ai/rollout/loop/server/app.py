@@ -1,0 +1,115 @@
+"""The web application of a served agent."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..agent import RolloutAgentLoop
+from .admission import RolloutAdmission
+from .registration import Registration, registering
+from .state import AppState
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from osmosis_ai.api.credentials import Credentials
+
+    from ..client import OsmosisLLMClient
+    from ..settings import RolloutSettings
+
+logger = logging.getLogger(__name__)
+
+Hook = Callable[[], Awaitable[None] | None]
+
+
+def create_app(
+    agent_loop: RolloutAgentLoop,
+    max_concurrent: int | None = None,
+    record_ttl_seconds: float | None = None,
+    settings: RolloutSettings | None = None,
+    credentials: Credentials | None = None,
+    server_host: str | None = None,
+    server_port: int | None = None,
+    api_key: str | None = None,
+    debug_dir: str | Path | None = None,
+    on_startup: Hook | None = None,
+    on_shutdown: Hook | None = None,
+    *,
+    public_host: str | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> FastAPI:
+    """Return the application that serves ``agent_loop`` to controllers.
+
+    Args:
+        agent_loop: runs the rollouts.
+        max_concurrent: how many run at once; None and 0 mean the setting.
+        record_ttl_seconds: how long an ended rollout is known; the setting when None.
+        settings: what is not given here (default: the process's).
+        credentials: the login to register with; nothing is registered without it, a host and a port.
+        server_host: what the server binds to.
+        server_port: the port it listens on.
+        api_key: what callers must send; None lets everybody in.
+        debug_dir: the agents' events are written there, a file for each rollout.
+        on_startup: called before the first request.
+        on_shutdown: called when no rollout runs any more.
+        public_host: how the platform reaches this server; asked of the network when it binds to every address.
+        say: takes what is told of the registration.
+
+    Raises:
+        ImportError: when the `server` extra is not installed.
+    """
+    try:
+        import fastapi
+    except ModuleNotFoundError as error:
+        from osmosis_ai.errors import install_command
+
+        raise ImportError(
+            f"create_app needs FastAPI, which the `server` extra has. Install it with: {install_command('server')}"
+        ) from error
+    from .routes import add_routes
+
+    state = AppState(max_concurrent, record_ttl_seconds, None, settings, agent_loop.name)
+
+    def open_client(**about: Any) -> OsmosisLLMClient:
+        # Looked up where users know it: what a test puts there is what rollouts get.
+        public = import_module("osmosis_ai.rollout.server.app")
+        client: OsmosisLLMClient = public.OsmosisLLMClient(settings=settings and settings.client, **about)
+        return client
+
+    registration = None
+    if credentials is not None and server_host is not None and server_port is not None:
+        registration = Registration(
+            credentials, server_host, server_port, agent_loop.name, api_key=api_key, public_host=public_host
+        )
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            state.start_cleanup_task()
+            stack.push_async_callback(state.stop_cleanup_task)
+            # The user's own last: rollouts may use until their end what it closes.
+            stack.push_async_callback(_call, on_shutdown)
+            stack.push_async_callback(state.cancel_all)
+            await _call(on_startup)
+            if registration is not None:
+                await stack.enter_async_context(registering(registration, settings, say))
+            yield
+
+    app = fastapi.FastAPI(title=f"Osmosis agent loop: {agent_loop.name}", lifespan=life)
+    admission = RolloutAdmission(agent_loop, state, open_client=open_client, debug_dir=debug_dir)
+    add_routes(app, state, admission, api_key)
+    app.state.rollouts = state
+    return app
+
+
+async def _call(hook: Hook | None) -> None:
+    if hook is not None:
+        called = hook()
+        if inspect.isawaitable(called):
+            await called

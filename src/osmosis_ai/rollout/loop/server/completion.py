@@ -1,0 +1,159 @@
+"""Reporting a rollout's outcome: one completion, offered until it is taken, refused, or too old.
+
+A completion is taken by any 2xx. What the controller refuses it will never take, so it is logged and that is the
+end: a rollout that completed is never reported as failed because of how its report fared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..exceptions import OsmosisRolloutError, OsmosisValidationError
+
+if TYPE_CHECKING:
+    from ..agent import RolloutResult
+    from ..client import OsmosisLLMClient
+    from ..schemas import RolloutMetrics
+
+logger = logging.getLogger(__name__)
+
+COMPLETION_WINDOW_S = 600.0
+"""How long an outcome is offered to a controller that does not take it, in seconds."""
+
+SHUTDOWN_WINDOW_S = 10.0
+"""How long it is offered by a server that is shutting down, in seconds."""
+
+LONGEST_ERROR_MESSAGE = 4000
+"""How many characters of an error the controller is told."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_ASKED_TO_WAIT = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rollout ended, as the controller is told."""
+
+    status: str
+    final_messages: list[dict[str, Any]]
+    finish_reason: str
+    error_message: str | None = None
+    metrics: RolloutMetrics | None = None
+    reward: float | None = None
+
+    @classmethod
+    def failure(cls, message: str, metrics: RolloutMetrics | None = None) -> Outcome:
+        """Return the outcome of a rollout without a result."""
+        sendable = message[:LONGEST_ERROR_MESSAGE].encode("utf-8", "backslashreplace").decode()
+        return cls("ERROR", [], "error", sendable, metrics)
+
+
+def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
+    """Return how to report ``result``; what cannot be sent as it is becomes a failure that says why."""
+    from pydantic import ValidationError
+
+    from ..schemas import RolloutResponse
+
+    status = getattr(result.status, "value", result.status)
+    if isinstance(result.reward, float) and not math.isfinite(result.reward):
+        return Outcome.failure(f"the agent's reward is {result.reward}, which is no finite number")
+    try:
+        told = RolloutResponse.model_validate(
+            {
+                "rollout_id": rollout_id,
+                "status": status,
+                "final_messages": result.final_messages,
+                "finish_reason": result.finish_reason,
+                "error_message": result.error_message,
+                "reward": result.reward,
+                "metrics": result.metrics,
+            }
+        )
+        sent = told.model_dump(mode="json")
+        json.dumps(sent, ensure_ascii=False, allow_nan=False).encode()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Outcome.failure(f"the agent's result cannot be reported: {where}: {first['msg']}")
+    except (ValueError, RecursionError) as error:  # what has no form in JSON
+        return Outcome.failure(f"the agent's result cannot be reported: {error}")
+    return Outcome(
+        status=status,
+        final_messages=sent["final_messages"],
+        finish_reason=result.finish_reason,
+        error_message=result.error_message,
+        metrics=result.metrics,
+        reward=told.reward,
+    )
+
+
+async def report(
+    client: OsmosisLLMClient,
+    rollout_id: str,
+    outcome: Outcome,
+    *,
+    window_s: float = COMPLETION_WINDOW_S,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> bool:
+    """Offer ``outcome`` to the controller until it is taken; return whether it was.
+
+    Args:
+        client: speaks to the controller.
+        rollout_id: for the log.
+        outcome: what is offered, always the same.
+        window_s: give up when this many seconds have passed.
+        sleep: waits between the client's rounds of tries; tests give their own.
+    """
+    give_up_at = time.monotonic() + window_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        trouble = await _offer(client, outcome, give_up_at - time.monotonic())
+        if trouble is None:
+            return True
+        if not trouble.passing or time.monotonic() + pause_s > give_up_at:
+            what = "did not take" if trouble.passing else "refused"
+            logger.error(
+                "rollout %s: its outcome (%s) is lost: the controller %s it: %s",
+                rollout_id,
+                outcome.status,
+                what,
+                trouble.message,
+            )
+            return False
+        logger.warning("rollout %s: %s; its outcome is offered again", rollout_id, trouble.message)
+        await sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    message: str
+    passing: bool
+
+
+async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -> _Trouble | None:
+    """Offer an outcome once, with the client's own tries; return what went wrong."""
+    offered = client.complete_rollout(
+        status=outcome.status,
+        final_messages=outcome.final_messages,
+        finish_reason=outcome.finish_reason,
+        error_message=outcome.error_message,
+        metrics=outcome.metrics,
+        reward=outcome.reward,
+    )
+    try:
+        await asyncio.wait_for(offered, max(timeout_s, 0.001))
+    except OsmosisValidationError as error:
+        return _Trouble(str(error), passing=error.status_code in _ASKED_TO_WAIT)
+    except OsmosisRolloutError as error:
+        return _Trouble(str(error), passing=True)
+    except asyncio.TimeoutError:
+        return _Trouble("the controller did not answer in time", passing=True)
+    return None

@@ -1,0 +1,138 @@
+"""One rollout of a served agent, from its admission to its report: exactly one outcome, whatever the agent does.
+
+Cancelling the task ends the agent, never the report: an outcome that is being offered still is, for a shorter while,
+and a rollout that was cut off is reported as failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..agent import RolloutAgentLoop, RolloutResult
+from ..context import AgentLoopContext
+from .completion import COMPLETION_WINDOW_S, SHUTDOWN_WINDOW_S, Outcome, outcome_of, report
+
+if TYPE_CHECKING:
+    from ..client import OsmosisLLMClient
+    from ..schemas import OpenAIFunctionToolSchema, RolloutRequest
+    from .state import AppState
+
+logger = logging.getLogger(__name__)
+
+ENDING_S = 5.0
+"""How long an agent that is cancelled may take to end, in seconds."""
+
+OpenClient = Callable[..., "OsmosisLLMClient"]
+
+
+class ServedRollout:
+    """Runs an agent on one request and reports how it ended.
+
+    Args:
+        agent: runs it.
+        request: what the controller asked for.
+        tools: what the agent offers for it.
+        open_client: makes the client that speaks to the controller.
+        debug_dir: where the agent's events are written, if anywhere.
+    """
+
+    def __init__(
+        self,
+        agent: RolloutAgentLoop,
+        request: RolloutRequest,
+        tools: list[OpenAIFunctionToolSchema],
+        *,
+        open_client: OpenClient,
+        debug_dir: str | Path | None = None,
+    ) -> None:
+        self._agent = agent
+        self._request = request
+        self._tools = tools
+        self._open_client = open_client
+        self._debug_dir = debug_dir
+        # From here, so that waiting for a place is part of the rollout's latency.
+        self._admitted_at = time.monotonic()
+
+    async def run(self, state: AppState) -> None:
+        """Wait for a place, run, and report; raises only when cancelled, and that after the report."""
+        request = self._request
+        client = self._open_client(
+            server_url=request.server_url, rollout_id=request.rollout_id, api_key=request.api_key
+        )
+        context = AgentLoopContext(
+            request=request,
+            tools=self._tools,
+            llm=client,
+            _start_time=self._admitted_at,
+            _debug_dir=self._debug_dir,
+        )
+        try:
+            try:
+                async with state.semaphore:
+                    outcome = await self._run_agent(context)
+            except asyncio.CancelledError:
+                # Whoever cancels without closing the server is ending its event loop: nobody can be told.
+                if not state.closing:
+                    raise
+                outcome = _failure(context, "the agent's server was shut down before the rollout had ended")
+            await self._report(client, outcome, state)
+        finally:
+            await client.close()
+
+    async def _run_agent(self, context: AgentLoopContext) -> Outcome:
+        agent = asyncio.ensure_future(_until_a_result(self._agent, context))
+        try:
+            await asyncio.wait({agent})
+        except asyncio.CancelledError:
+            if not agent.done():
+                agent.cancel()
+                await asyncio.wait({agent}, timeout=ENDING_S)
+                raise
+        if agent.cancelled():
+            return _failure(context, "the agent cancelled itself")
+        error = agent.exception()
+        if error is None:
+            outcome = outcome_of(self._request.rollout_id, agent.result())
+            return outcome if outcome.metrics else replace(outcome, metrics=context.error("").metrics)
+        logger.error("rollout %s: the agent failed", self._request.rollout_id, exc_info=error)
+        return _failure(context, str(error) or type(error).__name__)
+
+    async def _report(self, client: OsmosisLLMClient, outcome: Outcome, state: AppState) -> None:
+        window_s = SHUTDOWN_WINDOW_S if state.closing else COMPLETION_WINDOW_S
+        reporting = asyncio.ensure_future(
+            report(client, self._request.rollout_id, outcome, window_s=window_s)
+        )
+        try:
+            await asyncio.shield(reporting)
+        except asyncio.CancelledError:
+            if state.closing:
+                await asyncio.wait({reporting}, timeout=SHUTDOWN_WINDOW_S)
+            reporting.cancel()
+            raise
+
+
+async def _until_a_result(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:
+    """Return the agent's result.
+
+    Raises:
+        TypeError: when it returns something else.
+        RuntimeError: when it tried to end the process, which serves others too.
+    """
+    running: Any = agent.run(context)  # type: ignore[arg-type]  # one public name for both contexts
+    try:
+        result = await running
+    except SystemExit as error:
+        raise RuntimeError(f"the agent called sys.exit({error.code!r})") from error
+    if not isinstance(result, RolloutResult):
+        raise TypeError(f"the agent's run returned {type(result).__name__}, no RolloutResult")
+    return result
+
+
+def _failure(context: AgentLoopContext, message: str) -> Outcome:
+    return Outcome.failure(message, context.error(message).metrics)

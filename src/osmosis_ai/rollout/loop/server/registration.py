@@ -1,0 +1,156 @@
+"""Telling a platform of a served agent, once it answers: whatever comes of it, the server goes on.
+
+The network is asked for this machine's public address only here, and only when a server that binds to every address
+was not told its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.credentials import Credentials
+
+    from ..settings import RolloutSettings
+
+logger = logging.getLogger(__name__)
+
+REGISTRATION_TIMEOUT_S = 15.0
+"""How long the platform may take to answer, in seconds; it looks at this server meanwhile."""
+
+EVERY_ADDRESS = ("0.0.0.0", "::", "")
+_READY_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a platform is told.
+
+    Attributes:
+        credentials: the login.
+        host: what the server binds to.
+        port: where it listens.
+        agent_loop_name: what it serves.
+        api_key: what the platform must send.
+        public_host: how the platform reaches it, where that is not ``host``.
+    """
+
+    credentials: Credentials
+    host: str
+    port: int
+    agent_loop_name: str
+    api_key: str | None = field(default=None, repr=False)
+    public_host: str | None = None
+
+
+@asynccontextmanager
+async def registering(
+    registration: Registration, settings: RolloutSettings | None, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Register in the background while the body runs; at its end wait a while for what is under way.
+
+    Args:
+        registration: what is told.
+        settings: how long is waited (default: the process's).
+        say: is told how it went.
+    """
+    from ..settings import get_settings
+
+    limits = (settings or get_settings()).server
+    task = asyncio.ensure_future(_register(registration, limits, say))
+    try:
+        yield
+    finally:
+        await asyncio.wait({task}, timeout=limits.registration_shutdown_timeout_seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _register(registration: Registration, limits: Any, say: Callable[[str], None]) -> None:
+    platform_url = registration.credentials.platform_url
+    try:
+        await _until_it_answers(registration, limits)
+        host = await asyncio.to_thread(_reachable_host, registration)
+        reply = await asyncio.to_thread(_send, registration, host)
+    except OsmosisError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        say(f"[WARNING] Failed to register with {platform_url}: {error.message}{hint}")
+        return
+    except Exception as error:  # the edge of this task: nobody awaits it
+        logger.debug("registration failed", exc_info=True)
+        say(f"[WARNING] Failed to register with {platform_url}: {type(error).__name__}: {error}")
+        return
+    found = reply.get("health_check_result") or {}
+    if reply.get("status") == "healthy":
+        active = (found.get("server_info") or {}).get("active_rollouts", 0)
+        say(f"[OK] Registered with {platform_url} as {host}:{registration.port} ({active} active rollouts)")
+        return
+    why = found.get("error") or f"it says {reply.get('status')!r}"
+    say(
+        f"[WARNING] Registered but health check failed: {platform_url} did not reach {host}:{registration.port}: {why}"
+    )
+
+
+async def _until_it_answers(registration: Registration, limits: Any) -> None:
+    """Wait until the server answers its own health check; a while at most, since it may be slow to start."""
+    import aiohttp
+
+    host = "127.0.0.1" if registration.host in EVERY_ADDRESS else registration.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{registration.port}/health"
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + limits.registration_readiness_timeout_seconds
+    timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while loop.time() < give_up_at:
+            try:
+                async with session.get(url) as reply:
+                    if reply.status == 200:
+                        return
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                pass  # not yet
+            await asyncio.sleep(limits.registration_readiness_poll_interval_seconds)
+
+
+def _reachable_host(registration: Registration) -> str:
+    if registration.public_host:
+        return registration.public_host
+    if registration.host not in EVERY_ADDRESS:
+        return registration.host
+    from ..network import PublicIPDetectionError, detect_public_ip
+
+    try:
+        return detect_public_ip()
+    except PublicIPDetectionError as error:
+        raise OsmosisError(
+            f"this machine's public address is not known: {error}", hint="give it with --public-host"
+        ) from error
+
+
+def _send(registration: Registration, host: str) -> dict[str, Any]:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.base import WireModel
+
+    class RegistrationReply(WireModel):
+        status: str = ""
+        health_check_result: dict[str, Any] | None = None
+
+    body: dict[str, Any] = {
+        "host": host,
+        "port": registration.port,
+        "agent_loop_name": registration.agent_loop_name,
+    }
+    if registration.api_key is not None:
+        body["api_key"] = registration.api_key
+    with PlatformClient.from_credentials(
+        registration.credentials, timeout_s=REGISTRATION_TIMEOUT_S
+    ) as client:
+        client.hide([registration.api_key] if registration.api_key else [])
+        reply = client.post("/api/cli/rollout-server/register", body, model=RegistrationReply, git="never")
+    return reply.model_dump()

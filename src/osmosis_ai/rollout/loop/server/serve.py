@@ -1,0 +1,370 @@
+"""Serving an agent loop: everything that can be wrong is found, in one line, before the first request.
+
+The port is taken before anything is said, so who reads that the agent is served can reach it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+
+from ..agent import RolloutAgentLoop
+from ..exceptions import OsmosisRolloutError
+
+if TYPE_CHECKING:
+    from uvicorn import Config, Server
+
+    from osmosis_ai.api.credentials import Credentials
+
+    from ..settings import RolloutSettings
+    from ..validation import ValidationResult
+
+DEFAULT_HOST = "0.0.0.0"
+DEFAULT_PORT = 9000
+
+_BACKLOG = 2048
+_SHUTDOWN_S = 15
+"""How long requests under way may take when the server is asked to end, in seconds."""
+
+Say = Callable[[str], None]
+
+
+class ServeError(OsmosisRolloutError):
+    """An agent cannot be served as it was asked for."""
+
+
+@dataclass(frozen=True)
+class AgentServer:
+    """An agent that is about to be served: its port is taken, and what it needs is there.
+
+    Attributes:
+        agent: is served.
+        host, port: where it listens.
+        api_key: what callers must send; None when everybody may call.
+        generated_key: whether the key was made here, and has to be shown.
+        credentials: the login it registers with, if it does.
+        debug_dir: where the agent's events are written, if anywhere.
+    """
+
+    agent: RolloutAgentLoop
+    host: str
+    port: int
+    api_key: str | None = field(repr=False)
+    generated_key: bool
+    credentials: Credentials | None = field(repr=False)
+    public_host: str | None
+    debug_dir: Path | None
+    settings: RolloutSettings | None
+    log_level: str
+    module: str | None
+    listener: socket.socket = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what whoever starts it should know, the key among it when it was made here."""
+        key = self.api_key if self.generated_key else "(provided)"
+        facts = [
+            ("Agent", self.agent.name),
+            ("Address", self.url),
+            ("API key", key or "disabled: everybody who reaches it may use it"),
+        ]
+        if self.credentials is None:
+            facts.append(("Registration", "skipped"))
+        else:
+            facts.append(("Registration", f"with {self.credentials.platform_url}, once it answers"))
+        if self.debug_dir is not None:
+            facts.append(("Debug log", str(self.debug_dir)))
+        return facts
+
+    def run(self, *, say: Say) -> None:
+        """Serve until a signal asks to end; rollouts that still run are then reported as failed.
+
+        Args:
+            say: is told how the registration went.
+        """
+        import uvicorn
+
+        if self.module is not None:
+            self._run_and_reload()
+            return
+        server = uvicorn.Server(self._config(self._app(say)))
+        with _ended_by_signals(server), self.listener:
+            server.run(sockets=[self.listener])
+
+    def _app(self, say: Say) -> Any:
+        from .app import create_app
+
+        return create_app(
+            self.agent,
+            settings=self.settings,
+            credentials=self.credentials,
+            server_host=self.host,
+            server_port=self.port,
+            api_key=self.api_key,
+            debug_dir=self.debug_dir,
+            public_host=self.public_host,
+            say=say,
+        )
+
+    def _run_and_reload(self) -> None:
+        from uvicorn import Server
+        from uvicorn.supervisors import ChangeReload
+
+        from .reloading import ReloadedApp
+
+        app = ReloadedApp(
+            module=str(self.module),
+            host=self.host,
+            port=self.port,
+            api_key=self.api_key,
+            registers=self.credentials is not None,
+            public_host=self.public_host,
+            debug_dir=self.debug_dir,
+            settings=self.settings,
+        )
+        config = self._config(app, reload=True, factory=True)
+        ChangeReload(config, target=Server(config).run, sockets=[self.listener]).run()
+
+    def _config(self, app: Any, **options: Any) -> Config:
+        import uvicorn
+
+        return uvicorn.Config(
+            app,
+            log_level=self.log_level,
+            log_config=_log_config(self.log_level),
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+            **options,
+        )
+
+
+def serve_agent_loop(
+    agent_loop: RolloutAgentLoop | str,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    validate: bool = True,
+    log_level: str = "info",
+    reload: bool = False,
+    settings: RolloutSettings | None = None,
+    skip_register: bool = False,
+    api_key: str | None = None,
+    local_debug: bool = False,
+    debug_dir: str | Path | None = None,
+    public_host: str | None = None,
+) -> None:
+    """Serve an agent loop until a signal asks to end, telling on stderr where and with which key.
+
+    Args:
+        agent_loop: what is served; ``module:attribute`` where it is to be reloaded.
+        host, port: where to listen; port 0 takes a free one.
+        validate: check the agent first.
+        log_level: of the log on stderr.
+        reload: start again when a file below the working directory changes.
+        settings: limits and times (default: the process's).
+        skip_register: do not tell the platform; no login is needed then.
+        api_key: what callers must send; one is generated and shown when None.
+        local_debug: let everybody in, and do not register.
+        debug_dir: the agents' events are written into a new directory below it.
+        public_host: how the platform reaches this machine.
+
+    Raises:
+        ImportError: when the `server` extra is not installed.
+        ServeError: when it cannot be served so.
+        AgentLoopValidationError: when the agent is not valid.
+    """
+    server = prepare_server(
+        agent_loop,
+        host=host,
+        port=port,
+        validate=validate,
+        log_level=log_level,
+        reload=reload,
+        settings=settings,
+        skip_register=skip_register,
+        api_key=api_key,
+        local_debug=local_debug,
+        debug_dir=debug_dir,
+        public_host=public_host,
+    )
+    for name, value in server.facts():
+        _say(f"{name}: {value}")
+    server.run(say=_say)
+
+
+def prepare_server(
+    agent_loop: RolloutAgentLoop | str,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    validate: bool = True,
+    log_level: str = "info",
+    reload: bool = False,
+    settings: RolloutSettings | None = None,
+    skip_register: bool = False,
+    api_key: str | None = None,
+    local_debug: bool = False,
+    debug_dir: str | Path | None = None,
+    public_host: str | None = None,
+) -> AgentServer:
+    """Return what :func:`serve_agent_loop` runs, once all that it needs is there; arguments and errors as there."""
+    _require_server_extra()
+    if local_debug and api_key is not None:
+        raise ServeError("--local lets everybody in and --api-key does not: choose one of them")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
+        raise ServeError("an API key is made of printable ASCII characters, and has at least one")
+    credentials = None if skip_register or local_debug else _login()
+    agent, module = _loaded(agent_loop, reload=reload)
+    if validate:
+        from ..validation import validate_agent_loop
+
+        validate_agent_loop(agent).raise_if_invalid()
+    directory = None if debug_dir is None else _new_debug_directory(Path(debug_dir))
+    listener = _listen(host, port)
+    return AgentServer(
+        agent=agent,
+        host=host,
+        port=listener.getsockname()[1],
+        api_key=None if local_debug else api_key or _new_key(),
+        generated_key=not local_debug and api_key is None,
+        credentials=credentials,
+        public_host=public_host,
+        debug_dir=directory,
+        settings=settings,
+        log_level=log_level,
+        module=module,
+        listener=listener,
+    )
+
+
+def validate_and_report(agent_loop: RolloutAgentLoop, *, verbose: bool = False) -> ValidationResult:
+    """Check an agent loop, tell the result on stderr, and return it.
+
+    Args:
+        agent_loop: what is checked.
+        verbose: tell what is only suspicious, too.
+    """
+    from ..validation import validate_agent_loop
+
+    result = validate_agent_loop(agent_loop)
+    for error in result.errors:
+        _say(f"error: {error}")
+    for warning in result.warnings if verbose else ():
+        _say(f"warning: {warning}")
+    verdict = "valid" if result.valid else "not valid"
+    _say(f"Agent loop '{result.agent_name}' is {verdict}: {result.tool_count} tools")
+    return result
+
+
+def _require_server_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        from osmosis_ai.errors import install_command
+
+        raise ImportError(
+            f"serving an agent needs the `server` extra (no module named '{error.name}'). "
+            f"Install it with: {install_command('server')}"
+        ) from error
+
+
+def _login() -> Credentials:
+    from osmosis_ai.api.credentials import require_credentials
+
+    try:
+        return require_credentials()
+    except OsmosisError as error:
+        raise ServeError(
+            f"registering needs a login: {error.message}",
+            code=error.code,
+            hint="log in with `osmosis login`, or serve without the platform with --skip-register",
+        ) from error
+
+
+def _loaded(agent_loop: RolloutAgentLoop | str, *, reload: bool) -> tuple[RolloutAgentLoop, str | None]:
+    if isinstance(agent_loop, str):
+        from ..loading import load_agent_loop
+
+        return load_agent_loop(agent_loop), agent_loop if reload else None
+    if reload:
+        raise ServeError(
+            "an object cannot be loaded again when its file changes",
+            hint="give 'module:attribute' instead, or use `osmosis serve -m MODULE --reload`",
+        )
+    return agent_loop, None
+
+
+def _new_key() -> str:
+    from ..api_key import generate_api_key
+
+    return generate_api_key()
+
+
+def _new_debug_directory(parent: Path) -> Path:
+    directory = parent / str(int(time.time()))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServeError(f"the debug log cannot be written to {directory}: {error.strerror}") from error
+    return directory
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise ServeError(
+            f"cannot listen on {host}:{port}: {what}", hint="choose another address with --host, --port"
+        ) from error
+
+
+@contextmanager
+def _ended_by_signals(server: Server) -> Iterator[None]:
+    """Have signals end ``server`` and not the process: uvicorn raises those it got once more when all is closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_config(log_level: str) -> dict[str, Any]:
+    """Return uvicorn's logging with all of it on stderr, and this package's beside it."""
+    from uvicorn.config import LOGGING_CONFIG
+
+    config: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    level = logging.getLevelName(log_level.upper())
+    config["loggers"]["osmosis_ai"] = {"handlers": ["default"], "level": level, "propagate": False}
+    return config
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

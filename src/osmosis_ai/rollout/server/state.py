@@ -1,0 +1,9 @@
+"""The path that the 0.2 SDK has for this: the very module, so that what is replaced in it is what is used."""
+
+from __future__ import annotations
+
+import sys
+
+from osmosis_ai.rollout.loop.server.state import AppState as AppState
+
+sys.modules[__name__] = sys.modules["osmosis_ai.rollout.loop.server.state"]

@@ -1,0 +1,78 @@
+"""Agents that are served in tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.loop.schemas import RolloutRequest
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number", "description": "The first."}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+class Calculator(RolloutAgentLoop):
+    """Asks its model once and gives itself a reward; counts how often it was asked for its tools."""
+
+    name = "calculator"
+
+    def __init__(self) -> None:
+        self.asked_for_tools = 0
+        self.runs = 0
+
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
+        self.asked_for_tools += 1
+        return [ADD]
+
+    async def run(self, ctx: Any) -> RolloutResult:
+        self.runs += 1
+        ctx.log_event("start", row=ctx.request.metadata)
+        reply = await ctx.chat(ctx.request.messages, **ctx.request.completion_params)
+        ctx.record_tool_call(latency_ms=2.0)
+        return ctx.complete([*ctx.request.messages, reply.message], reward=1.0)
+
+
+class Unready(Calculator):
+    """Cannot say which tools it has the first time it is asked."""
+
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
+        if not self.asked_for_tools:
+            self.asked_for_tools += 1
+            raise LookupError("the tool server is away")
+        return super().get_tools(request)
+
+
+class Held(Calculator):
+    """Runs until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def run(self, ctx: Any) -> RolloutResult:
+        self.started.set()
+        await self.let_go.wait()
+        return ctx.complete([])
+
+
+class Does(Calculator):
+    """Does as it is told."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self._what = what
+
+    async def run(self, ctx: Any) -> RolloutResult:
+        return self._what(ctx)

@@ -152,6 +152,7 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
         assert about["request_extra_fields"] == {
             "row_index": entry["row_index"],
             "run_index": entry["run_index"],
+            "source_row_index": (0, 2)[entry["row_index"]],
         }
     assert (world.directory / "artifacts" / "row_0_run_0" / "note.txt").read_text() == "write a note"
     assert json.loads((world.directory / "progress.json").read_text()) == {

@@ -1,7 +1,8 @@
-"""Runs a rollout's entrypoint as ``__main__`` inside the rollout's own environment.
+"""Runs a rollout's entrypoint as ``__main__`` inside the rollout's own environment, or hosts the agent loop it holds.
 
 Started as a file by :mod:`osmosis_ai.driving.server_process`: ``python _server_bootstrap.py
-<entrypoint>`` in the rollout's directory. The process ends when its parent does, its ``/health``
+<entrypoint>`` in the rollout's directory, where the entrypoint is a file or the ``module:attribute``
+of an agent loop. The process ends when its parent does, its ``/health``
 proves whose server it is, and the project's modules can be imported wherever they lie: beside the
 entrypoint, in ``src/``, or in the project's directory.
 """
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
 from osmosis_ai.supervision import watch_parent
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
@@ -25,9 +28,11 @@ _CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 def main(entrypoint: str) -> None:
     """Become the entrypoint."""
     watch_parent()
-    path = Path(entrypoint).resolve()
     project = Path.cwd()
-    places = dict.fromkeys(str(place) for place in (path.parent, project / "src", project) if place.is_dir())
+    is_attribute = names_an_attribute(entrypoint)
+    path = Path(entrypoint).resolve()
+    beside = project if is_attribute else path.parent
+    places = dict.fromkeys(str(place) for place in (beside, project / "src", project) if place.is_dir())
     # Python put this file's directory first, whose modules must not shadow the project's.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [*places, *(place for place in sys.path if place not in places and place != here)]
@@ -35,8 +40,24 @@ def main(entrypoint: str) -> None:
     instance_id = os.environ.get(INSTANCE_ENV)
     if instance_id:
         _prove_ownership(instance_id)
-    sys.argv = [str(path)]
-    runpy.run_path(str(path), run_name="__main__")
+    if is_attribute:
+        _host("serve_reference", entrypoint)
+    elif holds_an_agent_loop(path):
+        _host("serve_entrypoint", path)
+    else:
+        sys.argv = [str(path)]
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def _host(how: str, entrypoint: Any) -> None:
+    """Serve an agent loop; what is wrong with it is said in one line, which the log ends with."""
+    from osmosis_ai.rollout.loop import hosting
+
+    sys.argv = [str(entrypoint)]
+    try:
+        getattr(hosting, how)(entrypoint)
+    except OsmosisError as error:
+        sys.exit(f"{error.message}" + (f" ({error.hint})" if error.hint else ""))
 
 
 def _make_clients_cheap() -> None:

@@ -230,7 +230,11 @@ class RunningAttempt:
             rollout_id=self.rollout_id,
             agent_timeout_sec=timeouts.agent_s,
             grader_timeout_sec=timeouts.grader_s,
-            extra_fields={"row_index": attempt.row_index, "run_index": attempt.run_index},
+            extra_fields={
+                "row_index": attempt.row_index,
+                "run_index": attempt.run_index,
+                "source_row_index": attempt.row.source_row_index,
+            },
         )
         try:
             await self._services.server.run(request)

@@ -52,6 +52,16 @@ class RolloutEnvironment:
     note: str
 
 
+def running_environment(why: str) -> RolloutEnvironment:
+    """Return the environment of this very process.
+
+    Args:
+        why: ends the sentence for the run's plan.
+    """
+    summary = f"the running Python {platform.python_version()}, {why}"
+    return RolloutEnvironment(Path(sys.executable), "running-interpreter", summary)
+
+
 def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> RolloutEnvironment:
     """Find or build the environment of a rollout; blocking, for minutes where packages are fetched.
 

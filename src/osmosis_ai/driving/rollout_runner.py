@@ -24,7 +24,7 @@ from osmosis_ai.driving.callback_registry import CallbackStore
 from osmosis_ai.driving.callback_server import CallbackListener
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.driving.driver import AttemptTimeouts
-from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
+from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment, running_environment
 from osmosis_ai.driving.http_driver import CallbackRolloutDriver, HttpRolloutDriver
 from osmosis_ai.driving.loop_driver import LoopRolloutDriver
 from osmosis_ai.driving.loop_endpoints import LoopEndpoints
@@ -35,6 +35,7 @@ from osmosis_ai.driving.server_health import ServerHealth
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.event_loop import LoopLag, LoopState
+from osmosis_ai.rollout.loop.entrypoints import names_an_attribute
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,7 +62,12 @@ async def prepare_server(
 ) -> tuple[RolloutEnvironment, RolloutServer]:
     """Build a rollout's environment; return it and the rollout's server in it, not yet started.
 
+    An agent loop that is named as ``module:attribute`` needs none built: it is the user's code beside this very
+    process, and runs in this interpreter with ``rollout_dir`` as its working directory.
+
     Args:
+        rollout_dir: the rollout's directory.
+        entrypoint: its file that serves the agent or holds an agent loop, or ``module:attribute``.
         environ: what the server inherits; ``variables`` and ``secret_values`` are added.
         artifact_root: where the server puts trajectories and artifacts.
         log_path: the file that its output is appended to.
@@ -72,8 +78,13 @@ async def prepare_server(
     Raises:
         OsmosisError: the environment cannot be built, or ``environ`` asks for what makes no sense.
     """
-    environment = await asyncio.to_thread(prepare_environment, rollout_dir, cache_dir=cache_dir, note=note)
-    note(f"environment: {environment.note}")
+    if names_an_attribute(entrypoint):
+        environment = running_environment("which is the agent's too")
+    else:
+        environment = await asyncio.to_thread(
+            prepare_environment, rollout_dir, cache_dir=cache_dir, note=note
+        )
+        note(f"environment: {environment.note}")
     spec = ServerSpec(
         rollout_dir=rollout_dir,
         entrypoint=entrypoint,

@@ -34,7 +34,7 @@ class ServerSpec:
 
     Attributes:
         rollout_dir: the rollout's directory, the server's working directory.
-        entrypoint: its file, relative to ``rollout_dir``.
+        entrypoint: its file, relative to ``rollout_dir``, or the ``module:attribute`` of an agent loop.
         python: the interpreter of the rollout's environment.
         env: the server's whole environment; what the protocol defines is added.
         artifact_root: where the server puts trajectories and artifacts.

@@ -7,6 +7,7 @@ are the product's; those after it are ours and appear in no other file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,6 +32,10 @@ class TerminalRecord:
         error: the failure in words, without secrets, 2,000 characters at most.
         lost_attempts: how often the attempt was lost and made again before this one.
         row_digest: what the row is (``datasets.row_digest``); rows of equal digest are copies of one another.
+        scores: of an agent loop, what each eval function gave, by its name, and its own reward as ``agent``;
+            of a success alone.
+        unscored: why the others of them gave none, without secrets.
+        finish_reason: why an agent loop ended, in its own word.
     """
 
     row_index: int
@@ -52,6 +57,9 @@ class TerminalRecord:
     category: str | None = None
     lost_attempts: int | None = None
     row_digest: str | None = None
+    scores: Mapping[str, float] | None = None
+    unscored: Mapping[str, str] | None = None
+    finish_reason: str | None = None
 
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
@@ -93,6 +101,7 @@ _COUNTS = frozenset(
     }
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms"})
+_TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "unscored": (str,)}
 
 
 def _check(name: str, content: Any) -> None:
@@ -101,6 +110,8 @@ def _check(name: str, content: Any) -> None:
         fits = type(content) is int and content >= 0
     elif name in _NUMBERS:
         fits = type(content) in (int, float)
+    elif name in _TABLES:
+        fits = isinstance(content, dict) and all(type(value) in _TABLES[name] for value in content.values())
     elif name == "status":
         fits = content in STATUSES
     elif name == "boundary":

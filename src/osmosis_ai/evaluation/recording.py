@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.rollout.loop.outcome import LoopOutcome, read_outcome
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.call_record import RolloutUsage
@@ -112,10 +113,17 @@ class JournalRecorder(AttemptResults):
         )
 
 
+def loop_outcome(result: AttemptResult) -> LoopOutcome:
+    """Return what an agent loop came to beside its reward; empty for a workflow."""
+    sample = result.grader.sample if result.grader is not None else None
+    return read_outcome(sample.extra_fields if sample is not None else {})
+
+
 def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
     """Return the record of a result, without secrets."""
     attempt, verdict, usage = result.attempt, result.verdict, result.usage
     called = usage.calls > 0
+    loop = loop_outcome(result)
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -136,4 +144,7 @@ def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
         lost_attempts=(attempt.losses + attempt.overloads) or None,
         row_digest=attempt.row_digest,
+        scores=(loop.scores or None) if verdict.status == "success" else None,
+        unscored={name: redact.text(why) for name, why in loop.unscored.items()} or None,
+        finish_reason=loop.finish_reason,
     )

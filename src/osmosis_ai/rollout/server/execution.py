@@ -64,6 +64,7 @@ class RolloutExecution:
             metadata=init.metadata,
             agent_timeout_sec=init.agent_timeout_sec,
             grader_timeout_sec=init.grader_timeout_sec,
+            extra_fields=init.extra_fields,
         )
         api_key = init.llm_api_key or init.controller_api_key
         on_graded = self._on_graded if self._grader_url is not None else None

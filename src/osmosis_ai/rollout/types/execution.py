@@ -20,6 +20,7 @@ class ExecutionRequest(BaseModel):
         metadata: the dataset row's own fields, for the workflow and the grader.
         agent_timeout_sec: budget of the workflow in seconds; None is unbounded, zero has expired.
         grader_timeout_sec: budget of the grader in seconds, likewise.
+        extra_fields: what the controller says of the rollout, such as which row it is.
     """
 
     id: RolloutId
@@ -28,6 +29,7 @@ class ExecutionRequest(BaseModel):
     metadata: dict[str, Any] | None = None
     agent_timeout_sec: BudgetS | None = None
     grader_timeout_sec: BudgetS | None = None
+    extra_fields: dict[str, Any] | None = None
 
 
 class ExecutionResult(BaseModel):

@@ -1,0 +1,179 @@
+"""The model of a hosted agent loop: every argument of ``ctx.chat`` reaches the endpoint that the run gave the rollout.
+
+Nothing is added but the agent's tools: which sampling parameters a call has is between the agent and the run. A call
+whose connection broke is sent again, and answered from the record of the first; what the endpoint refuses is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.llm.wire_json import dumps
+
+from .agent import CompletionsResult
+from .exceptions import (
+    OsmosisRolloutError,
+    OsmosisServerError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    OsmosisValidationError,
+)
+from .schemas import RolloutMetrics
+from .tool_schemas import tool_payload, tool_payloads
+
+if TYPE_CHECKING:
+    import httpx
+
+    from ..context import RolloutContext
+
+RETRIES = 2
+"""How often a call is sent again whose connection broke."""
+
+# The bridge answers a request with this header from the record of the one before it.
+_RETRY_HEADER = "x-stainless-retry-count"
+_MESSAGE_CHARS = 2000
+
+
+class BridgeLLMClient:
+    """Asks the model of one rollout.
+
+    Args:
+        rollout: whose model; its connections are shared by all rollouts of the process.
+        tools: go with every call that names none, as the agent gave them.
+    """
+
+    def __init__(self, rollout: RolloutContext, tools: Sequence[Any] = ()) -> None:
+        self._rollout = rollout
+        self._tools = tool_payloads(tools)
+        self._metrics = RolloutMetrics()
+
+    async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
+        """Return the model's reply.
+
+        Args:
+            messages: the conversation, oldest message first.
+            kwargs: further fields of the request, passed on as they are; those that are None are left out.
+
+        Raises:
+            OsmosisTransportError: the endpoint could not be reached.
+            OsmosisTimeoutError: it did not answer in time.
+            OsmosisValidationError: it refused the request (4xx).
+            OsmosisServerError: it failed (5xx), or its answer cannot be read.
+        """
+        body: dict[str, Any] = {"model": "default", "messages": messages}
+        if self._tools:
+            body["tools"] = self._tools
+        body |= {name: _plain(value) for name, value in kwargs.items() if value is not None}
+        if not body.get("tools"):
+            # To most endpoints an empty list is an error, not a call without tools.
+            body.pop("tools", None)
+        if body.get("stream"):
+            raise OsmosisValidationError("`stream` is not for `ctx.chat`, which returns whole replies", 400)
+        started = time.monotonic()
+        try:
+            result = read_completion(await self._post(body))
+        finally:
+            self._metrics.llm_latency_ms += (time.monotonic() - started) * 1000
+            self._metrics.num_llm_calls += 1
+        self._metrics.prompt_tokens += _count(result.usage, "prompt_tokens")
+        self._metrics.response_tokens += _count(result.usage, "completion_tokens")
+        return result
+
+    def get_metrics(self) -> RolloutMetrics:
+        """Return what the calls so far have cost."""
+        return self._metrics.model_copy()
+
+    async def _post(self, body: Mapping[str, Any]) -> Any:
+        import httpx
+
+        content = dumps(body)
+        for attempt in range(RETRIES + 1):
+            headers = {"Content-Type": "application/json"} | (
+                {_RETRY_HEADER: str(attempt)} if attempt else {}
+            )
+            try:
+                response = await self._rollout.http().post(
+                    "/chat/completions", content=content, headers=headers
+                )
+            except httpx.TimeoutException as error:
+                raise OsmosisTimeoutError(f"the model did not answer in time: {error!r}") from error
+            except httpx.HTTPError as error:
+                if attempt < RETRIES:
+                    continue
+                raise OsmosisTransportError(f"the model could not be reached: {error!r}") from error
+            return _content(response)
+        raise AssertionError("unreachable")
+
+
+def read_completion(body: Any) -> CompletionsResult:
+    """Read an answer of ``/chat/completions``; what it does not say of tokens is left empty.
+
+    Raises:
+        OsmosisServerError: it is none.
+    """
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    choice: Any = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    if not isinstance(message, Mapping):
+        raise OsmosisServerError(f"the model's answer has no message: {body!r:.200}", 200)
+    usage = body.get("usage")
+    return CompletionsResult(
+        message={name: value for name, value in message.items() if value is not None},
+        token_ids=_listed(choice, body, "token_ids"),
+        logprobs=_logprobs(choice, body),
+        usage=dict(usage) if isinstance(usage, Mapping) else {},
+        finish_reason=str(choice.get("finish_reason") or "stop"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument as JSON has it: schemas as the model is sent them, in a list too."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return tool_payload(value) if hasattr(value, "model_dump") else value
+
+
+def _content(response: httpx.Response) -> Any:
+    if response.status_code != 200:
+        raise _refusal(response.status_code, _reason(response))
+    try:
+        return response.json()
+    except ValueError as error:
+        raise OsmosisServerError(f"the model's answer is no JSON: {response.text[:200]!r}", 200) from error
+
+
+def _refusal(status: int, reason: str) -> OsmosisRolloutError:
+    words = f"the model answered HTTP {status}: {reason}"
+    return OsmosisServerError(words, status) if status >= 500 else OsmosisValidationError(words, status)
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return what an OpenAI-compatible endpoint said of its error, else its body."""
+    try:
+        error = response.json().get("error")
+        message = error.get("message") if isinstance(error, Mapping) else None
+    except (ValueError, AttributeError):
+        message = None
+    return (message if isinstance(message, str) else response.text)[:_MESSAGE_CHARS]
+
+
+def _listed(choice: Mapping[str, Any], body: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list that endpoints put beside the choice or beside the choices."""
+    found = choice.get(name, body.get(name))
+    return found if isinstance(found, list) else []
+
+
+def _logprobs(choice: Mapping[str, Any], body: Mapping[str, Any]) -> list[float]:
+    """Return a list of numbers, out of OpenAI's form of them too."""
+    found = choice.get("logprobs", body.get("logprobs"))
+    if isinstance(found, Mapping):
+        content = found.get("content")
+        found = [token.get("logprob") for token in content] if isinstance(content, list) else []
+    return found if isinstance(found, list) else []
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if type(value) is int and value > 0 else 0

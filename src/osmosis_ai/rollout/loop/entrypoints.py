@@ -1,0 +1,80 @@
+"""Which entrypoints of rollout directories hold an agent loop: told from their text, before any of it runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+AGENT_NAME = "agent_loop"
+APP_NAME = "app"
+EVAL_FNS_NAME = "eval_fns"
+
+_CREATE_APP = "create_app"
+_SERVES_BY_ITSELF = "create_rollout_server"
+
+
+def names_an_attribute(entrypoint: str) -> bool:
+    """Tell whether an entrypoint is a ``module:attribute`` and no file."""
+    module, colon, attribute = entrypoint.rpartition(":")
+    return bool(colon and attribute.isidentifier() and all(map(str.isidentifier, module.split("."))))
+
+
+def holds_an_agent_loop(entrypoint: Path) -> bool:
+    """Tell whether a file binds ``agent_loop``, or ``app = create_app(…)`` of this package, at its top level.
+
+    One that makes a rollout server of its own is left to serve by itself, whatever names it has; so is one that
+    cannot be read.
+    """
+    try:
+        tree = ast.parse(entrypoint.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    if any(_last_name(node) == _SERVES_BY_ITSELF for node in ast.walk(tree)):
+        return False
+    ours = set(_names_of_this_package(tree))
+    bound = dict(_bindings(tree.body))
+    if AGENT_NAME in bound:
+        return True
+    made = bound.get(APP_NAME)
+    return isinstance(made, ast.Call) and _is_create_app(made.func, ours)
+
+
+def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the names that statements at the top level bind, each with its value where that is an expression."""
+    for node in body:
+        if isinstance(node, ast.Assign):
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            yield node.target.id, node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, None) for alias in node.names)
+
+
+def _names_of_this_package(tree: ast.Module) -> Iterator[str]:
+    """Yield what the module's imports from this package are called in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "osmosis_ai":
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "osmosis_ai":
+                    yield alias.asname or "osmosis_ai"
+
+
+def _is_create_app(called: ast.expr, ours: set[str]) -> bool:
+    """Tell whether ``create_app`` of this package is called: users have functions of that name themselves."""
+    root = called
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name) or root.id not in ours:
+        return False
+    return called is root or (isinstance(called, ast.Attribute) and called.attr == _CREATE_APP)
+
+
+def _last_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.alias):
+        return node.name
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,71 @@
+"""What the journal keeps of an agent loop beside its reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.attempts import Attempt, AttemptResult
+from osmosis_ai.driving.call_record import RolloutUsage
+from osmosis_ai.driving.classify import Verdict, failed
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+
+
+def recorded(extra_fields: dict[str, Any], verdict: Verdict) -> TerminalRecord:
+    row = DatasetRow(0, [{"role": "user", "content": "hi"}], "ok", None)
+    sample = RolloutSample(extra_fields=extra_fields)
+    result = AttemptResult(
+        Attempt(row, 0, 0, lambda _: 0),
+        "r1",
+        verdict,
+        RolloutUsage(),
+        1.0,
+        GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample),
+    )
+    record = record_of(result, Redactor(["the-secret-key"]))
+    assert TerminalRecord.from_line(record.to_line()) == record
+    return record
+
+
+def test_scores_reasons_and_the_end_of_an_agent_loop_are_kept_and_read_again() -> None:
+    said = {
+        "scores": {"rewards:exact": 1.0, "agent": 0.5},
+        "unscored": {"rewards:judge": "RuntimeError: the-secret-key was refused"},
+        "finish_reason": "max_turns",
+    }
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert record.scores == {"rewards:exact": 1.0, "agent": 0.5}
+    assert record.unscored is not None
+    assert list(record.unscored) == ["rewards:judge"]
+    assert "the-secret-key" not in record.unscored["rewards:judge"]
+    assert record.finish_reason == "max_turns"
+    assert recorded({"agent_loop": said}, failed("agent_error", "grader", "no judge")).scores is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "x",
+        {"scores": [1], "unscored": 3},
+        {"scores": {"a": "1", "b": float("inf")}, "unscored": {"c": 1}},
+    ],
+)
+def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) -> None:
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert (record.scores, record.unscored, record.finish_reason) == (None, None, None)
+    assert b"scores" not in record.to_line()
+
+
+@pytest.mark.parametrize(
+    "line", [b'"scores":[1]', b'"scores":{"a":"1"}', b'"unscored":{"a":1}', b'"finish_reason":3']
+)
+def test_a_damaged_line_is_refused(line: bytes) -> None:
+    whole = recorded({}, Verdict("success", reward=1.0)).to_line()
+    with pytest.raises(ValueError, match="cannot be"):
+        TerminalRecord.from_line(b"{" + line + b"," + whole[1:])

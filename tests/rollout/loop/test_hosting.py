@@ -1,0 +1,433 @@
+"""An agent loop hosted as a rollout: what it is asked, what reaches its model, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from osmosis_ai.rollout import ExecutionResult, RolloutContext
+from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
+from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
+from osmosis_ai.rollout.loop.exceptions import (
+    AgentLoopLoadError,
+    OsmosisRolloutError,
+    OsmosisServerError,
+    OsmosisValidationError,
+)
+from osmosis_ai.rollout.loop.hosting import AgentLoopBackend, agent_of, hosted_loop, read_settings
+from osmosis_ai.rollout.loop.outcome import read_outcome
+from osmosis_ai.rollout.loop.schemas import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+)
+from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoop, HostedLoopSettings
+from osmosis_ai.rollout.model_client import close_shared_connections
+from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
+from tests.rollout.local_rollouts import execute, request
+from tests.rollout.world import Controller, serving
+
+SUM = OpenAIFunctionToolSchema(
+    type="function",
+    function=OpenAIFunctionSchema(
+        name="add",
+        description="Add numbers.",
+        parameters=OpenAIFunctionParametersSchema(
+            properties={"terms": OpenAIFunctionPropertySchema(type="array", items={"type": "number"})},
+            required=["terms"],
+        ),
+    ),
+)
+SUM_PAYLOAD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"terms": {"type": "array", "items": {"type": "number"}}},
+            "required": ["terms"],
+        },
+        "strict": False,
+    },
+}
+
+
+def agent(run: Callable[[Any], Any], tools: Any = ()) -> RolloutAgentLoop:
+    class Built(RolloutAgentLoop):
+        name = "built"
+
+        def get_tools(self, request: Any) -> Any:
+            return list(tools) if isinstance(tools, tuple) else tools
+
+        async def run(self, ctx: Any) -> RolloutResult:
+            return await run(ctx)
+
+    return Built()
+
+
+async def done(ctx: Any) -> RolloutResult:
+    return ctx.complete([*ctx.request.messages, {"role": "assistant", "content": "ok"}])
+
+
+def correct(solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return float(solution_str == ground_truth)
+
+
+def backend(loop: RolloutAgentLoop, *functions: Callable[..., Any], **settings: Any) -> AgentLoopBackend:
+    return AgentLoopBackend(
+        HostedLoop(loop, [EvalFnWrapper(each) for each in functions], HostedLoopSettings(**settings))
+    )
+
+
+@asynccontextmanager
+async def serve_chat(chat: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Serve a model of one function; yield its base URL."""
+    app = web.Application()
+    app.router.add_post("/chat/completions", chat)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await close_shared_connections()
+        await runner.cleanup()
+
+
+async def host(
+    loop: RolloutAgentLoop, *functions: Callable[..., Any], settings: Any = None, **changes: Any
+) -> tuple[ExecutionResult, ExecutionResult]:
+    """Run one rollout, and return how the agent and the grading ended."""
+    hosted = backend(loop, *functions, **(settings or {}))
+    with RolloutContext("http://127.0.0.1:1", "K", "r1"):
+        return await execute(hosted, request(**changes))
+
+
+async def test_the_agent_is_asked_with_the_row_and_the_settings_in_either_mode_of_datasets() -> None:
+    seen: list[Any] = []
+
+    async def look(ctx: Any) -> RolloutResult:
+        seen.append(ctx.request)
+        return await done(ctx)
+
+    settings = {
+        "max_turns": 3,
+        "completion_params": {"temperature": 0.5},
+        "metadata": {"execution_mode": "eval"},
+        "rollout_ids": "eval",
+    }
+    where = {"row_index": 0, "source_row_index": 7, "run_index": 2}
+    await host(agent(look), correct, settings=settings, metadata={"hard": True}, extra_fields=where)
+    await host(agent(look), correct, prompt=[], label=None, metadata={"ground_truth": "9", "table": [1]})
+    first, second = seen
+    assert (first.rollout_id, first.max_turns) == ("eval-7-run-2", 3)
+    assert first.completion_params == {"temperature": 0.5}
+    assert first.messages == [{"role": "user", "content": "say ok"}]
+    assert first.metadata == {
+        "ground_truth": "ok",
+        "row_index": 7,
+        "hard": True,
+        "execution_mode": "eval",
+        "run_index": 2,
+    }
+    assert (first.server_url, first.api_key) == ("http://127.0.0.1:1", "K")
+    assert (second.rollout_id, second.messages, second.max_turns) == ("r1", [], 10)
+    assert second.metadata == {"ground_truth": "9", "table": [1]}
+
+
+async def test_the_functions_get_the_row_as_its_dataset_has_it_and_the_first_gives_the_reward() -> None:
+    rows: list[Any] = []
+
+    def whole(messages: Any, ground_truth: str, metadata: dict[str, Any]) -> float:
+        rows.append((ground_truth, metadata))
+        return 0.5
+
+    def broken(solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+        raise RuntimeError("no judge")
+
+    async def rewarded(ctx: Any) -> RolloutResult:
+        return ctx.complete([{"role": "assistant", "content": "ok"}], finish_reason="max_turns", reward=0.125)
+
+    prompt = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "say ok"}]
+    _, graded = await host(agent(rewarded), correct, whole, broken, prompt=prompt, metadata={"hard": True})
+    assert graded.status is RolloutStatus.SUCCESS
+    assert graded.sample is not None
+    assert graded.sample.reward == 1.0
+    outcome = read_outcome(graded.sample.extra_fields)
+    assert outcome.finish_reason == "max_turns"
+    assert outcome.scores == {"agent": 0.125, "correct": 1.0, "whole": 0.5}
+    assert outcome.unscored == {"broken": "RuntimeError: no judge"}
+    assert rows == [
+        ("ok", {"system_prompt": "be brief", "user_prompt": "say ok", "ground_truth": "ok", "hard": True})
+    ]
+
+
+async def test_without_functions_the_agents_own_reward_counts_and_without_either_nothing_is_graded() -> None:
+    def rewards(reward: Any) -> RolloutAgentLoop:
+        async def run(ctx: Any) -> RolloutResult:
+            return ctx.complete([], reward=reward)
+
+        return agent(run)
+
+    _, graded = await host(rewards(0.75), label=None)
+    assert graded.sample is not None
+    assert (graded.status, graded.sample.reward) == (RolloutStatus.SUCCESS, 0.75)
+    for reward, words in (
+        (None, "gave no reward"),
+        (float("nan"), "no finite number: nan"),
+        ("1", "number: '1'"),
+    ):
+        completion, graded = await host(rewards(reward))
+        assert completion.status is RolloutStatus.SUCCESS
+        assert (graded.status, graded.err_category) == (RolloutStatus.FAILURE, None)
+        assert graded.err_message is not None
+        assert graded.err_message.startswith("nothing was graded: ")
+        assert words in graded.err_message
+
+
+@pytest.mark.parametrize(
+    ("function", "category", "words"),
+    [
+        (lambda solution_str, **_: 1 / 0, RolloutErrorCategory.AGENT_ERROR, "ZeroDivisionError"),
+        (
+            lambda solution_str, **_: None,
+            RolloutErrorCategory.VALIDATION_ERROR,
+            "must return a number, not None",
+        ),
+        (lambda solution_str, **_: asyncio.sleep(3600), RolloutErrorCategory.TIMEOUT, "within 0.05s"),
+    ],
+)
+async def test_a_reward_that_cannot_be_determined_fails_a_rollout_but_not_a_classic_run(
+    function: Any, category: RolloutErrorCategory, words: str
+) -> None:
+    def other(messages: Any, **_: Any) -> float:
+        return 1.0
+
+    _, graded = await host(agent(done), function, other, grader_timeout_sec=0.05)
+    assert (graded.status, graded.err_category) == (RolloutStatus.FAILURE, category)
+    assert graded.err_message is not None
+    assert graded.err_message.startswith("eval function '<lambda>': ")
+    assert words in graded.err_message
+    _, graded = await host(
+        agent(done), function, other, settings={"needs_reward": False}, grader_timeout_sec=0.05
+    )
+    assert graded.status is RolloutStatus.SUCCESS
+    assert graded.sample is not None
+    assert graded.sample.reward is None
+    outcome = read_outcome(graded.sample.extra_fields)
+    assert (outcome.scores, list(outcome.unscored)) == ({"other": 1.0}, ["<lambda>"])
+
+
+async def raises(ctx: Any) -> Any:
+    raise ValueError("no such city")
+
+
+async def gives_up(ctx: Any) -> Any:
+    return ctx.error("the shop is closed", [{"role": "user", "content": "hi"}])
+
+
+async def returns_nothing(ctx: Any) -> Any:
+    return None
+
+
+async def ends_oddly(ctx: Any) -> Any:
+    return RolloutResult("DONE", [], "stop")
+
+
+async def leaves(ctx: Any) -> Any:
+    sys.exit(2)
+
+
+async def hangs(ctx: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("loop", "category", "words"),
+    [
+        (agent(raises), "agent_error", "no such city"),
+        (agent(gives_up), "agent_error", "the shop is closed"),
+        (
+            agent(returns_nothing),
+            "validation_error",
+            "must return a RolloutResult .* but it returned NoneType",
+        ),
+        (agent(ends_oddly), "validation_error", "COMPLETED or ERROR, not 'DONE'"),
+        (agent(leaves), "agent_error", "tried to exit the process"),
+        (agent(hangs), "timeout", "the agent did not finish within its 0.05s deadline"),
+        (agent(done, tools=None), "validation_error", "Tool validation error: .* returned None"),
+        (agent(done, tools=({"type": "function"},)), "validation_error", "missing 'function'"),
+    ],
+)
+async def test_an_agent_that_fails_is_a_failure_in_its_own_words(
+    loop: RolloutAgentLoop, category: str, words: str
+) -> None:
+    timeout_s = 0.05 if category == "timeout" else 60.0
+    completion, graded = await host(loop, correct, agent_timeout_sec=timeout_s)
+    for result in (completion, graded):
+        assert result.status is RolloutStatus.FAILURE
+        assert result.err_category is not None
+        assert result.err_category.value == category
+        assert result.err_message is not None
+        assert re.search(words, result.err_message), result.err_message
+
+
+async def test_every_argument_of_a_call_reaches_the_model_and_its_answer_comes_back_whole() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    answers = [
+        {
+            "choices": [
+                {
+                    "finish_reason": "tool_calls",
+                    "message": {"role": "assistant", "content": None, "tool_calls": [call]},
+                    "token_ids": [5, 6],
+                    "logprobs": {
+                        "content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+                    },
+                }
+            ],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+        },
+        {"choices": []},
+        {"error": {"message": "no such model"}, "status": 404},
+        {"error": {"message": "try later"}, "status": 503},
+    ]
+    asked: list[dict[str, Any]] = []
+    heard: list[Any] = []
+
+    async def chat(incoming: web.Request) -> web.Response:
+        asked.append({**await incoming.json(), "authorization": incoming.headers["Authorization"]})
+        answer = dict(answers[len(asked) - 1])
+        return web.json_response(answer, status=answer.pop("status", 200))
+
+    async def talk(ctx: Any) -> RolloutResult:
+        arguments = {"temperature": 0.5, "seed": 3, "stop": ["END"], "logprobs": None}
+        heard.append(await ctx.chat(ctx.request.messages, **arguments))
+        for tools in ([], None, [SUM]):
+            try:
+                await ctx.chat(ctx.request.messages, tools=tools)
+            except OsmosisRolloutError as error:
+                heard.append(error)
+        heard.append(ctx.llm.get_metrics())
+        return await done(ctx)
+
+    async with serve_chat(chat) as base_url:
+        with RolloutContext(base_url, "K", "r1"):
+            completion, _ = await execute(backend(agent(talk, tools=(SUM,)), correct), request())
+    assert completion.status is RolloutStatus.SUCCESS, completion.err_message
+    reply, unreadable, refused, failed, metrics = heard
+    messages = [{"role": "user", "content": "say ok"}]
+    assert asked[0] == {
+        "model": "default",
+        "messages": messages,
+        "tools": [SUM_PAYLOAD],
+        "temperature": 0.5,
+        "seed": 3,
+        "stop": ["END"],
+        "authorization": "Bearer K",
+    }
+    assert [each.get("tools") for each in asked[1:]] == [None, [SUM_PAYLOAD], [SUM_PAYLOAD]]
+    assert reply.message == {"role": "assistant", "tool_calls": [call]}
+    assert (reply.finish_reason, reply.token_ids, reply.logprobs) == ("tool_calls", [5, 6], [-0.5, -1.5])
+    assert isinstance(unreadable, OsmosisServerError)
+    assert isinstance(refused, OsmosisValidationError)
+    assert (refused.status_code, str(refused)) == (404, "the model answered HTTP 404: no such model")
+    assert isinstance(failed, OsmosisServerError)
+    assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (4, 7, 2)
+
+
+async def test_many_rollouts_run_at_once_through_the_rollout_protocol() -> None:
+    """A workflow without a configuration would get four places."""
+    waiting, all_there = 0, asyncio.Event()
+
+    async def meet(ctx: Any) -> RolloutResult:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 64:
+            all_there.set()
+        await all_there.wait()
+        return await done(ctx)
+
+    hosted = backend(agent(meet), correct)
+    async with Controller().serving() as controller, serving(hosted) as client:
+        for number in range(64):
+            body = controller.init_body(f"r{number}", extra_fields={"source_row_index": number})
+            assert (await client.post("/rollout", json=body)).status_code == 202
+        await controller.wait_for("grader", 64)
+        health = (await client.get("/health")).json()
+    assert health["concurrency"]["max_concurrent"] is None
+    assert {body["sample"]["reward"] for body in controller.bodies("grader")} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("source", "holds"),
+    [
+        ("agent_loop = Calculator()", True),
+        ("agent_loop: RolloutAgentLoop = Calculator()", True),
+        ("from calculator import agent_loop", True),
+        ("from calculator import Calculator as agent_loop", True),
+        ("from osmosis_ai.rollout import create_app\napp = create_app(Calculator())", True),
+        ("import osmosis_ai.rollout as r\napp = r.create_app(Calculator())", True),
+        ("from osmosis_ai.rollout import create_app as make\napp = make(Calculator())", True),
+        # A factory of the user's own, which serves a workflow.
+        ("def create_app(): ...\napp = create_app()", False),
+        ("app = create_app(Calculator())", False),
+        ("def agent_loop(): ...", False),
+        ("def main():\n    agent_loop = Calculator()", False),
+        ("agent_loop = Calculator()\nfrom osmosis_ai.rollout.server import create_rollout_server", False),
+        ("agent_loop = (", False),
+        ("", False),
+    ],
+)
+def test_an_entrypoint_that_holds_an_agent_loop_is_known_by_its_text(
+    source: str, holds: bool, tmp_path: Path
+) -> None:
+    entrypoint = tmp_path / "main.py"
+    entrypoint.write_text(source)
+    assert holds_an_agent_loop(entrypoint) is holds
+
+
+def test_a_reference_is_told_from_a_file() -> None:
+    assert names_an_attribute("server:agent_loop")
+    assert names_an_attribute("my.package:Agent")
+    for file in ("main.py", "src/main.py", "C:/main.py", "a b:c", ":x", "x:", "main"):
+        assert not names_an_attribute(file)
+
+
+def test_the_agent_is_the_one_bound_or_the_one_its_app_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = agent(done)
+    module = ModuleType("entry")
+    monkeypatch.setitem(sys.modules, "entry", module)
+    with pytest.raises(AgentLoopLoadError, match=r"main.py holds no agent"):
+        agent_of(module, "main.py")
+    module.app = SimpleNamespace(state=SimpleNamespace(agent_loop=made))
+    assert agent_of(module, "main.py") is made
+    module.agent_loop = type(made)
+    assert type(agent_of(module, "main.py")) is type(made)
+    module.eval_fns = [correct]
+    assert [each.name for each in hosted_loop(made, module, HostedLoopSettings()).eval_fns] == ["correct"]
+    assert hosted_loop(made, module, HostedLoopSettings(eval_fns=[])).eval_fns == []
+
+
+def test_settings_are_read_from_one_variable_and_refused_in_one_line() -> None:
+    assert read_settings({}) == HostedLoopSettings()
+    said = json.dumps({"eval_fns": ["rewards:exact"], "max_turns": 4})
+    assert read_settings({SETTINGS_ENV: said}).max_turns == 4
+    for wrong in ("{", '{"max_turn": 4}', "[]"):
+        with pytest.raises(AgentLoopLoadError, match=SETTINGS_ENV) as caught:
+            read_settings({SETTINGS_ENV: wrong})
+        assert "\n" not in caught.value.message

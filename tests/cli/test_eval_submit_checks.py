@@ -21,6 +21,31 @@ def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
 
 # The entrypoint
 
+AGENT_LOOP = """
+from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+
+
+class Agent(RolloutAgentLoop):
+    name = "agent"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        return ctx.complete([])
+
+
+def correct(solution_str, ground_truth, extra_info):
+    return 1.0
+
+
+agent_loop = Agent
+eval_fns = [correct]
+
+if __name__ == "__main__":
+    raise AssertionError("it serves by itself")
+"""
+
 
 @pytest.mark.parametrize(
     "text, place, said",
@@ -29,6 +54,12 @@ def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
         ("x = 1\nraise RuntimeError('no GPU')\n", "main.py, line 2", "RuntimeError: no GPU"),
         ("import sys\nsys.exit(3)\n", "main.py, line 2", "SystemExit: 3"),
         ("import os\nos._exit(5)\n", "main.py", "it ended with exit status 5"),
+        ("agent_loop = 3\n", "main.py", "is of type int, no RolloutAgentLoop"),
+        (
+            AGENT_LOOP.replace("[correct]", "[print]"),
+            "main.py",
+            "the first parameter of eval function 'print'",
+        ),
     ],
 )
 def test_code_that_cannot_run_anywhere_is_not_submitted(maze: Maze, text: str, place: str, said: str) -> None:
@@ -51,6 +82,11 @@ def test_siblings_are_importable_and_secrets_have_a_stand_in_while_the_code_is_i
         "os.environ['SEARCH_KEY'], os.environ['LOG_LEVEL']\nassert 'OSMOSIS_TOKEN' not in os.environ\n"
         "assert __name__ != '__main__'\n",
     )
+    assert submit(maze, "--yes", "--json").status == 0
+
+
+def test_an_agent_loop_is_submitted(maze: Maze) -> None:
+    write_entrypoint(maze, AGENT_LOOP)
     assert submit(maze, "--yes", "--json").status == 0
 
 

@@ -90,3 +90,11 @@ def test_functions_that_are_rewards_are_graders(rollout: Path) -> None:
     before = digest(rollout)
     (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
     assert digest(rollout) == before
+
+
+@pytest.mark.parametrize("source", ["eval_fns = [equal]\n", "agent_loop = Agent()\n"])
+def test_what_scores_an_agent_loop_counts_beside_graders_elsewhere(rollout: Path, source: str) -> None:
+    (rollout / "loop.py").write_text(source)
+    before = digest(rollout)
+    (rollout / "loop.py").write_text(source + "# another score\n")
+    assert digest(rollout) != before

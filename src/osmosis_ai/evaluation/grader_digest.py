@@ -1,7 +1,7 @@
 """What makes a grader, as one digest: runs whose digests are equal were graded alike.
 
 It covers the Python files that define a grader (a class derived from ``…Grader``, a function under
-``@osmosis_reward`` or ``@osmosis_rubric``), the files of the rollout that these import, every file that is not Python
+``@osmosis_reward`` or ``@osmosis_rubric``, ``eval_fns`` or an agent loop, which may give its own reward), the files of the rollout that these import, every file that is not Python
 (rubrics, answer keys, requirements), the grader's time limit and the variables of the config. It leaves out Python
 files that no grader imports, so an agent that changes in a file of its own leaves it as it is; where no grader is
 found, or one imports by a computed name, the whole rollout counts. Names of runs, datasets and models are not in it.
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from osmosis_ai.evaluation.manifest import source_files
+from osmosis_ai.rollout.loop import entrypoints
 
 _DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
 _COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval"})
@@ -59,7 +60,7 @@ def _grader_sources(sources: Mapping[str, bytes]) -> set[str]:
         trees = {name: ast.parse(content) for name, content in sources.items()}
     except (SyntaxError, ValueError, RecursionError):
         return set(sources)
-    pending = [name for name, tree in trees.items() if any(map(_is_grader, ast.walk(tree)))]
+    pending = [name for name, tree in trees.items() if _grades(tree)]
     found: set[str] = set()
     while pending:
         name = pending.pop()
@@ -70,6 +71,14 @@ def _grader_sources(sources: Mapping[str, bytes]) -> set[str]:
         found.add(name)
         pending += [imported for imported in _imported_files(name, trees[name]) if imported in sources]
     return found or set(sources)
+
+
+def _grades(tree: ast.Module) -> bool:
+    return (
+        any(map(_is_grader, ast.walk(tree)))
+        or entrypoints.binds_eval_fns(tree)
+        or entrypoints.is_agent_loop_module(tree)
+    )
 
 
 def _is_grader(node: ast.AST) -> bool:

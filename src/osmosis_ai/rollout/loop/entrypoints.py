@@ -27,9 +27,18 @@ def holds_an_agent_loop(entrypoint: Path) -> bool:
     cannot be read.
     """
     try:
-        tree = ast.parse(entrypoint.read_bytes())
+        return is_agent_loop_module(ast.parse(entrypoint.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
+
+
+def binds_eval_fns(tree: ast.Module) -> bool:
+    """Tell whether a module binds ``eval_fns`` at its top level."""
+    return any(name == EVAL_FNS_NAME for name, _ in _bindings(tree.body))
+
+
+def is_agent_loop_module(tree: ast.Module) -> bool:
+    """Tell whether a module is one that :func:`holds_an_agent_loop` knows."""
     if any(_last_name(node) == _SERVES_BY_ITSELF for node in ast.walk(tree)):
         return False
     ours = set(_names_of_this_package(tree))

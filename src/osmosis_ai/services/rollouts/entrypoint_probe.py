@@ -13,6 +13,8 @@ import traceback
 import types
 from pathlib import Path
 
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop
 from osmosis_ai.supervision import watch_parent
 
 _PACKAGE = "_osmosis_entrypoint"
@@ -28,7 +30,9 @@ def main(entrypoint: str, report: str) -> None:
     sys.dont_write_bytecode = True
     outcome: dict[str, object] = {"outcome": "imported"}
     try:
-        _import(path)
+        module = _import(path)
+        if holds_an_agent_loop(path):
+            _check_agent_loop(module, path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may as well call `sys.exit`
@@ -36,7 +40,19 @@ def main(entrypoint: str, report: str) -> None:
     Path(report).write_text(json.dumps(outcome), encoding="utf-8")
 
 
-def _import(path: Path) -> None:
+def _check_agent_loop(module: types.ModuleType, path: Path) -> None:
+    """Check that the agent and its eval functions are what a rollout's server can host.
+
+    Raises:
+        OsmosisError: they are not.
+    """
+    from osmosis_ai.rollout.loop.hosting import agent_of, hosted_loop
+    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+
+    hosted_loop(agent_of(module, path.name), module, HostedLoopSettings())
+
+
+def _import(path: Path) -> types.ModuleType:
     package = types.ModuleType(_PACKAGE)
     package.__path__ = [str(path.parent)]
     sys.modules[_PACKAGE] = package
@@ -47,11 +63,16 @@ def _import(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    return module
 
 
 def _failure(error: BaseException, project: Path) -> dict[str, object]:
     kind = "module_not_found" if isinstance(error, ModuleNotFoundError) else "failed"
-    said = "".join(traceback.format_exception_only(type(error), error)).strip()
+    said = (
+        error.message
+        if isinstance(error, OsmosisError)
+        else "".join(traceback.format_exception_only(type(error), error)).strip()
+    )
     if isinstance(error, SyntaxError):
         return {"outcome": kind, "error": f"{type(error).__name__}: {error.msg}", **_place(error, project)}
     return {"outcome": kind, "error": said, **_place(error, project)}

@@ -105,6 +105,8 @@ def create_app(
     admission = RolloutAdmission(agent_loop, state, open_client=open_client, debug_dir=debug_dir)
     add_routes(app, state, admission, api_key)
     app.state.rollouts = state
+    # A rollout directory's entrypoint may bind its app alone: whoever hosts it finds the agent here.
+    app.state.agent_loop = agent_loop
     return app
 
 

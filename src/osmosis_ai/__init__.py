@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RolloutRequest,
         RolloutResponse,
     )
+    from osmosis_ai.rollout.loop.server.app import create_app
     from osmosis_ai.rubric.errors import (
         MissingAPIKeyError,
         ModelNotFoundError,
@@ -64,6 +65,7 @@ __all__ = [
     "UnscoredError",
     "__version__",
     "aevaluate_rubric",
+    "create_app",
     "evaluate_rubric",
     "get_agent_loop",
     "list_agent_loops",
@@ -97,6 +99,7 @@ _HOMES = {
     "RolloutRequest": "osmosis_ai.rollout.loop.schemas",
     "RolloutResponse": "osmosis_ai.rollout.loop.schemas",
     "RolloutResult": "osmosis_ai.rollout.loop.agent",
+    "create_app": "osmosis_ai.rollout.loop.server.app",
     "get_agent_loop": "osmosis_ai.rollout.loop.registry",
     "list_agent_loops": "osmosis_ai.rollout.loop.registry",
     "register_agent_loop": "osmosis_ai.rollout.loop.registry",

@@ -78,6 +78,14 @@ if TYPE_CHECKING:
         get_max_metadata_size_bytes,
         set_max_metadata_size_bytes,
     )
+    from .loop.server.app import create_app
+    from .loop.server.serve import (
+        DEFAULT_HOST,
+        DEFAULT_PORT,
+        ServeError,
+        serve_agent_loop,
+        validate_and_report,
+    )
     from .loop.settings import (
         RolloutClientSettings,
         RolloutServerSettings,
@@ -163,6 +171,12 @@ _MODULES = {
         RolloutRequest RolloutResponse SamplingParamsDict ToolResponse get_max_metadata_size_bytes
         set_max_metadata_size_bytes
     """,
+    ".loop.server.app": """
+        create_app
+    """,
+    ".loop.server.serve": """
+        DEFAULT_HOST DEFAULT_PORT ServeError serve_agent_loop validate_and_report
+    """,
     ".loop.settings": """
         RolloutClientSettings RolloutServerSettings RolloutSettings configure get_settings
         reset_settings
@@ -184,7 +198,9 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "DEFAULT_HOST",
     "DEFAULT_MAX_METADATA_SIZE_BYTES",
+    "DEFAULT_PORT",
     "AgentLoopNotFoundError",
     "AgentLoopRegistry",
     "AgentLoopValidationError",
@@ -244,6 +260,7 @@ __all__ = [
     "RolloutStatus",
     "SampleSource",
     "SamplingParamsDict",
+    "ServeError",
     "ToolArgumentError",
     "ToolExecutionError",
     "ToolResponse",
@@ -251,6 +268,7 @@ __all__ = [
     "ValidationResult",
     "configure",
     "count_messages_by_role",
+    "create_app",
     "create_tool_error_result",
     "create_tool_result",
     "detect_public_ip",
@@ -274,9 +292,11 @@ __all__ = [
     "register_agent_loop",
     "reset_settings",
     "serialize_tool_result",
+    "serve_agent_loop",
     "set_max_metadata_size_bytes",
     "unregister_agent_loop",
     "validate_agent_loop",
+    "validate_and_report",
     "validate_ipv4",
 ]
 

@@ -83,6 +83,12 @@ OF_AGENT_LOOPS = [
     "get_settings",
     "configure",
     "reset_settings",
+    "create_app",
+    "serve_agent_loop",
+    "validate_and_report",
+    "ServeError",
+    "DEFAULT_HOST",
+    "DEFAULT_PORT",
 ]
 OF_WORKFLOWS = [
     "AgentWorkflow",
@@ -139,6 +145,7 @@ TOP_LEVEL = [
     "OsmosisServerError",
     "OsmosisValidationError",
     "OsmosisTimeoutError",
+    "create_app",
 ]
 
 # Path of 0.2 -> the module that it is.
@@ -151,6 +158,10 @@ SAME_MODULE = {
     "rollout.tools": "rollout.loop.tools",
     "rollout.utils": "rollout.loop.messages",
     "rollout.validator": "rollout.loop.validation",
+    "rollout.server.api_key": "rollout.loop.api_key",
+    "rollout.server.registration": "rollout.loop.server.registration",
+    "rollout.server.serve": "rollout.loop.server.serve",
+    "rollout.server.state": "rollout.loop.server.state",
     "rollout.core.exceptions": "rollout.loop.exceptions",
     "rollout.core.schemas": "rollout.loop.schemas",
     "utils": "rewards",
@@ -166,6 +177,8 @@ NAMES_OF_PATHS = {
     "rollout.core.llm_client": "LLMClientProtocol CompletionsResult",
     "rollout.core.schemas": "RolloutRequest RolloutStatus MessageDict DEFAULT_MAX_METADATA_SIZE_BYTES",
     "rollout.registry": "AgentLoopRegistry _REGISTRY",
+    "rollout.server": "create_app create_rollout_server AppState serve_agent_loop",
+    "rollout.server.app": "create_app create_rollout_server AppState",
     "rollout.testing": "create_mock_trainer_app RolloutCompletionTracker patch_httpx_for_mock_trainer "
     "fake_token_ids fake_prompt_token_ids",
     "rollout.validator": "validate_agent_loop ValidationResult",
@@ -173,6 +186,7 @@ NAMES_OF_PATHS = {
 
 
 def test_every_name_of_both_lines_is_there_and_no_other() -> None:
+    assert (len(OF_AGENT_LOOPS), len(OF_WORKFLOWS), len(TOP_LEVEL)) == (76, 27, 26)
     assert set(rollout.__all__) == {*OF_AGENT_LOOPS, *OF_WORKFLOWS}
     assert [name for name in rollout.__all__ if getattr(rollout, name) is None] == []
     assert set(dir(rollout)) >= set(rollout.__all__)

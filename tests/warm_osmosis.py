@@ -1,194 +1,338 @@
-"""The ``osmosis`` command as a process of its own, without the second it takes to import what it needs.
+"""The processes of ``osmosis`` without the seconds it takes to import what they need.
 
 ``warm_osmosis()`` is what a test puts before a command's words, in place of ``python -m osmosis_ai``. It names a
-small client that hands its words, environment, directory and standard streams to a server; the server has
-imported the command line before and forks a process that runs the command. The client ends as that process
-ends, passes on the signals it gets, and takes the process along when it is killed.
+small client (``tests/warm_client.py``) that hands its words, environment, directory and open files to a server; the
+server has imported everything before and forks a process that does what the words say. The client ends as that
+process ends, passes on the signals it gets, and takes the process along when it is killed.
 
-The process is no child of the client's, and it begins with the modules that the server imported. So what a test
-proves of starting itself, of process trees and of kills needs ``python -m osmosis_ai``.
+The client stands in the place of ``python``, and the forked process knows it as ``sys.executable``: a platform that
+was started warm starts its workers warm, these their rollouts' servers, and so on. ``warm_osmosis(torch=True)`` is
+for what trains: those processes begin with torch.
+
+Such a process is no child of the client's (``process_of`` tells which it is), and it begins with the modules that
+the server imported. So what a test proves of starting itself, of process trees and of what memory is needed wants
+``python -m osmosis_ai``.
 """
 
 from __future__ import annotations
 
-import array
-import json
+import atexit
+import fcntl
+import gc
+import io
+import marshal
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
+import time
+import types
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a client imports as little as it can
-    from typing import NoReturn
+PACKAGES = [
+    f"osmosis_ai.{name}"
+    for name in ("cli", "services", "api", "evaluation", "driving", "rollout", "platform")
+]
+ALSO = [
+    "osmosis_ai.inference.server",
+    "osmosis_ai.inference.engine",
+    "alembic.command",
+    "fastapi",
+    "git",
+    "httpx",
+]
+ALSO += ["numpy", "pyarrow.parquet", "scipy.stats", "uvicorn", "uvloop"]
+TORCH = ["osmosis_ai.training", "osmosis_ai.inference"]
+ALSO_WITH_TORCH = ["peft", "torch", "transformers", "transformers.models.qwen3.modeling_qwen3"]
+_SERVERS: dict[bool, tuple[Path, subprocess.Popen[bytes]]] = {}
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PACKAGES = [f"osmosis_ai.{name}" for name in ("cli", "services", "api", "evaluation", "driving")]
-ALSO = ["osmosis_ai.platform.app", "alembic.command", "git", "httpx", "numpy", "pyarrow.parquet", "uvicorn"]
-_STARTED: list[str] = []
 
-
-def warm_osmosis() -> list[str]:
+def warm_osmosis(*, torch: bool = False) -> list[str]:
     """Return the words that run ``osmosis``; the server starts with the first call in this process."""
-    if not _STARTED:
-        import subprocess
-        import tempfile
-
-        path = os.path.join(tempfile.mkdtemp(prefix="osmosis-warm-"), "socket")
-        words = [sys.executable, "-m", "tests.warm_osmosis", path]
-        # It ends when this process does: nobody else holds the other end of its standard input.
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        server = subprocess.Popen(
-            words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-        _STARTED.extend([sys.executable, "-S", "-E", __file__, path])
-        globals()["_SERVER"] = server  # a process object that nobody holds complains
-    return _STARTED
+    return [warm_python(torch=torch), "-m", "osmosis_ai"]
 
 
-def be_client(path: str, words: list[str]) -> int:
-    """Have the server run a command with what this process has; return how it ended."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(path)
-        wish = {"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}
-        streams = array.array("i", [0, 1, 2])
-        server.sendmsg([b"*"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-        for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda number, _: server.sendall(bytes([number])))
-        server.sendall(json.dumps(wish).encode() + b"\n")
-        ended = b""
-        while not ended.endswith(b"\n"):
-            part = server.recv(64)
-            if not part:
-                return 70
-            ended += part
-    status = int(ended)
-    if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    return status
+def warm_python(*, torch: bool = False) -> str:
+    """Return what to put in place of ``sys.executable``, so that processes of ours are forked warm."""
+    if torch not in _SERVERS:
+        # The server with torch is forked from the other.
+        _SERVERS[torch] = _start(warm_python() if torch else sys.executable, torch)
+    return str(_SERVERS[torch][0] / "python")
 
 
-def be_server(path: str) -> None:
-    """Fork a process for every client, until the tests are over."""
-    import gc
-    import select
-
-    import_what_commands_need()
-    gc.freeze()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        os.write(1, b"ready\n")
-        while True:
-            readable, _, _ = select.select([listener, 0], [], [])
-            if 0 in readable:
-                return
-            client, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                attend(client)
-            client.close()
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+def process_of(client: int) -> int:
+    """Return the process that a client stands for; itself, where it is none."""
+    while b"osmosis-warm-" in Path(f"/proc/{client}/cmdline").read_bytes():
+        for directory, _ in _SERVERS.values():
+            with suppress(FileNotFoundError):
+                return int((directory / "processes" / str(client)).read_text())
+        time.sleep(0.01)
+    return client
 
 
-def import_what_commands_need() -> None:
-    """Import every module of the command line, and the libraries that most commands come to."""
+def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:
+    import shlex
+    import shutil
+    import subprocess
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp(prefix="osmosis-warm-"))
+    (directory / "processes").mkdir()
+    client = shutil.copy(Path(__file__).with_name("warm_client.py"), directory)
+    start = [sys.executable, "-S", "-E", str(client), str(directory / "socket"), sys.executable]
+    (directory / "python").write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n')
+    (directory / "python").chmod(0o755)
+    for name in ("osmosis", "uv"):  # what is looked for beside the interpreter
+        if (beside := Path(sys.executable).with_name(name)).exists():
+            (directory / name).symlink_to(beside)
+    # It ends when this process does: nobody else holds the other end of its standard input.
+    server = subprocess.Popen(
+        [python, "-m", "tests.warm_osmosis", str(directory), "torch" if torch else ""],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return directory, server
+
+
+class Server:
+    """Forks a process for every client, until the tests are over."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._clients: dict[int, tuple[socket.socket, bool]] = {}
+
+    def run(self) -> None:
+        import select
+
+        ended, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._directory / "socket"))
+            listener.listen(64)
+            os.write(1, b"ready\n")
+            while True:
+                clients = {client: pid for pid, (client, _) in self._clients.items()}
+                readable, _, _ = select.select([listener, 0, ended, *clients], [], [])
+                if 0 in readable:
+                    break
+                for client in readable:
+                    if client in clients:
+                        self._listen_to(clients[client])
+                if ended in readable:
+                    os.read(ended, 512)
+                    self._reap()
+                if listener in readable:
+                    self._attend(listener.accept()[0], [listener.fileno(), ended, wakeup])
+        for pid in list(self._clients):
+            self._kill(pid, signal.SIGKILL)
+
+    def _listen_to(self, pid: int) -> None:
+        """Pass on the signals that a client got, or that it was killed."""
+        client, _ = self._clients[pid]
+        try:
+            signals = client.recv(64)
+        except ConnectionError:
+            signals = b""
+        if not signals:
+            self._forget(pid)
+        for number in signals or [signal.SIGKILL]:
+            self._kill(pid, number)
+
+    def _kill(self, pid: int, number: int) -> None:
+        _, leads = self._clients[pid]
+        with suppress(ProcessLookupError):
+            # Whoever signals the client's group means what the process started, too; it may not lead its own yet.
+            group = leads and os.getpgid(pid) == pid
+            (os.killpg if group else os.kill)(pid, number)
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                client, leads = self._clients.pop(pid)
+                if leads:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
+                with client, suppress(OSError):  # a client that was killed is told nothing
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+    def _attend(self, client: socket.socket, own: list[int]) -> None:
+        _, files = _receive(client)
+        with client.makefile("rb") as received:
+            size = int.from_bytes(received.read(4), "big")
+            wish = marshal.loads(received.read(size)) if size else None
+        if wish is not None:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (
+                    *own,
+                    client.fileno(),
+                    *(one.fileno() for one, _ in self._clients.values()),
+                ):
+                    os.close(descriptor)
+                become(wish, files)
+            self._clients[pid] = (client, wish["leads"])
+            note = self._directory / "processes" / str(wish["pid"])
+            note.with_suffix(".new").write_text(str(pid))
+            note.with_suffix(".new").rename(note)
+        for descriptor in files:
+            os.close(descriptor)
+
+
+def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    sent, files, _, _ = socket.recv_fds(client, 1, 64)
+    return sent, files
+
+
+def import_what_processes_need(packages: list[str], also: list[str]) -> None:
+    """Import every module of these packages, and the libraries that most processes come to."""
     import importlib
     import pkgutil
 
-    for name in PACKAGES:
+    for name in packages:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            if not module.name.endswith("__main__"):
+            if "__main__" not in module.name and ".migrations." not in module.name:
                 importlib.import_module(module.name)
-    for name in ALSO:
+    for name in also:
         importlib.import_module(name)
 
 
-def attend(client: socket.socket) -> NoReturn:
-    """Run a client's command in one more process, and tell how it ended."""
-    import threading
-
-    _, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE(3 * array.array("i").itemsize))
-    streams = array.array("i")
-    streams.frombytes(ancillary[0][2])
-    with client.makefile("rb") as received:
-        wish = json.loads(received.readline())
-    pid = os.fork()
-    if pid == 0:
-        client.close()
-        run_command(wish, list(streams))
-    for stream in streams:
-        os.close(stream)
-    reaped = threading.Event()
-
-    def pass_on_signals() -> None:
-        # One that was reaped is gone, and a client that went away first was killed.
-        with suppress(ProcessLookupError):
-            while sent := client.recv(1):
-                os.kill(pid, sent[0])
-            if not reaped.is_set():
-                os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=pass_on_signals, daemon=True).start()
-    _, status = os.waitpid(pid, 0)
-    reaped.set()
-    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-    os._exit(0)
-
-
-def run_command(wish: dict[str, object], streams: list[int]) -> NoReturn:
-    """Become what ``osmosis`` with these words would be."""
-    import atexit
-    import io
+def become(wish: dict[str, Any], files: list[int]) -> NoReturn:
+    """Be the process that these words would start."""
     import random
-    import threading
-    import time
 
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    if wish["leads"]:
+        os.setsid()
+    _take_limits(wish["pid"])
+    # Out of the way first, and then to the numbers that the client had them under.
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD, 200) for number in files]
+    for number in files:
+        os.close(number)
+    for number, given in zip(high, wish["given"], strict=True):
+        os.dup2(number, given)
+        os.close(number)
+    _take_limits(wish["pid"])
     os.environ.clear()
-    os.environ.update(wish["env"])  # type: ignore[call-overload]
-    os.chdir(str(wish["cwd"]))
+    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in wish["env"].items()})
+    os.chdir(wish["cwd"])
+    os.umask(wish["umask"])
     time.tzset()
     random.seed()
-    sys.stdin, sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            open(number, mode, closefd=False),  # noqa: SIM115 - for as long as the process lives
-            encoding="utf-8",
-            errors="backslashreplace" if number == 2 else "strict",
-            line_buffering=number == 2 or os.isatty(number),
-            write_through=False,
-        )
-        for number, mode in enumerate(("rb", "wb", "wb"))
-    )
-    sys.argv = ["osmosis", *wish["words"]]  # type: ignore[misc]
-    from osmosis_ai.cli.main import main
+    sys.modules["numpy"].random.seed()
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin, sys.stdout, sys.stderr = (_stream(number, unbuffered) for number in range(3))
+    _end(lambda: _run(wish["words"]))
 
+
+def _take_limits(client: int) -> None:
+    """Have the limits and the niceness that the client was given."""
+    import resource
+
+    if not hasattr(resource, "prlimit"):
+        return
+    with suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
+        for name in dir(resource):
+            if name.startswith("RLIMIT_"):
+                limit = getattr(resource, name)
+                resource.setrlimit(limit, resource.prlimit(client, limit))
+
+
+def _stream(number: int, unbuffered: bool) -> io.TextIOWrapper:
+    raw = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+    file = io.BufferedReader(raw) if number == 0 else raw if unbuffered else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        file,  # type: ignore[type-var]
+        encoding="utf-8",
+        errors="backslashreplace" if number == 2 else "strict",
+        line_buffering=number == 2 or os.isatty(number),
+        write_through=unbuffered,
+    )
+
+
+def _run(words: list[str]) -> object:
+    """Do what ``python`` with these words does; returns what ``sys.exit`` takes."""
+    import runpy
+
+    how, what = words[0], words[1] if len(words) > 1 else ""
+    first = "" if how == "-c" else os.getcwd() if how == "-m" else os.path.dirname(how)
+    safe = os.environ.get("PYTHONSAFEPATH")
+    added = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:] = [*([] if safe else [first]), *added, *_PATH]
+    if how == "-m" and what == "osmosis_ai":
+        sys.argv = ["osmosis", *words[2:]]
+        from osmosis_ai.cli.main import main
+
+        return main()
+    if how == "-m":
+        sys.argv = words[1:]
+        # Imported again by whoever wants it, as where it is `__main__` from the start.
+        sys.modules.pop(what, None)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.argv = ["-c", *words[2:]]
+        main_module = types.ModuleType("__main__")
+        sys.modules["__main__"] = main_module
+        exec(compile(what, "<string>", "exec"), main_module.__dict__)
+    else:
+        sys.argv = words
+        runpy.run_path(how, run_name="__main__")
+    return None
+
+
+def _end(run: Callable[[], object]) -> NoReturn:
+    """Run, and end as the interpreter does; but for taking its modules apart, which takes longer than most commands."""
+    interrupted = False
     try:
-        status = main()
+        status = run()
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-    # As the interpreter does it, but for taking its modules apart, which takes longer than most commands.
+        status = end.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(status)
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((status or 0) & 0xFF)
+
+
+_PATH = [place for place in sys.path if place != os.getcwd()]
+
+
+def main(directory: str, torch: str) -> None:
+    """Import, and serve."""
+    # What is forked starts its own processes so; some of our modules look at it once.
+    sys.executable = str(Path(directory) / "python")
+    if torch:
+        import_what_processes_need(TORCH, ALSO_WITH_TORCH)
+    else:
+        import_what_processes_need(PACKAGES, ALSO)
+    gc.freeze()
+    Server(Path(directory)).run()
 
 
 if __name__ == "__main__":
-    # The server alone is started as a module; a client has not even this package to import.
-    if __spec__ is not None:
-        be_server(sys.argv[1])
-    else:
-        sys.exit(be_client(sys.argv[1], sys.argv[2:]))
+    main(*sys.argv[1:])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.warm_osmosis import warm_python
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 def test_what_the_docs_say_of_config_keys_is_what_the_code_says() -> None:
     pytest.importorskip("torch")
     result = subprocess.run(
-        [sys.executable, "scripts/make_config_tables.py", "--check"],
+        [warm_python(torch=True), "scripts/make_config_tables.py", "--check"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

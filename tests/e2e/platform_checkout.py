@@ -56,12 +56,27 @@ def run(*words: str, cwd: Path, env: Mapping[str, str]) -> Outcome:
 
 @contextmanager
 def running(
-    scratch: Scratch, *, prepare: Callable[[], None] | None = None, **settings: str
+    scratch: Scratch,
+    *,
+    prepare: Callable[[], None] | None = None,
+    trains: bool = False,
+    **settings: str,
 ) -> Iterator[dict[str, str]]:
-    """Run a platform with these settings in a process that was prepared so; gives its clients' environment."""
+    """Run a platform with these settings in a process that was prepared so; gives its clients' environment.
+
+    What it starts is forked warm, unless it was prepared; ``trains`` says with torch.
+    """
     env = {**scratch.environment(os.environ), **settings}
     process = subprocess.Popen(
-        [*(PROGRAM if prepare else warm_osmosis()), "platform", "start", "--login", "--json", "--port", "0"],
+        [
+            *(PROGRAM if prepare else warm_osmosis(torch=trains)),
+            "platform",
+            "start",
+            "--login",
+            "--json",
+            "--port",
+            "0",
+        ],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

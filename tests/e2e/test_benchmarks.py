@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_osmosis import warm_python
 
 pytestmark = pytest.mark.e2e
 
@@ -21,6 +22,7 @@ SMALLEST = {
     "startup": "--runs 1",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }
+TRAINS = ("inference", "training")
 
 
 def test_every_benchmark_has_a_smallest_size() -> None:
@@ -30,7 +32,7 @@ def test_every_benchmark_has_a_smallest_size() -> None:
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_takes_its_figures(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split()],
+        [warm_python(torch=name in TRAINS), str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split()],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,

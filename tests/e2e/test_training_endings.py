@@ -22,6 +22,7 @@ from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.workspace.git import run_git
 from tests.e2e.platform_checkout import run, running
 from tests.e2e.platform_process import WORKER, processes
+from tests.warm_osmosis import process_of
 
 pytestmark = [
     pytest.mark.e2e,
@@ -97,7 +98,8 @@ class Runs:
 
     def worker(self, which: str) -> int:
         run_id = self._submitted[which]["id"]
-        return next(one.pid for one in processes() if WORKER in one.command and run_id in one.command)
+        found = next(one.pid for one in processes() if WORKER in one.command and run_id in one.command)
+        return process_of(found)
 
     def ended(self, which: str) -> dict[str, Any]:
         """Wait for the end; what `train info` says of the run itself."""
@@ -175,7 +177,7 @@ def prepare(scratch: Scratch) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     scratch = prepare_scratch(tmp_path_factory.mktemp("endings") / "demo")
     prepare(scratch)
-    with running(scratch, OSMOSIS_EXECUTOR_SLOTS=str(len(CONFIGS))) as env:
+    with running(scratch, trains=True, OSMOSIS_EXECUTOR_SLOTS=str(len(CONFIGS))) as env:
         found = Runs(scratch, env)
         found.command("platform", "connect", str(scratch.origin))
         found.command("dataset", "upload", "data/few.jsonl", "--wait", "--yes")

@@ -44,6 +44,9 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "dataset": CommandEntry("group", "osmosis_ai.cli.datasets:app", "Check, upload and fetch datasets."),
     "eval": CommandEntry("group", "osmosis_ai.cli.eval_runs:app", "Evaluate agents."),
+    "test": CommandEntry(
+        "command", "osmosis_ai.cli.agent_loops.test:try_agent", "Try an agent loop on rows of a file."
+    ),
     "eval-rubric": CommandEntry(
         "command", "osmosis_ai.cli.rubric.classic:eval_rubric", "Score records with a rubric of a YAML file."
     ),

@@ -19,7 +19,7 @@ _MEANINGS = dict(OPTIONS)
 # What other tools call what is here found under another name.
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
 # Other lines of the product have these. What is near to them in spelling does something else.
-_NOT_IN_THIS_RELEASE = ("test", "benchmark", "template", "quickstart", "upgrade", "dev")
+_NOT_IN_THIS_RELEASE = ("benchmark", "template", "quickstart", "upgrade", "dev")
 _CLASSIC_EVAL = ("-m", "--module")
 _CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -37,6 +37,9 @@ class LoopRow(TypedDict):
     ground_truth: str
 
 
+DatasetRow = LoopRow  # as user code knows it
+
+
 class DatasetReader:
     """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file.
 

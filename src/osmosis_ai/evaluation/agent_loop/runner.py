@@ -171,7 +171,7 @@ class LocalRolloutRunner:
             result=result,
             error=error,
             duration_ms=(time.perf_counter() - started) * 1000.0,
-            token_usage=_token_usage(self.llm_client.get_metrics()),
+            token_usage=token_usage(self.llm_client.get_metrics()),
             raised=failure,
         )
 
@@ -335,7 +335,8 @@ def _error_of(result: Any) -> str | None:
     return result.error_message or f"the agent ended with status {getattr(status, 'value', status)}"
 
 
-def _token_usage(metrics: RolloutMetrics) -> dict[str, int]:
+def token_usage(metrics: RolloutMetrics) -> dict[str, int]:
+    """Return the token counts of a result."""
     return {
         "prompt_tokens": metrics.prompt_tokens,
         "completion_tokens": metrics.response_tokens,

@@ -1,0 +1,181 @@
+"""`osmosis test`: an agent loop tried on rows of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai import event_loop
+from osmosis_ai.cli.options import parse_duration
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, OperationResult, Table
+from osmosis_ai.errors import InteractiveRequiredError
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
+
+MODEL, ROWS, STEPS = "Model", "Rows and results", "Stepping through"
+_SHOWN_FAILURES = 20
+
+
+def try_agent(
+    module: Annotated[
+        str, typer.Option("--module", "-m", "--agent", help="The agent loop, as module:attribute.")
+    ],
+    dataset: Annotated[Path, typer.Option("--dataset", "-d", help="Rows: a .jsonl, .json or .parquet file.")],
+    model: Annotated[
+        str, typer.Option(help="provider/model, or as registered at --base-url.", rich_help_panel=MODEL)
+    ] = "gpt-5-mini",
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible endpoint; needs no key.", metavar="URL", rich_help_panel=MODEL
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Other users of this machine see it; better set the provider's variable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="For the agent to pass on.", rich_help_panel=MODEL)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of each reply; for the agent to pass on.", rich_help_panel=MODEL)
+    ] = None,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Do not ask the model once first.", rich_help_panel=MODEL)
+    ] = False,
+    max_turns: Annotated[int, typer.Option(help="What the agent may take for a row.")] = 10,
+    timeout: Annotated[
+        str, typer.Option(help="How long a row may take: 90, 90s, 10m, 2h; not with --interactive.")
+    ] = "10m",
+    limit: Annotated[
+        int | None, typer.Option(help="How many rows (default: all).", rich_help_panel=ROWS)
+    ] = None,
+    offset: Annotated[
+        int, typer.Option(help="How many rows to skip at the start.", rich_help_panel=ROWS)
+    ] = 0,
+    batch_size: Annotated[int, typer.Option(help="How many rows at once.", rich_help_panel=ROWS)] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the results to this file.", rich_help_panel=ROWS),
+    ] = None,
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "--interactive", "-i", help="Stop after each reply of the model, and ask.", rich_help_panel=STEPS
+        ),
+    ] = False,
+    row: Annotated[
+        int | None, typer.Option(help="The row to begin with, from 0.", rich_help_panel=STEPS)
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show logs; write events to ./test_debug/, a file per row.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+) -> OperationResult:
+    """Try an agent loop on rows of a file, in this process: no workspace, no login, no config.
+
+    Exits with 1 if any row failed; an interactive session with 0.
+    """
+    from osmosis_ai.services.agent_loops.test import AgentTestRequest
+
+    request = AgentTestRequest(
+        module=module,
+        dataset=dataset.expanduser(),
+        model=model,
+        base_url=base_url,
+        api_key=api_key,
+        max_turns=max_turns,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        limit=limit,
+        offset=offset,
+        batch_size=batch_size,
+        timeout_s=parse_duration(timeout),
+        output=output.expanduser().absolute() if output is not None else None,
+        debug=debug,
+        probe=not no_probe,
+        interactive=interactive,
+        row=row,
+    )
+    if debug:
+        _show_logs()
+    outcome = _step_through(request) if interactive else _run_rows(request, quiet=quiet)
+    if quiet and current().mode != "json":
+        raise typer.Exit(0 if interactive or _status(outcome) == "success" else 1)
+    return _result(request, outcome)
+
+
+def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
+    from osmosis_ai.cli.agent_loops.live_rows import LiveRows
+    from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_agent_test
+
+    prepared = prepare_agent_test(request)
+    if not quiet:
+        current().note(
+            f"testing agent '{prepared.agent.name}' on {formats.count(prepared.total)} "
+            f"row{'s' if prepared.total > 1 else ''} of {request.dataset} with {request.model}"
+        )
+    with LiveRows(current(), quiet=quiet) as live:
+        return event_loop.run(run_agent_test(prepared, live))
+
+
+def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
+    from osmosis_ai.cli.agent_loops.session_screen import SessionScreen
+    from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_session
+
+    output = current()
+    prepared = prepare_agent_test(request)
+    if output.mode == "json" or not formats.is_terminal(output.stdin):
+        raise InteractiveRequiredError(
+            "`--interactive` asks after every reply of the model: it needs a terminal, and no `--json`.",
+            details={"flags": ["--interactive"]},
+        )
+    output.note(f"stepping through agent '{prepared.agent.name}' with {request.model}; ? helps")
+    return event_loop.run(SessionScreen(output).show(lambda screen: run_session(prepared, screen)))
+
+
+def _show_logs() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+def _status(outcome: AgentTestOutcome) -> str:
+    if outcome.pending:
+        return "partial"
+    return "failed" if outcome.failures else "success"
+
+
+def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationResult:
+    total = len(outcome.rows)
+    status = "success" if request.interactive else _status(outcome)
+    pending = f", {outcome.pending} not run" if outcome.pending else ""
+    summary = (
+        ("Total", total),
+        ("Passed", outcome.passed),
+        ("Failed", len(outcome.failures)),
+        ("Duration", formats.duration(outcome.duration_ms / 1000)),
+        ("Total tokens", formats.count(outcome.total_tokens)),
+    )
+    blocks = [Table(["", Column("", right=True)], summary, title="Summary", in_plain=True)]
+    if outcome.failures:
+        left = len(outcome.failures) - _SHOWN_FAILURES
+        more = f"and {formats.count(left)} more; `-o FILE` keeps them all" if left > 0 else None
+        shown = outcome.failures[:_SHOWN_FAILURES]
+        blocks.append(Table(["Failed row", "Why"], shown, note=more, in_plain=True))
+    return OperationResult(
+        operation="agent.test",
+        status=status,  # type: ignore[arg-type]
+        message=f"{outcome.passed} of {total} rows passed{pending}.",
+        resource=outcome.to_json(),
+        next_steps=[f"results: {request.output}"] if request.output is not None and outcome.rows else [],
+        blocks=blocks,
+    )

@@ -1,0 +1,93 @@
+"""What tests and evaluations of agent loops share, under the paths that 0.2 had; each name is resolved on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.agent_loop.dataset import (
+        REQUIRED_COLUMNS,
+        DatasetReader,
+        DatasetRow,
+        dataset_row_to_request,
+    )
+    from osmosis_ai.evaluation.agent_loop.errors import (
+        DatasetParseError,
+        DatasetValidationError,
+        LocalExecutionError,
+        ProviderError,
+        ToolValidationError,
+    )
+    from osmosis_ai.evaluation.agent_loop.inputs import (
+        build_completion_params,
+        create_llm_client,
+        format_duration,
+        format_tokens,
+        load_agent,
+        load_dataset_rows,
+    )
+    from osmosis_ai.evaluation.agent_loop.llm_client import (
+        ExternalLLMClient,
+    )
+    from osmosis_ai.evaluation.agent_loop.runner import (
+        LocalBatchResult,
+        LocalLLMClientProtocol,
+        LocalRolloutRunner,
+        LocalRunResult,
+        validate_tools,
+    )
+
+__all__ = [
+    "REQUIRED_COLUMNS",
+    "DatasetParseError",
+    "DatasetReader",
+    "DatasetRow",
+    "DatasetValidationError",
+    "ExternalLLMClient",
+    "LocalBatchResult",
+    "LocalExecutionError",
+    "LocalLLMClientProtocol",
+    "LocalRolloutRunner",
+    "LocalRunResult",
+    "ProviderError",
+    "ToolValidationError",
+    "build_completion_params",
+    "create_llm_client",
+    "dataset_row_to_request",
+    "format_duration",
+    "format_tokens",
+    "load_agent",
+    "load_dataset_rows",
+    "validate_tools",
+]
+
+_HOMES = {
+    "DatasetParseError": "osmosis_ai.evaluation.agent_loop.errors",
+    "DatasetReader": "osmosis_ai.evaluation.agent_loop.dataset",
+    "DatasetRow": "osmosis_ai.evaluation.agent_loop.dataset",
+    "DatasetValidationError": "osmosis_ai.evaluation.agent_loop.errors",
+    "ExternalLLMClient": "osmosis_ai.evaluation.agent_loop.llm_client",
+    "LocalBatchResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "LocalExecutionError": "osmosis_ai.evaluation.agent_loop.errors",
+    "LocalLLMClientProtocol": "osmosis_ai.evaluation.agent_loop.runner",
+    "LocalRolloutRunner": "osmosis_ai.evaluation.agent_loop.runner",
+    "LocalRunResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "ProviderError": "osmosis_ai.evaluation.agent_loop.errors",
+    "REQUIRED_COLUMNS": "osmosis_ai.evaluation.agent_loop.dataset",
+    "ToolValidationError": "osmosis_ai.evaluation.agent_loop.errors",
+    "build_completion_params": "osmosis_ai.evaluation.agent_loop.inputs",
+    "create_llm_client": "osmosis_ai.evaluation.agent_loop.inputs",
+    "dataset_row_to_request": "osmosis_ai.evaluation.agent_loop.dataset",
+    "format_duration": "osmosis_ai.evaluation.agent_loop.inputs",
+    "format_tokens": "osmosis_ai.evaluation.agent_loop.inputs",
+    "load_agent": "osmosis_ai.evaluation.agent_loop.inputs",
+    "load_dataset_rows": "osmosis_ai.evaluation.agent_loop.inputs",
+    "validate_tools": "osmosis_ai.evaluation.agent_loop.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

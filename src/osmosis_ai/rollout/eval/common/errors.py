@@ -1,0 +1,14 @@
+"""What can go wrong in a local run, under the path that 0.2 had: this is the module :mod:`osmosis_ai.evaluation.agent_loop.errors` itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.agent_loop.errors import *  # noqa: F403
+else:
+    from osmosis_ai.evaluation.agent_loop import errors
+
+    # What a test patches here must be the thing in use.
+    sys.modules[__name__] = errors

@@ -1,0 +1,14 @@
+"""What an evaluation is given, under the path that 0.2 had: this is the module :mod:`osmosis_ai.evaluation.agent_loop.inputs` itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.agent_loop.inputs import *  # noqa: F403
+else:
+    from osmosis_ai.evaluation.agent_loop import inputs
+
+    # What a test patches here must be the thing in use.
+    sys.modules[__name__] = inputs

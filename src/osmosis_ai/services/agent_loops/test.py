@@ -1,0 +1,330 @@
+"""`osmosis test`: an agent loop tried on rows of a file, in this process.
+
+Everything that can be wrong with the options, the agent, the file or where the results go is found before the
+model is asked; what is wrong with the model is found by one probe before the first row.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.agent_loop import inputs
+from osmosis_ai.evaluation.agent_loop.llm_client import DEFAULT_MODEL
+from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, LocalRunResult
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader, LoopRow
+    from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
+    from osmosis_ai.llm.client import ModelClient
+    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+
+DEFAULT_TIMEOUT_S = 600.0
+_CALLS_AT_ONCE = 64
+_INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class AgentTestRequest:
+    """What the user asked for.
+
+    Attributes:
+        module: the agent, as ``module:attribute``.
+        dataset: the file of rows.
+        model: as ``--model`` takes it.
+        limit, offset: which rows.
+        output: the results file, if any.
+        timeout_s: how long the agent may take for a row, in seconds.
+        probe: ask the model once before the first row.
+        row: the row that an interactive session begins with.
+    """
+
+    module: str
+    dataset: Path
+    model: str = DEFAULT_MODEL
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    max_turns: int = DEFAULT_MAX_TURNS
+    temperature: float | None = None
+    max_tokens: int | None = None
+    limit: int | None = None
+    offset: int = 0
+    batch_size: int = 1
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    output: Path | None = None
+    debug: bool = False
+    probe: bool = True
+    interactive: bool = False
+    row: int | None = None
+
+    @property
+    def completion_params(self) -> dict[str, Any]:
+        """The sampling parameters of every request."""
+        return inputs.build_completion_params(self.temperature, self.max_tokens)
+
+
+@dataclass(frozen=True)
+class PreparedAgentTest:
+    """A test whose agent is loaded and whose ``total`` rows are checked."""
+
+    request: AgentTestRequest
+    agent: RolloutAgentLoop
+    reader: DatasetReader
+    total: int
+
+    def rows(self) -> Iterator[tuple[int, LoopRow]]:
+        """Yield every row with its index in the file."""
+        request = self.request
+        return enumerate(self.reader.iter_rows(request.limit, request.offset), start=request.offset)
+
+    def row_at(self, index: int) -> LoopRow:
+        """Return the row of an index in the file."""
+        return next(self.reader.iter_rows(1, index))
+
+    def open_model(self) -> AbstractAsyncContextManager[ModelClient]:
+        """Return what opens the model, probed where that is asked for."""
+        from osmosis_ai.evaluation.agent_loop.llm_client import open_model
+
+        request = self.request
+        return open_model(
+            request.model,
+            api_key=request.api_key,
+            api_base=request.base_url,
+            probing=request.probe,
+            calls_at_once=max(_CALLS_AT_ONCE, request.batch_size),
+        )
+
+
+class AgentTestHooks(Protocol):
+    """Who watches a test."""
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """Rows are being run from now on; ``interrupt`` stops that."""
+
+    def row_ended(self, number: int, total: int, result: LocalRunResult) -> None:
+        """Row ``number`` of ``total`` ended; rows are told of in their order."""
+
+    def ended(self) -> None:
+        """Nothing runs any more."""
+
+
+@dataclass
+class AgentTestOutcome:
+    """What came of the rows.
+
+    Attributes:
+        rows: of each, what a results file holds of it.
+        planned: how many were to be run.
+        duration_ms: from the first to the last, in milliseconds.
+        failures: the rows that failed, and why, with the place in the user's code.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    planned: int = 0
+    duration_ms: float = 0.0
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> int:
+        """Rows whose agent ended well."""
+        return sum(row["success"] for row in self.rows)
+
+    @property
+    def pending(self) -> int:
+        """Rows that were not run to the end."""
+        return self.planned - len(self.rows)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all rows, failed ones too."""
+        return sum(row["token_usage"].get("total_tokens", 0) for row in self.rows)
+
+    def add(self, result: LocalRunResult) -> None:
+        """Keep what matters of a row's result."""
+        row = row_result_json(result)
+        reward = row["reward"]
+        if isinstance(reward, float) and not math.isfinite(reward):
+            row["reward"] = None
+        self.rows.append(row)
+        if not result.success:
+            self.failures.append((result.row_index, result.raised or result.error or "failed"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results file."""
+        return {
+            "summary": {
+                "total": len(self.rows),
+                "passed": self.passed,
+                "failed": len(self.failures),
+                "total_duration_ms": self.duration_ms,
+                "total_tokens": self.total_tokens,
+            },
+            "results": self.rows,
+        }
+
+
+def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
+    """Check the options, load the agent, find the rows.
+
+    Raises:
+        OsmosisError: naming what is wrong and how to mend it.
+    """
+    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
+
+    _check_options(request)
+    if request.output is not None:
+        require_writable_file(request.output)
+    agent = inputs.load_agent(request.module)
+    reader = DatasetReader(request.dataset)
+    # A bad row should not cost the model calls of those before it: all are read once before the first is run.
+    total = sum(1 for _ in reader.iter_rows(request.limit, request.offset))
+    if total == 0:
+        raise OsmosisError(
+            f"No rows to test: {request.dataset} has {len(reader)}, and `--offset` is {request.offset}."
+        )
+    return PreparedAgentTest(request, agent, reader, total)
+
+
+async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
+    """Run every row; an interrupted test keeps what had ended.
+
+    Raises:
+        OsmosisError: the model cannot be called, a row of the file is bad, or the results cannot be written.
+    """
+    from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
+    from osmosis_ai.evaluation.agent_loop.runner import run_all
+
+    request = prepared.request
+    outcome = AgentTestOutcome(planned=prepared.total)
+    early: dict[int, LocalRunResult] = {}
+
+    async with prepared.open_model() as model:
+
+        async def run_row(numbered: tuple[int, LoopRow]) -> LocalRunResult:
+            index, row = numbered
+            runner = LocalTestRunner(
+                prepared.agent, ExternalLLMClient.sharing(model), request.debug, timeout_s=request.timeout_s
+            )
+            return await runner.run_single(row, index, request.max_turns, request.completion_params)
+
+        def row_ended(place: int, _: object, result: LocalRunResult) -> None:
+            early[place] = result
+            while (following := early.pop(len(outcome.rows), None)) is not None:
+                outcome.add(following)
+                hooks.row_ended(len(outcome.rows), prepared.total, following)
+
+        began = time.perf_counter()
+        try:
+            await run_all(
+                prepared.rows(),
+                run_row,
+                limit=request.batch_size,
+                done=row_ended,
+                started=lambda dispatcher: hooks.started(
+                    lambda: dispatcher.halt(Stop("interrupted", _INTERRUPTED))
+                ),
+            )
+        finally:
+            hooks.ended()
+            for place in sorted(early):
+                outcome.add(early[place])
+            outcome.duration_ms = (time.perf_counter() - began) * 1000.0
+            write_outcome(outcome, request.output)
+    return outcome
+
+
+async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) -> AgentTestOutcome:
+    """Let the user step through rows; of a row that was run more than once, the last run is kept.
+
+    Raises:
+        OsmosisError: the model cannot be called, or the results cannot be written.
+    """
+    from osmosis_ai.evaluation.agent_loop.interactive import InteractiveRunner
+    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
+
+    request = prepared.request
+    outcome = AgentTestOutcome()
+    began = time.perf_counter()
+    async with prepared.open_model() as model:
+        session = InteractiveRunner(
+            prepared.agent, ExternalLLMClient.sharing(model), request.debug, terminal=terminal
+        )
+        try:
+            await session.run_session(
+                prepared.row_at,
+                range(request.offset, request.offset + prepared.total),
+                request.max_turns,
+                request.completion_params,
+                request.row,
+            )
+        finally:
+            last = {result.row_index: result for result in session.results}
+            for index in sorted(last):
+                outcome.add(last[index])
+            outcome.planned = len(outcome.rows)
+            outcome.duration_ms = (time.perf_counter() - began) * 1000.0
+            write_outcome(outcome, request.output)
+    return outcome
+
+
+def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
+    """Write the results file, whole or not at all; without a path, or before the first row's end, do nothing.
+
+    Raises:
+        OsmosisError: it cannot be written.
+    """
+    from osmosis_ai.files import write_json
+
+    if output is None or not outcome.rows:
+        return
+    try:
+        write_json(output, outcome.to_json())
+    except OSError as error:
+        raise OsmosisError(f"cannot write the results to {output}: {error.strerror}.") from None
+
+
+def require_writable_file(path: Path) -> None:
+    """Make the directory of a file, and make sure that the file can be written.
+
+    Raises:
+        OsmosisError: it cannot.
+    """
+    if path.is_dir():
+        raise OsmosisError(f"`--output {path}` is a directory; name a file, for instance results.json.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OsmosisError(f"cannot make the directory of `--output {path}`: {error.strerror}.") from None
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise OsmosisError(f"cannot write `--output {path}`: permission denied.")
+
+
+def _check_options(request: AgentTestRequest) -> None:
+    least: Mapping[str, tuple[float | None, float]] = {
+        "--batch-size": (request.batch_size, 1),
+        "--max-turns": (request.max_turns, 1),
+        "--max-tokens": (request.max_tokens, 1),
+        "--limit": (request.limit, 1),
+        "--offset": (request.offset, 0),
+        "--row": (request.row, 0),
+    }
+    for option, (value, lowest) in least.items():
+        if value is not None and value < lowest:
+            raise OsmosisError(f"{option} must be >= {lowest}.")
+    if request.timeout_s <= 0:
+        raise OsmosisError("--timeout must be > 0.")
+    if request.row is not None and not request.interactive:
+        raise OsmosisError(
+            "--row needs --interactive.", hint="for one row without questions: --offset N --limit 1"
+        )
+    if request.interactive and request.batch_size > 1:
+        raise OsmosisError("--interactive runs one row at a time; leave out --batch-size.")

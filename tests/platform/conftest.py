@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.app import create_app
@@ -126,11 +127,27 @@ def stranger(world: World) -> Member:
     return world.member("ivo", workspace="moss")
 
 
+_applications: dict[object, FastAPI] = {}
+
+
+def application(services: PlatformServices, extend: Callable[[FastAPI], None] | None = None) -> FastAPI:
+    """The application, speaking for ``services``: one for all tests, for building its routes takes longer than
+    most of them; ``extend`` adds what some test needs."""
+    config = services.config
+    kind = (config.minimum_cli_version, config.recommended_cli_version, extend)
+    if kind not in _applications:
+        _applications[kind] = create_app(services)
+        if extend is not None:
+            extend(_applications[kind])
+    _applications[kind].state.services = services
+    return _applications[kind]
+
+
 @pytest.fixture
 def client(services: PlatformServices) -> Iterator[TestClient]:
     """HTTP as a client sees it: exceptions become replies, nothing is followed."""
     with TestClient(
-        create_app(services),
+        application(services),
         base_url=services.config.base_url,
         raise_server_exceptions=False,
         follow_redirects=False,

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, text
 
 from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, application, assert_flat_error
 
 PASSWORD = "correct horse battery"
 
@@ -197,10 +197,8 @@ def test_the_page_can_be_neither_framed_nor_scripted_nor_cached(client: TestClie
 def test_the_cookie_is_secure_behind_tls(services: PlatformServices) -> None:
     from dataclasses import replace
 
-    from osmosis_ai.platform.app import create_app
-
     public = replace(services, config=replace(services.config, public_url="https://osmosis.fern.example/lab"))
-    client = TestClient(create_app(public))
+    client = TestClient(application(public))
     assert "secure" in client.get("/device").headers["set-cookie"].lower()
     started = client.post("/api/cli/device/authorize", json={}).json()
     assert started["verification_uri"] == "https://osmosis.fern.example/lab/device"

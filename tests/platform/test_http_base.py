@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.http.authentication import WorkspaceScope
@@ -21,7 +21,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import Member, World, assert_flat_error
+from tests.platform.conftest import Member, World, application, assert_flat_error
 
 JSON = {"Content-Type": "application/json"}
 
@@ -29,6 +29,13 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture
 def probe(services: PlatformServices, member: Member) -> Iterator[TestClient]:
     """The platform with a few routes that do what a test needs to see from the outside."""
+    app = application(services, _add_probe)
+    with TestClient(app, raise_server_exceptions=False, follow_redirects=False) as client:
+        client.headers.update(member.headers)
+        yield client
+
+
+def _add_probe(app: FastAPI) -> None:
     router = api_router("/api/cli/probe")
 
     @router.get("/names/{name}")
@@ -70,11 +77,7 @@ def probe(services: PlatformServices, member: Member) -> Iterator[TestClient]:
             "refused": ApiError(409, "NAME_TAKEN", "the name is taken.", "name", existing_dataset_id="ds_1"),
         }[how]
 
-    app = create_app(services)
     app.include_router(router)
-    with TestClient(app, raise_server_exceptions=False, follow_redirects=False) as client:
-        client.headers.update(member.headers)
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(
             yield b" " * 1024**2
             await asyncio.sleep(0)
 
-    transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(application(services), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
         reply = await client.post("/api/cli/device/token", content=endless(), headers=JSON)
     assert_flat_error(reply, 413, "BODY_TOO_LARGE")
@@ -350,7 +353,7 @@ def test_old_clients_are_told_and_older_ones_refused(
     from dataclasses import replace
 
     recommending = replace(services, config=replace(config, recommended_cli_version="0.3.5"))
-    client = TestClient(create_app(recommending))
+    client = TestClient(application(recommending))
     headers = {**member.headers, **({"X-Osmosis-Cli-Version": stated} if stated else {})}
     reply = client.get("/api/cli/verify", headers=headers)
     assert reply.status_code == http_status

@@ -13,10 +13,9 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.platform import model_serving as served_module
-from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import Member, assert_openai_error
+from tests.platform.conftest import Member, application, assert_openai_error
 from tests.platform.model_servers import CHAT, TINY, StandIn, Starts, echo
 
 
@@ -24,7 +23,7 @@ class _Client:
     """Speaks ASGI to the platform, so that a test decides when it reads and when it hangs up."""
 
     def __init__(self, services: PlatformServices, api_key: str) -> None:
-        self._app = create_app(services)
+        self._app = application(services)
         self._key = api_key
         self.hung_up = asyncio.Event()
         self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -153,7 +152,7 @@ async def test_a_full_house_is_told_to_come_again(
     first = _Client(platform, api_key).post(CHAT)
     await upstream.asked.wait()
 
-    transport = httpx.ASGITransport(create_app(platform))
+    transport = httpx.ASGITransport(application(platform))
     async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
         headers = {"Authorization": f"Bearer {api_key}"}
         refused = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
@@ -167,7 +166,7 @@ async def test_a_model_that_cannot_start_is_an_error_clients_read(
     services: PlatformServices, api_key: str
 ) -> None:
     platform = replace(services, model_servers=ModelServerPool(Starts(StandIn(echo, broken="no memory"))))
-    transport = httpx.ASGITransport(create_app(platform))
+    transport = httpx.ASGITransport(application(platform))
     async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
         reply = await client.post(
             "/v1/chat/completions", json=CHAT, headers={"Authorization": f"Bearer {api_key}"}

@@ -82,43 +82,42 @@ class Sample:
 def sample_additions(model, *, prompts: int, group: int, seed: int) -> list[list[Sample]]:
     """Groups of answers of ``model`` to additions of two-digit numbers; 1.0 for a right one, else 0.0."""
     draw = random.Random(seed)
-    questions = [(draw.randint(0, 99), draw.randint(0, 99)) for _ in range(prompts)]
-    groups = []
-    for number, (left, right) in enumerate(questions):
-        prompt = _tokenizer().apply_chat_template(
+    questions = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(prompts)]
+    asked = [
+        _tokenizer().apply_chat_template(
             [{"role": "user", "content": f"What is {left} + {right}?"}],
             add_generation_prompt=True,
             tokenize=False,
         )
-        ids = _tokenizer()(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        torch.manual_seed(seed * 1000 + number)
-        with torch.no_grad():
-            output = model.generate(
-                input_ids=ids.expand(group, -1),
-                attention_mask=torch.ones(group, ids.shape[1], dtype=torch.long),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=10,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        logprobs = torch.stack(output.logits, 1).float().log_softmax(-1)
-        new = output.sequences[:, ids.shape[1] :]
-        chosen = logprobs.gather(2, new[..., None])[..., 0]
-        groups.append(
-            [
-                _sample(
-                    ids[0].tolist(), new[i].tolist(), chosen[i].tolist(), left + right, f"{seed}-{number}-{i}"
-                )
-                for i in range(group)
-            ]
+        for left, right in questions
+    ]
+    # Digits are tokens: the prompts are equally long, and are answered together.
+    ids = _tokenizer()(asked, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = ids.repeat_interleave(group, 0)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=10,
+            return_dict_in_generate=True,
+            output_logits=True,
         )
-    return groups
+    logprobs = torch.stack(output.logits, 1).float().log_softmax(-1)
+    new = output.sequences[:, ids.shape[1] :]
+    chosen = logprobs.gather(2, new[..., None])[..., 0]
+    answers = [
+        _sample(row.tolist(), answer.tolist(), of_answer.tolist(), sum(questions[i // group]), f"{seed}-{i}")
+        for i, (row, answer, of_answer) in enumerate(zip(ids, new, chosen, strict=True))
+    ]
+    return [answers[start : start + group] for start in range(0, len(answers), group)]
 
 
-QUOTES = 12
+QUOTES = 8
 
 
 def quoting_another_agent(groups: list[list[Sample]]) -> list[list[Sample]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
-from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
+from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools, normalize_tools
 from osmosis_ai.rollout.loop.validation import (
     AgentLoopValidationError,
     ValidationError,
@@ -93,12 +93,18 @@ def test_what_an_agent_lacks_has_a_code(attributes: dict[str, Any], code: str) -
         (function(name="1st"), "INVALID_FUNCTION_NAME"),
         (function(name="with space"), "INVALID_FUNCTION_NAME"),
         (function(parameters="p"), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"properties": 3}), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"properties": {"a": "number"}}), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"required": "a"}), "INVALID_PARAMETERS_TYPE"),
+        (function(strict=[]), "INVALID_FUNCTION_TYPE"),
     ],
 )
 def test_weakness_13_what_validate_refuses_nobody_can_use_and_only_that(tool: Any, code: str) -> None:
     assert validate_tool(tool) == ([code], [])
     with pytest.raises(InvalidToolError, match=r"tools\[0\]"):
         check_tools([tool])
+    with pytest.raises(InvalidToolError, match=r"tools\[0\]"):
+        normalize_tools([tool])
     assert check_tools([function(name="get-time")]) == [function(name="get-time")]
 
 
@@ -113,6 +119,7 @@ def test_weakness_13_what_validate_refuses_nobody_can_use_and_only_that(tool: An
 def test_what_is_suspicious_warns_and_does_not_stop_anybody(tool: Any, code: str) -> None:
     assert validate_tool(tool) == ([], [code])
     assert check_tools([tool]) == [tool]
+    assert normalize_tools([tool])[0].function.name == "f"
 
 
 @pytest.mark.parametrize("tools", [None, (), "tools"])

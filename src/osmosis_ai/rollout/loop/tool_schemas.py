@@ -53,7 +53,11 @@ def tool_problems(tool: object, field: str = "tool") -> list[ToolProblem]:
     if not is_model and not isinstance(tool, Mapping):
         told = f"a tool is an OpenAIFunctionToolSchema or a dict, not {type(tool).__name__}"
         return [ToolProblem("INVALID_TOOL_TYPE", told, field)]
-    return list(_problems(tool_payload(tool), field, is_model))
+    payload = tool_payload(tool)
+    found = list(_problems(payload, field, is_model))
+    if not any(problem.is_error for problem in found):
+        found += _shape_problems(payload, field)
+    return found
 
 
 def check_tools(tools: object, agent_name: str = "the agent") -> list[Any]:
@@ -81,10 +85,8 @@ def normalize_tools(tools: Sequence[object]) -> list[OpenAIFunctionToolSchema]:
     from .schemas import OpenAIFunctionToolSchema
 
     return [
-        tool
-        if isinstance(tool, OpenAIFunctionToolSchema)
-        else OpenAIFunctionToolSchema.model_validate(_described(tool, f"tools[{index}]"))
-        for index, tool in enumerate(tools)
+        tool if isinstance(tool, OpenAIFunctionToolSchema) else _as_schema(tool_payload(tool))
+        for tool in check_tools(list(tools))
     ]
 
 
@@ -130,25 +132,29 @@ def _set_fields(model: BaseModel) -> dict[str, Any]:
     return without_none(model, dumped)
 
 
-def _described(tool: object, field: str) -> dict[str, Any]:
-    """Return a checked tool as the input of a schema."""
-    for problem in tool_problems(tool, field):
-        if problem.is_error:
-            raise InvalidToolError(f"{problem.field}: {problem.message}")
-    payload = tool_payload(tool)
-    function = dict(payload["function"])
-    function["description"] = function.get("description") or ""
-    if function.get("parameters") is None:
-        function.pop("parameters", None)
-    try:
-        from .schemas import OpenAIFunctionSchema
+def _as_schema(payload: dict[str, Any]) -> OpenAIFunctionToolSchema:
+    """Read a tool's dict.
 
-        OpenAIFunctionSchema.model_validate(function)
+    Raises:
+        pydantic.ValidationError: when something in it has another shape.
+    """
+    from .schemas import OpenAIFunctionToolSchema
+
+    function = {key: value for key, value in payload["function"].items() if value is not None}
+    function.setdefault("description", "")
+    return OpenAIFunctionToolSchema.model_validate({**payload, "function": function})
+
+
+def _shape_problems(payload: dict[str, Any], field: str) -> list[ToolProblem]:
+    """Return what keeps a tool from being served; the reply to ``init`` holds it as a schema."""
+    try:
+        _as_schema(payload)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in ("function", *first["loc"]))
-        raise InvalidToolError(f"{field}.{where}: {first['msg']}") from error
-    return {**payload, "function": function}
+        where = ".".join(str(part) for part in (field, *first["loc"]))
+        code = "INVALID_PARAMETERS_TYPE" if "parameters" in first["loc"] else "INVALID_FUNCTION_TYPE"
+        return [ToolProblem(code, f"{first['msg'][0].lower()}{first['msg'][1:]}", where)]
+    return []
 
 
 def _problems(tool: dict[str, Any], field: str, is_model: bool) -> Iterator[ToolProblem]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +17,10 @@ import pytest
 from tests.cli.conftest import Cli, Outcome
 from tests.rubric.serving import serving
 from tests.standin_model import Reply, StandInModel, error_reply
+from tests.warm_osmosis import warm_osmosis
 
 AGENT = """
-import asyncio, sys
+import asyncio, time
 from osmosis_ai.rollout import RolloutAgentLoop
 
 class Agent(RolloutAgentLoop):
@@ -34,6 +38,10 @@ class Agent(RolloutAgentLoop):
         what = messages[-1]["content"]
         if what == "hang":
             await asyncio.Event().wait()
+        if what == "block":
+            print("blocking", flush=True)
+            while True:
+                time.sleep(0.01)
         reply = await ctx.chat(messages, **ctx.request.completion_params)
         messages.append(reply.message)
         if what == "raise":
@@ -150,6 +158,34 @@ def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:
     assert outcome.status == 0
     told = [line.partition(": ")[0] for line in outcome.err.splitlines() if line.startswith("[")]
     assert told == [f"[{number + 1}/6] Row {number}" for number in range(6)]
+
+
+def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(loop: Loop) -> None:
+    loop.rows("block", "fine")
+    outcome = loop.test("--timeout", "0.5s", "--no-probe", "--json", "--limit", "1")
+    assert outcome.status == 1
+    rows = json.loads(outcome.out)["resource"]["results"]  # what the agent printed is not in it
+    assert "blocked the event loop for 0.5 s" in rows[0]["error"]
+    assert "blocking" in outcome.err
+    assert loop.test("--no-probe", "--offset", "1").status == 0
+
+
+def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop) -> None:
+    loop.rows("block")
+    words = ["test", "-m", "tried_agent:agent_loop", "-d", "rows.jsonl", "--no-probe"]
+    process = subprocess.Popen(
+        [*warm_osmosis(), *words, "--base-url", loop.model.base_url, "--model", "m"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("blocking" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        select.select([], [], [], 0.05)
+    assert process.stderr.read().splitlines()[-1] == "Error: Interrupted."
+    assert process.returncode == 1
 
 
 def test_json_is_one_document_and_quiet_says_nothing(loop: Loop) -> None:

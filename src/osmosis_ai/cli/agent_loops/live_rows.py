@@ -1,17 +1,33 @@
-"""What `osmosis test` shows while it runs, and what Ctrl-C does to it."""
+"""What `osmosis test` shows while it runs, and what Ctrl-C does to it.
+
+The agents run in this very thread, and one that blocks it keeps the event loop from timers and signals alike. So
+both are the process's own here: an alarm, which the loop puts off for as long as it turns, raises within the code
+that blocks; and a second Ctrl-C ends the process whether or not the loop has seen the first.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult
 
 QUIT_AT_ONCE = "Interrupted."
+_MOST_BETWEEN_BEATS_S = 1.0
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+class BlockedLoopError(OsmosisError):
+    """An agent keeps the event loop from everything else."""
 
 
 class LiveRows(GracefulStop):
@@ -19,11 +35,35 @@ class LiveRows(GracefulStop):
 
     Args:
         quiet: write none.
+        timeout_s: how long an agent may keep the event loop from turning, in seconds.
     """
 
-    def __init__(self, output: OutputContext, *, quiet: bool) -> None:
+    def __init__(self, output: OutputContext, *, quiet: bool, timeout_s: float) -> None:
         super().__init__(output, ["test"], quit_at_once=QUIT_AT_ONCE)
         self._quiet = quiet
+        self._timeout_s = timeout_s
+        self._pressed = False
+        self._beat: asyncio.TimerHandle | None = None
+        self._before: dict[int, Any] = {}
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """From now on Ctrl-C calls ``interrupt``, a second one ends the process, and the alarm is set."""
+        self._interrupt = interrupt
+        self._running = asyncio.get_running_loop()
+        handlers = {**dict.fromkeys(_INTERRUPTS, self._pressed_ctrl_c), signal.SIGALRM: self._blocked}
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._put_off_alarm()
+
+    def ended(self) -> None:
+        """Give signals their usual meaning back, and close what is shown."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+        super().ended()
 
     def row_ended(self, number: int, total: int, result: LocalRunResult) -> None:
         """Write one row's line."""
@@ -36,3 +76,23 @@ class LiveRows(GracefulStop):
         )
         why = "" if result.success else f" - {formats.one_line(result.raised or result.error or '')}"
         self._output.note(line + why)
+
+    def _put_off_alarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
+        every_s = min(_MOST_BETWEEN_BEATS_S, self._timeout_s / 4)
+        self._beat = self._running.call_later(every_s, self._put_off_alarm)
+
+    def _blocked(self, *_: int | FrameType | None) -> None:
+        # Between two tasks nobody is to blame: this process itself was kept from running.
+        if asyncio.current_task(self._running) is not None:
+            raise BlockedLoopError(
+                f"the agent blocked the event loop for {self._timeout_s:g} s: in `async def run` wait with `await`, "
+                "and leave what blocks to `asyncio.to_thread`."
+            )
+
+    def _pressed_ctrl_c(self, *_: int | FrameType | None) -> None:
+        if self._pressed:
+            self._interrupt = None
+            self._on_signal()
+        self._pressed = True
+        self._running.call_soon_threadsafe(self._on_signal)

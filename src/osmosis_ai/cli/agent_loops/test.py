@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,7 +108,9 @@ def try_agent(
     )
     if debug:
         _show_logs()
-    outcome = _step_through(request) if interactive else _run_rows(request, quiet=quiet)
+    # What the user's code prints is no part of the result.
+    with redirect_stdout(current().stderr):
+        outcome = _step_through(request) if interactive else _run_rows(request, quiet=quiet)
     if quiet and current().mode != "json":
         raise typer.Exit(0 if interactive or _status(outcome) == "success" else 1)
     return _result(request, outcome)
@@ -123,7 +126,7 @@ def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
             f"testing agent '{prepared.agent.name}' on {formats.count(prepared.total)} "
             f"row{'s' if prepared.total > 1 else ''} of {request.dataset} with {request.model}"
         )
-    with LiveRows(current(), quiet=quiet) as live:
+    with LiveRows(current(), quiet=quiet, timeout_s=request.timeout_s) as live:
         return event_loop.run(run_agent_test(prepared, live))
 
 

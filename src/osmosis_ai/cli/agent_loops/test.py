@@ -14,6 +14,8 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, Table
 from osmosis_ai.errors import InteractiveRequiredError
+from osmosis_ai.evaluation.agent_loop.llm_client import DEFAULT_MODEL
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS
 
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
@@ -29,7 +31,7 @@ def try_agent(
     dataset: Annotated[Path, typer.Option("--dataset", "-d", help="Rows: a .jsonl, .json or .parquet file.")],
     model: Annotated[
         str, typer.Option(help="provider/model, or as registered at --base-url.", rich_help_panel=MODEL)
-    ] = "gpt-5-mini",
+    ] = DEFAULT_MODEL,
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +54,7 @@ def try_agent(
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not ask the model once first.", rich_help_panel=MODEL)
     ] = False,
-    max_turns: Annotated[int, typer.Option(help="What the agent may take for a row.")] = 10,
+    max_turns: Annotated[int, typer.Option(help="What the agent may take for a row.")] = DEFAULT_MAX_TURNS,
     timeout: Annotated[
         str, typer.Option(help="How long a row may take: 90, 90s, 10m, 2h; not with --interactive.")
     ] = "10m",

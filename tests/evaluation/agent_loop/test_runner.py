@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from osmosis_ai.evaluation.agent_loop.errors import ToolValidationError
@@ -116,6 +117,16 @@ async def test_an_agent_that_fails_in_any_way_fails_its_row_alone(run_: Any, sai
     assert not result.success
     assert said in (result.error or "")
     assert result.token_usage["total_tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
+)
+async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, written: float | None) -> None:
+    async def rewarded(ctx: Any) -> Any:
+        return ctx.complete([], reward=reward)
+
+    assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
 
 
 async def test_an_agent_that_hangs_is_cut_off_and_one_in_time_is_not() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -240,15 +239,18 @@ class InProcessEvalRunner:
     async def _score(
         self, ran: LocalRunResult, row: Mapping[str, Any]
     ) -> tuple[dict[str, float], dict[str, str]]:
-        from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
+        from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE, EvalFnError, finite_score
 
         scores: dict[str, float] = {}
         unscored: dict[str, str] = {}
         if not ran.success or ran.result is None:
             return scores, unscored
-        reward = ran.result.reward
-        if reward is not None and math.isfinite(reward):
-            scores[AGENT_SCORE] = float(reward)
+        reward = getattr(ran.result, "reward", None)
+        if reward is not None:
+            try:
+                scores[AGENT_SCORE] = finite_score(reward)
+            except EvalFnError as error:
+                unscored[AGENT_SCORE] = error.message
         metadata = dict(row)
         for eval_fn in self.eval_fns:
             score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), metadata)

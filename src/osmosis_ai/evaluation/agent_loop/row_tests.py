@@ -59,12 +59,23 @@ class LocalTestRunner(LocalRolloutRunner):
 def row_result_json(result: LocalRunResult) -> dict[str, Any]:
     """Return what a results file holds of a row."""
     ended = result.result
+    reward, finish_reason = getattr(ended, "reward", None), getattr(ended, "finish_reason", None)
     return {
         "row_index": result.row_index,
         "success": result.success,
         "error": result.error,
         "duration_ms": result.duration_ms,
         "token_usage": result.token_usage,
-        "reward": ended.reward if ended is not None else None,
-        "finish_reason": ended.finish_reason if ended is not None else None,
+        "reward": _plain_number(reward),
+        "finish_reason": None if finish_reason is None else str(finish_reason),
     }
+
+
+def _plain_number(value: object) -> float | None:
+    """Return a reward as files can hold it; None where it is no finite number."""
+    from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
+
+    try:
+        return None if value is None else finite_score(value)
+    except EvalFnError:
+        return None

@@ -6,8 +6,7 @@ model is asked; what is wrong with the model is found by one probe before the fi
 
 from __future__ import annotations
 
-import math
-import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -149,11 +148,7 @@ class AgentTestOutcome:
 
     def add(self, result: LocalRunResult) -> None:
         """Keep what matters of a row's result."""
-        row = row_result_json(result)
-        reward = row["reward"]
-        if isinstance(reward, float) and not math.isfinite(reward):
-            row["reward"] = None
-        self.rows.append(row)
+        self.rows.append(row_result_json(result))
         if not result.success:
             self.failures.append((result.row_index, result.raised or result.error or "failed"))
 
@@ -293,7 +288,7 @@ def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
 
 
 def require_writable_file(path: Path) -> None:
-    """Make the directory of a file, and make sure that the file can be written.
+    """Make the directory of a file, and make sure that the file can be made there.
 
     Raises:
         OsmosisError: it cannot.
@@ -302,10 +297,11 @@ def require_writable_file(path: Path) -> None:
         raise OsmosisError(f"`--output {path}` is a directory; name a file, for instance results.json.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Whether a file can be made there is not only a matter of permissions.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise OsmosisError(f"cannot make the directory of `--output {path}`: {error.strerror}.") from None
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise OsmosisError(f"cannot write `--output {path}`: permission denied.")
+        raise OsmosisError(f"cannot write `--output {path}`: {error.strerror}.") from None
 
 
 def _check_options(request: AgentTestRequest) -> None:

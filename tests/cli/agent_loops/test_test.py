@@ -220,7 +220,7 @@ def test_debugging_writes_events_below_the_current_directory(loop: Loop) -> None
         (["-i", "--batch-size", "2"], "--interactive runs one row at a time"),
         (["--offset", "9"], "No rows to test: rows.jsonl has 3, and `--offset` is 9."),
         (["-o", "."], "is a directory"),
-        (["-o", "rows.jsonl/x/results.json"], "cannot make the directory"),
+        (["-o", "rows.jsonl/x/results.json"], "cannot write `--output"),
         (["-d", "missing.jsonl"], "missing.jsonl"),
         (["-d", "tried_agent.py"], "Unsupported file format"),
         (["-m", "tried_agent"], "module:attribute"),

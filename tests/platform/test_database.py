@@ -150,6 +150,7 @@ def test_sqlite_runs_in_wal_mode_with_foreign_keys_on(db: Database) -> None:
         session.add(DbToken(id="tok_1", user_id="usr_nobody", kind="cli", token_hash="0", created_at=now))
 
 
+@pytest.mark.e2e
 def test_several_processes_migrate_an_empty_database_at_once(any_url: str) -> None:
     program = f"from osmosis_ai.platform.db.engine import Database; Database({any_url!r}).migrate()"
     started = [

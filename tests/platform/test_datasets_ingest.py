@@ -433,6 +433,7 @@ with TestClient(create_app(services), raise_server_exceptions=False) as client:
 """
 
 
+@pytest.mark.e2e
 def test_a_full_disk_is_said_and_nothing_is_left_half_written(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path / "platform")],

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import schemathesis
+from typing import TYPE_CHECKING
+
 from hypothesis import HealthCheck, given, settings
 
-from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.services import PlatformServices
 from tests.conftest import SOAK
-from tests.platform.conftest import World
+from tests.platform.conftest import World, application
+
+if TYPE_CHECKING:
+    import schemathesis
 
 # All routes are described; what a stranger request does to one is left to `make soak`.
 EXAMPLES_PER_ROUTE = 15 if SOAK else 1
 
 
 def test_no_request_breaks_a_route(services: PlatformServices) -> None:
+    import schemathesis  # takes a second
+
     member = World(services).member()
-    described = schemathesis.openapi.from_asgi("/api/openapi.json", create_app(services))
+    described = schemathesis.openapi.from_asgi("/api/openapi.json", application(services))
     for found in described.get_all_operations():
 
         @given(case=found.ok().as_strategy())

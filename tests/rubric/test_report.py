@@ -119,25 +119,26 @@ def test_two_reports_do_not_share_a_nonce(tmp_path: Path) -> None:
     assert len(nonces) == 2
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_whatever_texts_say_they_stay_texts(tmp_path: Path, hostile: str) -> None:
-    def named(prefix: str) -> ScoreTable:
-        sheet = simulated(25, models=2)
-        return table(
-            sheet.scores,
-            human=sheet.human.tolist(),
-            models=[f"{prefix}judge/a", f"{prefix}judge/b"],
-            labels=[f"{prefix}{row}" for row in range(25)],
-        )
-
-    plain = written(tmp_path, named("x"), {"title": "x", "x": "x", "results": "x"}, text="x", why="x")
-    page = written(
-        tmp_path,
-        named(hostile),
-        {"title": hostile, hostile: hostile, "results": hostile},
-        text=hostile,
-        why=hostile,
+def saying(text: str, directory: Path) -> Page:
+    """A report where everything that can be named or said is ``text``."""
+    sheet = simulated(25, models=2)
+    named = table(
+        sheet.scores,
+        human=sheet.human.tolist(),
+        models=[f"{text}judge/a", f"{text}judge/b"],
+        labels=[f"{text}{row}" for row in range(25)],
     )
+    return written(directory, named, {"title": text, text: text, "results": text}, text=text, why=text)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return saying("x", tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_whatever_texts_say_they_stay_texts(tmp_path: Path, plain: Page, hostile: str) -> None:
+    page = saying(hostile, tmp_path)
 
     def shape(found: Page) -> list[tuple[str, list[str]]]:
         # A name with a slash may break there: that mark is the template's own.

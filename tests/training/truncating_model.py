@@ -12,7 +12,6 @@ from osmosis_ai.inference.language_model import Drawn, Floats, Ints, SamplingRow
 from osmosis_ai.inference.model import Model
 
 # What the models' generation_config.json say.
-QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 QWEN25 = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 
 

@@ -335,6 +335,7 @@ def test_out_of_memory_twice_is_a_clear_error_and_changes_nothing(monkeypatch):
     assert_same_state(state_without_rng(learner), before)
 
 
+@pytest.mark.e2e
 def test_a_process_whose_memory_is_limited_says_so_and_keeps_its_policy():
     found = subprocess.run(
         [sys.executable, "-m", "tests.training.step_without_memory", "100"],

@@ -380,6 +380,7 @@ def test_a_platform_without_torch_refuses_to_train_and_says_what_to_install(
     assert api.get(RUNS).json()["total_count"] == 0
 
 
+@pytest.mark.e2e
 def test_neither_the_platform_nor_a_worker_that_has_not_begun_to_train_imports_torch() -> None:
     program = (
         "import sys; import osmosis_ai.platform.app, osmosis_ai.platform.server, osmosis_ai.platform.runs.work.worker; "

@@ -22,7 +22,7 @@ def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
 # The entrypoint
 
 AGENT_LOOP = """
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+from osmosis_ai.rollout import RolloutAgentLoop
 
 
 class Agent(RolloutAgentLoop):

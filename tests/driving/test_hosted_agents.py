@@ -19,7 +19,7 @@ from tests.rollout.world import Controller
 AGENT = """
 import sys
 
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+from osmosis_ai.rollout import RolloutAgentLoop
 
 assert __name__ == "agent"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from main import ANSWER, INSTRUCTIONS, MAX_TURNS, MULTIPLY_TOOL, call_tool
 
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout import RolloutAgentLoop, RolloutResult
 
 
 class MultiplyLoop(RolloutAgentLoop):

@@ -71,7 +71,7 @@ async def test_a_loop_is_trained_on_the_same_tokens_and_rewards_as_its_workflow_
     curves, adapters = [], []
     for entrypoint in TWINS:
         run_dir = tmp_path / "run" / entrypoint
-        changes = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "max_steps": 2, "eval_interval": 2}
+        changes = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "max_steps": 1, "eval_interval": 1}
         records = await train(run_dir, rollout_dir, entrypoint, rows=4, **changes)
         curves.append(
             [
@@ -79,7 +79,7 @@ async def test_a_loop_is_trained_on_the_same_tokens_and_rewards_as_its_workflow_
                 for record in records
             ]
         )
-        weights = run_dir / "checkpoints" / "step-00000002" / "adapter" / "adapter_model.safetensors"
+        weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
         adapters.append(weights.read_bytes())
     assert curves[0] == curves[1]
     assert adapters[0] == adapters[1]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 AGENT = """
 import json
 
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+from osmosis_ai.rollout import RolloutAgentLoop
 
 ADD = {
     "type": "function",

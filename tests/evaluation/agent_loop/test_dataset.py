@@ -158,3 +158,37 @@ def test_a_row_becomes_the_request_that_an_agent_gets() -> None:
     assert request.rollout_id == "eval-5-run-1"
     assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 7, "run_index": 1}
     assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
+
+
+def test_typed_columns_of_parquet_come_as_json(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "system_prompt": ["s"],
+        "user_prompt": ["u"],
+        "when": [datetime.datetime(2026, 1, 2, 3, 4)],
+        "day": [datetime.date(2026, 1, 2)],
+        "price": [decimal.Decimal("1.50")],
+        "raw": [b"\xffa"],
+        "nested": [{"days": [datetime.date(2026, 1, 3)]}],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    (row,) = DatasetReader(tmp_path / "rows.parquet").read()
+    metadata = dataset_row_to_request(row, 0).metadata
+    assert {name: metadata[name] for name in columns if name in metadata} == {
+        "when": "2026-01-02T03:04:00",
+        "day": "2026-01-02",
+        "price": "1.50",
+        "raw": "\\xffa",
+        "nested": {"days": ["2026-01-03"]},
+    }
+
+
+def test_a_row_too_large_for_a_request_is_named() -> None:
+    row = {"system_prompt": "s", "user_prompt": "u", "blob": "x" * 1_100_000}
+    with pytest.raises(DatasetValidationError, match=r"^Row 4: .*exceeds maximum of 1048576 bytes"):
+        dataset_row_to_request(row, 4)

@@ -93,8 +93,10 @@ class DatasetReader:
         if self._has_no_lines():
             return
         reader = self._open()
+        typed = self.file_path.suffix.lower() == ".parquet"
         for number, record in reader:
-            yield reader.exactly(number, record)
+            exact = reader.exactly(number, record)
+            yield _further_as_json(exact) if typed else exact
 
     def _open(self) -> RecordReader:
         from osmosis_ai.datasets.formats import open_reader
@@ -155,6 +157,23 @@ def _require_text(value: object, name: str, index: int) -> None:
         raise DatasetValidationError(f"Row {index}: '{name}' must be a string, found {name_of_type(value)}.")
 
 
+def _further_as_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if name.lower() in _KNOWN else _as_json(value) for name, value in record.items()}
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value of a typed column as JSON has it: a request's metadata travels as JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
 def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what a conversation about a row begins with."""
     return [
@@ -183,21 +202,30 @@ def dataset_row_to_request(
         rollout_id_prefix: of the id, ``<prefix>-<row_index>``, where ``rollout_id`` does not say it.
         rollout_id: the whole id.
         metadata_overrides: added to the row's own metadata, last.
+
+    Raises:
+        DatasetValidationError: the row is too large for a request, or its columns have no JSON.
     """
+    from pydantic import ValidationError
+
     from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
     further = {name: value for name, value in row.items() if name not in _KNOWN}
-    return RolloutRequest(
-        rollout_id=rollout_id or f"{rollout_id_prefix}-{row_index}",
-        server_url=LOCAL_SERVER_URL,
-        messages=row_messages(row),
-        completion_params=completion_params or {},
-        max_turns=max_turns,
-        max_tokens_total=max_tokens_total,
-        metadata={
-            OPTIONAL_COLUMN: row.get(OPTIONAL_COLUMN) or "",
-            "row_index": row_index,
-            **further,
-            **(metadata_overrides or {}),
-        },
-    )
+    try:
+        return RolloutRequest(
+            rollout_id=rollout_id or f"{rollout_id_prefix}-{row_index}",
+            server_url=LOCAL_SERVER_URL,
+            messages=row_messages(row),
+            completion_params=completion_params or {},
+            max_turns=max_turns,
+            max_tokens_total=max_tokens_total,
+            metadata={
+                OPTIONAL_COLUMN: row.get(OPTIONAL_COLUMN) or "",
+                "row_index": row_index,
+                **further,
+                **(metadata_overrides or {}),
+            },
+        )
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DatasetValidationError(f"Row {row_index}: no request can be made of it: {why}.") from None

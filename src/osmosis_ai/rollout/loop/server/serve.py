@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import signal
 import socket
 import sys
@@ -330,7 +331,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        what = getattr(error, "strerror", None) or str(error)
+        # Python adds the address to what the system says; where none was found, only Python says so.
+        known = isinstance(error, OSError) and error.errno is not None and error.errno > 0
+        what = os.strerror(error.errno) if known else getattr(error, "strerror", None) or str(error)
         raise ServeError(
             f"cannot listen on {host}:{port}: {what}", hint="choose another address with --host, --port"
         ) from error

@@ -124,12 +124,12 @@ class AgentServer:
         )
 
     def _run_and_reload(self) -> None:
-        from uvicorn import Server
+        import uvicorn
         from uvicorn.supervisors import ChangeReload
 
-        from .reloading import ReloadedApp
+        from . import reloading
 
-        app = ReloadedApp(
+        os.environ[reloading.SERVED_AGENT_ENV] = reloading.ReloadedApp(
             module=str(self.module),
             host=self.host,
             port=self.port,
@@ -138,9 +138,12 @@ class AgentServer:
             public_host=self.public_host,
             debug_dir=self.debug_dir,
             settings=self.settings,
+        ).model_dump_json()
+        # By its name: uvicorn watches no files for an app that is an object.
+        config = self._config(
+            f"{reloading.__name__}:{reloading.make_app.__name__}", reload=True, factory=True
         )
-        config = self._config(app, reload=True, factory=True)
-        ChangeReload(config, target=Server(config).run, sockets=[self.listener]).run()
+        ChangeReload(config, target=uvicorn.Server(config).run, sockets=[self.listener]).run()
 
     def _config(self, app: Any, **options: Any) -> Config:
         import uvicorn
@@ -332,8 +335,10 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         # Python adds the address to what the system says; where none was found, only Python says so.
-        known = isinstance(error, OSError) and error.errno is not None and error.errno > 0
-        what = os.strerror(error.errno) if known else getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        what = getattr(error, "strerror", None) or str(error)
+        if isinstance(number, int) and number > 0:
+            what = os.strerror(number)
         raise ServeError(
             f"cannot listen on {host}:{port}: {what}", hint="choose another address with --host, --port"
         ) from error

@@ -7,9 +7,11 @@ What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -178,6 +180,32 @@ async def served(loop: ServedLoop) -> AsyncIterator[int]:
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+class LoopProcess:
+    """The agent as a process of its own, from when it listens."""
+
+    def __init__(self, key: str, port: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.driving.served_loop", key, str(port)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def __enter__(self) -> LoopProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 async def main(key: str, port: int) -> None:

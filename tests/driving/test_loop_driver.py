@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,11 +33,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.types import RolloutSample
-from tests.driving.served_loop import TOOL, ServedLoop, served
+from tests.driving.served_loop import TOOL, LoopProcess, ServedLoop, served
 from tests.standin_model import Reply, StandInModel
 
-ROOT = Path(__file__).parents[2]
 KEY = "K-server"
 
 
@@ -62,7 +60,6 @@ class World:
     agent: ServedAgent
     model: StandInModel
     results: Results
-    archived: dict[str, RolloutSample]
     notes: list[str]
 
     async def make(self, *said: str) -> list[AttemptResult]:
@@ -88,15 +85,16 @@ async def driving(
     return_limit_s: float = 60.0,
     locate: Callable[[], AgentLocation] | None = None,
     address: CallbackAddress | None = None,
+    artifacts: Path | None = None,
 ) -> AsyncIterator[World]:
     agent = ServedAgent(
         locate or (lambda: located(port)),
         name="the served agent `loop`",
         callback_address=address,
+        artifact_root=artifacts,
         poll_s=0.05,
         return_limit_s=return_limit_s,
     )
-    archived: dict[str, RolloutSample] = {}
     notes: list[str] = []
     async with StandInModel() as model:
         endpoint = ModelEndpoint("openai/m", "openai", "m", "openai", model.base_url, "sk-0123456789")
@@ -108,16 +106,15 @@ async def driving(
                 timeouts=AttemptTimeouts(agent_s, None),
                 redact=Redactor(),
                 note=notes.append,
-                archive=archived.__setitem__,
             )
             async with runner:
-                yield World(runner, agent, model, Results(), archived, notes)
+                yield World(runner, agent, model, Results(), notes)
 
 
-async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says() -> None:
+async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says(tmp_path: Path) -> None:
     loop = ServedLoop()
     loop.accept.clear()
-    async with served(loop) as port, driving(port) as world:
+    async with served(loop) as port, driving(port, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("what is 6 times 7?"))
         while not loop.inits:  # noqa: ASYNC110 - the agent has begun, and we have not heard that it accepts
             await asyncio.sleep(0.01)
@@ -150,7 +147,10 @@ async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says
         assert tool["function"]["parameters"]["properties"] == {"a": {"type": "number"}}
         assert tool["function"]["name"] == TOOL["function"]["name"]  # type: ignore[index]
         assert "rollout_id" not in sent and sent["model"] == "m" and isinstance(sent["seed"], int)
-        assert [m["role"] for m in world.archived[result.rollout_id].messages] == ["user", "assistant"]
+    trajectory = json.loads((tmp_path / result.rollout_id / "trajectory.json").read_bytes())
+    assert [step["source"] for step in trajectory["steps"]] == ["user", "agent"]
+    assert trajectory["extra"]["osmosis"]["label"] == "42"
+    assert trajectory["final_metrics"]["total_completion_tokens"] == result.usage.completion_tokens
 
 
 async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
@@ -235,50 +235,34 @@ async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
 
 @pytest.mark.e2e
 async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -> None:
-    process, port = await start_agent()
-    async with driving(port) as world:
-        world.model.latency_s = 0.05
-        made = asyncio.create_task(world.make(*(f"row {number}" for number in range(100))))
-        while len(world.results.recorded) < 20:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        process.kill()
-        await process.wait()
-        second, _ = await start_agent(port)
-        try:
-            results = await made
-        finally:
-            second.kill()
-            await second.wait()
+    rows = [f"row {number}" for number in range(100)]
+    with LoopProcess(KEY) as agent:
+        async with driving(agent.port) as world:
+            world.model.latency_s = 0.05
+            made = asyncio.create_task(world.make(*rows))
+            await recorded(world, 20)
+            agent.kill()
+            with await asyncio.to_thread(LoopProcess, KEY, agent.port):
+                results = await made
     assert [result.attempt.row_index for result in results] == list(range(100))
     assert {result.reward for result in results} == {1.0}
     assert world.results.losses and len(world.results.losses) < 100
     # And killed for good: the run ends, says why, and keeps what was finished.
-    process, port = await start_agent()
-    async with driving(port, return_limit_s=0.3) as world:
-        world.model.latency_s = 0.05
-        made = asyncio.create_task(world.make(*(f"row {number}" for number in range(100))))
-        while len(world.results.recorded) < 20:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        process.kill()
-        await process.wait()
-        with pytest.raises(ServedAgentError, match=r"did not come back within 0\.3 s") as ended:
-            await made
-        assert ended.value.is_infrastructure
-        assert 20 <= len(world.results.recorded) < 100
+    with LoopProcess(KEY) as agent:
+        async with driving(agent.port, return_limit_s=0.3) as world:
+            world.model.latency_s = 0.05
+            made = asyncio.create_task(world.make(*rows))
+            await recorded(world, 20)
+            agent.kill()
+            with pytest.raises(ServedAgentError, match=r"did not come back within 0\.3 s") as ended:
+                await made
+            assert ended.value.is_infrastructure
+            assert 20 <= len(world.results.recorded) < 100
 
 
-async def start_agent(port: int = 0) -> tuple[asyncio.subprocess.Process, int]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.driving.served_loop",
-        KEY,
-        str(port),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    return process, int(await process.stdout.readline())
+async def recorded(world: World, count: int) -> None:
+    while len(world.results.recorded) < count:  # noqa: ASYNC110 - results are counted, not announced
+        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +356,17 @@ async def test_an_agent_elsewhere_needs_to_know_where_we_are(monkeypatch: pytest
         given = {"OSMOSIS_BRIDGE_HOST": "localhost.example", "OSMOSIS_BRIDGE_LISTEN": "127.0.0.1"}
         async with driving(port, address=CallbackAddress.from_environment(given)) as world:
             assert world.runner.capacity is None
+
+
+def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_AGENT_NETWORKS", "10.0.0.0/8, fd00::/8, 127.0.0.1")
+    for allowed in ("10.9.8.7", "fd00::1", "127.0.0.1"):
+        require_allowed(allowed)
+    with pytest.raises(AgentAddressError, match="in none of the networks of OSMOSIS_AGENT_NETWORKS"):
+        require_allowed("192.168.1.1")
+    monkeypatch.setenv("OSMOSIS_AGENT_NETWORKS", "intranet")
+    with pytest.raises(OsmosisError, match="and has 'intranet'"):
+        require_allowed("10.9.8.7")
 
 
 def test_the_bridges_address_is_the_operators() -> None:

@@ -34,6 +34,7 @@ from osmosis_ai.api.resources.auth import Auth
 from osmosis_ai.api.resources.datasets import Datasets
 from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
+from osmosis_ai.api.resources.rollout_servers import RolloutServers
 from osmosis_ai.api.resources.rollouts import Rollouts
 from osmosis_ai.api.resources.secrets import Secrets
 from osmosis_ai.api.resources.training_runs import TrainingRuns
@@ -126,6 +127,7 @@ class PlatformClient:
         self.datasets = Datasets(self)
         self.secrets = Secrets(self)
         self.rollouts = Rollouts(self)
+        self.rollout_servers = RolloutServers(self)
         self.models = Models(self)
         self.eval_runs = EvalRuns(self)
         self.training_runs = TrainingRuns(self)

@@ -19,6 +19,8 @@ WORKSPACES = f"{PREFIX}/workspaces"
 DATASETS = f"{PREFIX}/datasets"
 ENVIRONMENT_SECRETS = f"{PREFIX}/environment-secrets"
 ROLLOUTS = f"{PREFIX}/rollouts"
+ROLLOUT_SERVERS = f"{PREFIX}/rollout-servers"
+ROLLOUT_SERVER_REGISTER = f"{PREFIX}/rollout-server/register"
 BASE_MODELS = f"{PREFIX}/models/base"
 LORA_MODELS = f"{PREFIX}/models/lora"
 EVAL_RUNS = f"{PREFIX}/eval-runs"
@@ -69,6 +71,16 @@ def dataset_download(name_or_id: str) -> str:
 def dataset_logs(name_or_id: str) -> str:
     """What was said while a dataset was checked."""
     return f"{dataset(name_or_id)}/logs"
+
+
+def rollout_server(name: str) -> str:
+    """One agent that is served elsewhere; with what is below it and the list, a route of self-hosted platforms."""
+    return f"{ROLLOUT_SERVERS}/{segment(name)}"
+
+
+def rollout_server_probe(name: str) -> str:
+    """The question how an agent that is served elsewhere does."""
+    return f"{rollout_server(name)}/probe"
 
 
 def model(name: str) -> str:

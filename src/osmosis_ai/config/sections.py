@@ -21,6 +21,9 @@ from pydantic_core import CoreSchema, core_schema
 
 LARGEST_COUNT = 2**31 - 1
 
+SERVED_AGENT = "server://"
+"""Begins the entrypoint of an agent that is served elsewhere (`osmosis serve`)."""
+
 _COMMIT_SHA = re.compile(r"[0-9a-fA-F]{7,40}")
 _PLACEHOLDER = re.compile(r"<.*>", re.DOTALL)
 
@@ -56,8 +59,17 @@ def rollout_name_problem(rollout: str) -> str | None:
     return None
 
 
+def served_agent(entrypoint: str) -> str | None:
+    """Return what an entrypoint names after `server://`: an agent that is served elsewhere; None for a file."""
+    return entrypoint.removeprefix(SERVED_AGENT) if entrypoint.startswith(SERVED_AGENT) else None
+
+
 def entrypoint_problem(entrypoint: str) -> str | None:
     """Return what is wrong with ``entrypoint`` as a path inside the rollout's directory, or None."""
+    agent = served_agent(entrypoint)
+    if agent is not None:
+        named = agent and agent == agent.strip() and agent.isprintable() and not _PLACEHOLDER.fullmatch(agent)
+        return None if named else f"must name a served agent: {SERVED_AGENT}NAME, or {SERVED_AGENT}HOST:PORT"
     if not entrypoint.strip() or "\0" in entrypoint:
         return "must not be empty"
     if PurePosixPath(entrypoint).is_absolute() or PureWindowsPath(entrypoint).drive:
@@ -136,7 +148,7 @@ class Experiment(ConfigSection):
 
     rollout: Annotated[str, AfterValidator(_rollout)] = Field(description="directory under `rollouts/`")
     entrypoint: Annotated[str, AfterValidator(_entrypoint)] = Field(
-        description="the script in it that serves the agent, usually `main.py`"
+        description="the script in it that serves the agent, usually `main.py`; or `server://NAME`, an agent that is served elsewhere"
     )
     model_path: Annotated[str, AfterValidator(_model_path)] = Field(
         description="LiteLLM-style name of the model"

@@ -8,6 +8,7 @@ no name may lead there: what a name resolves to is looked at when the connection
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp.abc import AbstractResolver
 
-SCHEME = "server://"
+NETWORKS_ENV = "OSMOSIS_AGENT_NETWORKS"
+"""Names the networks that served agents may be in; anywhere, but for what is always refused, where it is not set."""
+
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # What clouds answer with credentials on, beyond the link-local addresses that most of them use.
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
@@ -87,11 +90,29 @@ class AgentAddress:
         return self.base_url.removeprefix("http://")
 
 
+def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Read the operator's networks, with commas between them.
+
+    Raises:
+        OsmosisError: one is none.
+    """
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(ipaddress.ip_network(part))
+        except ValueError:
+            raise OsmosisError(
+                f"{NETWORKS_ENV} must name addresses or networks such as 10.0.0.0/24, and has '{part}'."
+            ) from None
+    return tuple(found)
+
+
 def require_allowed(address: str) -> None:
     """Let an IP address through that something may be served on.
 
     Raises:
-        AgentAddressError: it is link-local, of a cloud's metadata service, or of no single machine.
+        AgentAddressError: it is link-local, of a cloud's metadata service, or of no single machine; or the operator
+            has named the networks of served agents, and it is in none of them.
     """
     found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
@@ -101,6 +122,9 @@ def require_allowed(address: str) -> None:
             f"{address} is refused: no agent is served on link-local, multicast or unspecified addresses, "
             "nor on those of a cloud's metadata service."
         )
+    networks = allowed_networks(os.environ.get(NETWORKS_ENV, ""))
+    if networks and not any(found in network for network in networks):
+        raise AgentAddressError(f"{address} is refused: it is in none of the networks of {NETWORKS_ENV}.")
 
 
 def open_agent_session(*, timeout_s: float) -> aiohttp.ClientSession:

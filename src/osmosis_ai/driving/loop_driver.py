@@ -69,7 +69,7 @@ class LoopRolloutDriver(CallbackRolloutDriver):
         self._patience_s = callback_timeout_s or DEFAULT_DEADLINE_S
 
     async def _admit(self, request: RolloutRunRequest) -> None:
-        key = self._endpoints.open(request.rollout_id)
+        key = self._endpoints.open(request)
         accepted = await self._accepted(encode_request(self._init_body(request, key)))
         # First known to be there, then free to call: whoever counts its rollouts must not miss one that it has.
         self._agent.admitted.add(request.rollout_id)

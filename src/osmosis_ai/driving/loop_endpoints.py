@@ -13,9 +13,10 @@ import logging
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -26,6 +27,7 @@ from osmosis_ai.driving.bridge_errors import RefusedCallError, refusal
 from osmosis_ai.driving.callback_registry import UnknownRolloutIdError
 from osmosis_ai.llm.wire_json import loads
 from osmosis_ai.rollout.types import (
+    ExecutionResult,
     GraderCompleteRequest,
     GraderStatus,
     RolloutCompleteRequest,
@@ -37,6 +39,7 @@ from osmosis_ai.rollout.types import (
 if TYPE_CHECKING:
     from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.callback_registry import CallbackStore
+    from osmosis_ai.driving.driver import RolloutRunRequest
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,6 @@ NO_REWARD = "the served agent reported no reward, and nothing else grades its ro
 # What clients of the agent-loop line write into every call, whether or not the agent asked for it.
 _UNASKED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
-
-Archive = Callable[[str, RolloutSample], None]
 
 
 class _Completion(BaseModel):
@@ -68,10 +69,14 @@ class _Completion(BaseModel):
 class _OpenRollout:
     """A rollout that a served agent works on."""
 
-    rollout_id: str
+    request: RolloutRunRequest
     tools: asyncio.Future[list[dict[str, Any]]]
     completing: asyncio.Lock = field(default_factory=asyncio.Lock)
     completed: bool = False
+
+    @property
+    def rollout_id(self) -> str:
+        return self.request.rollout_id
 
 
 class LoopEndpoints:
@@ -80,31 +85,32 @@ class LoopEndpoints:
     Args:
         store: learns how rollouts ended.
         bridge: answers the model calls; rollouts are opened and closed in it by whoever makes the attempts.
-        archive: keeps the conversation of a rollout that has ended, by its id; blocking, called in a thread.
+        artifact_root: conversations are kept there, as the server of other rollouts keeps them; None keeps none.
     """
 
     def __init__(
-        self, store: CallbackStore, bridge: RolloutBridge[Any], *, archive: Archive | None = None
+        self, store: CallbackStore, bridge: RolloutBridge[Any], *, artifact_root: Path | None = None
     ) -> None:
         self._store = store
         self._bridge = bridge
-        self._archive = archive
+        self._artifact_root = artifact_root
         self._open: dict[bytes, _OpenRollout] = {}
         self._keys: dict[str, bytes] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()
 
-    def open(self, rollout_id: str) -> str:
+    def open(self, request: RolloutRunRequest) -> str:
         """Expect the calls of a rollout, and return the key that they must show.
 
         Raises:
             ValueError: the rollout is open already.
         """
+        rollout_id = request.rollout_id
         if rollout_id in self._keys:
             raise ValueError(f"rollout {rollout_id!r} is open already")
         key = secrets.token_urlsafe(32)
         digest = self._keys[rollout_id] = _digest(key)
         tools: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._open[digest] = _OpenRollout(rollout_id, tools)
+        self._open[digest] = _OpenRollout(request, tools)
         return key
 
     def offer_tools(self, rollout_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
@@ -170,8 +176,9 @@ class LoopEndpoints:
         sample = _sample_of(completion)
         ended, graded = outcome_of_completion(completion, sample)
         try:
-            if sample.messages and self._archive is not None:
-                await asyncio.to_thread(self._archive, rollout_id, sample)
+            if sample.messages and self._artifact_root is not None:
+                report = self._bridge.usage(rollout_id).report
+                await asyncio.to_thread(_archive, self._artifact_root, opened.request, sample, report)
             await self._store.handle_completion(rollout_id, ended)
             await self._store.handle_grader(rollout_id, graded)
         except UnknownRolloutIdError:
@@ -220,6 +227,24 @@ def _sample_of(completion: _Completion) -> RolloutSample:
     return RolloutSample(
         messages=completion.final_messages, metrics=completion.metrics or {}, extra_fields=extra
     )
+
+
+def _archive(
+    root: Path, request: RolloutRunRequest, sample: RolloutSample, report: dict[str, Any] | None
+) -> None:
+    """Write the conversation of a rollout; what fails is logged, never raised."""
+    from osmosis_ai.rollout.trajectory.archive import RolloutArchive
+    from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+
+    archive = RolloutArchive(
+        request.rollout_id,
+        label=request.label,
+        metadata=dict(request.metadata) if request.metadata is not None else None,
+        extra_fields=dict(request.extra_fields) if request.extra_fields is not None else None,
+        root=root,
+    )
+    told = TrajectoryReport.model_validate(report) if report is not None else None
+    archive.publish(ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample), told, None)
 
 
 async def _prepare(opened: _OpenRollout, body: dict[str, Any]) -> tuple[str, ...]:

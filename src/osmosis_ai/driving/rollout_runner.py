@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
-    from osmosis_ai.driving.loop_endpoints import Archive
     from osmosis_ai.redaction import Redactor
 
 
@@ -108,7 +107,6 @@ class RolloutRunner:
     Args:
         bridge: serves the model to the agents, who show ``bridge_token``.
         server: the rollout's, not yet started (:func:`prepare_server`), or an agent that is served elsewhere.
-        archive: keeps the conversations of such an agent, which has no access to the run's directory.
         timeouts: of each attempt.
         redact: told of the run's keys.
         note: told, in a sentence, when the server died and when this machine is late.
@@ -130,7 +128,6 @@ class RolloutRunner:
         note: Callable[[str], None],
         log: Callable[..., None] = lambda *_, **__: None,
         rate_limited: Callable[[], bool] = lambda: False,
-        archive: Archive | None = None,
     ) -> None:
         self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
         redact.add([self._bridge_token, self._callback_token])
@@ -140,7 +137,9 @@ class RolloutRunner:
             on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
         )
         self._agent = server if isinstance(server, ServedAgent) else None
-        self._endpoints = LoopEndpoints(self._registry, bridge, archive=archive)
+        self._endpoints = LoopEndpoints(
+            self._registry, bridge, artifact_root=self._agent.artifact_root if self._agent else None
+        )
         self._callbacks = CallbackListener(
             self._registry,
             auth_token=self._callback_token,

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -106,6 +107,7 @@ class ServedAgent:
             again may have another key. Raises an OsmosisError for one that is not there any more.
         name: what errors call it.
         callback_address: where it finds the process that drives it.
+        artifact_root: where its conversations are kept; it has no access to the run's directory.
         poll_s: seconds between two looks at it.
         return_limit_s: how long it may be away before there is no point in waiting.
 
@@ -121,11 +123,13 @@ class ServedAgent:
         *,
         name: str,
         callback_address: CallbackAddress | None = None,
+        artifact_root: Path | None = None,
         poll_s: float = POLL_S,
         return_limit_s: float = RETURN_LIMIT_S,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
+        self.artifact_root = artifact_root
         self.admitted: set[str] = set()
         self._locate = locate
         self._poll_s = poll_s

@@ -129,8 +129,11 @@ class Execution:
             client = await self._open_policy(stack)
             self._hooks.stage("preparing the rollout's environment")
             environment, server = await job.rollout.server(self._server_setting())
-            self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
-            self._hooks.stage("starting the rollout's server")
+            if environment is not None:
+                self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
+            self._hooks.stage(
+                "starting the rollout's server" if environment else "looking for the served agent"
+            )
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
                 ModelBridge(client, auth_token=model_key),

@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.spec import EvalRunSpec
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.environment import RolloutEnvironment
+    from osmosis_ai.driving.served_agent import ServedAgent
     from osmosis_ai.driving.server_process import RolloutServer
 
 
@@ -68,8 +69,10 @@ class RolloutSource(ABC):
         return None
 
     @abstractmethod
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Return the agent's environment and its server in it, not yet started.
+    async def server(
+        self, setting: ServerSetting
+    ) -> tuple[RolloutEnvironment | None, RolloutServer | ServedAgent]:
+        """Return the agent's environment and its server in it, not yet started; no environment where it is elsewhere.
 
         Raises:
             OsmosisError: the environment cannot be built.

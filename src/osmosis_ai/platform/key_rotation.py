@@ -20,7 +20,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbSecret
+from osmosis_ai.platform.db.tables import DbRolloutServer, DbRun, DbSecret
+from osmosis_ai.platform.rollout_servers import server_context
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
 from osmosis_ai.platform.secrets import secret_context
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
@@ -58,6 +59,7 @@ class _SealedColumn:
 _SEALED_COLUMNS = (
     _SealedColumn(DbSecret.id, DbSecret.sealed, secret_context),
     _SealedColumn(DbRun.id, DbRun.sealed_secrets, secrets_context),
+    _SealedColumn(DbRolloutServer.id, DbRolloutServer.sealed, server_context),
 )
 
 

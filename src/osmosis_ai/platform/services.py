@@ -18,6 +18,7 @@ from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
+from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
@@ -49,6 +50,7 @@ class PlatformServices:
     secrets: SecretStore
     mirrors: MirrorStore
     rollouts: RolloutStore
+    rollout_servers: RolloutServerStore
     model_servers: ModelServerPool
     submitter: RunSubmitter
     eval_runs: RunStore
@@ -95,6 +97,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         secrets=SecretStore(db, vault, used_clock),
         mirrors=mirrors,
         rollouts=rollouts,
+        rollout_servers=RolloutServerStore(db, vault, used_clock),
         model_servers=ModelServerPool(ModelServerFactory(db, blobs)),
         submitter=RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),

@@ -15,7 +15,7 @@ from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.release_checks import read_settings, release_issues
-from osmosis_ai.config.sections import EvaluationSettings, Experiment
+from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -146,7 +146,11 @@ def _read(
 
 def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:
     """Check that the code is there, unless the config takes it from another place in the repository's history."""
-    if "branch" in experiment or "commit_sha" in experiment:
+    if (
+        "branch" in experiment
+        or "commit_sha" in experiment
+        or served_agent(experiment["entrypoint"]) is not None
+    ):
         return
     try:
         entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])

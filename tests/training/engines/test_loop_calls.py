@@ -10,6 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
+from osmosis_ai.driving.driver import RolloutRunRequest
 from osmosis_ai.driving.loop_endpoints import LoopEndpoints
 from tests.training.policy_world import MULTIPLY, PolicyWorld, policy_world, question
 
@@ -35,7 +36,7 @@ async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, LoopEndpoints
 
 async def test_a_loops_calls_are_recorded_like_those_of_an_agent_that_sends_its_tools() -> None:
     async with policy_world() as world, loop_url(world) as (url, endpoints), aiohttp.ClientSession() as http:
-        key = endpoints.open("r1")
+        key = endpoints.open(RolloutRunRequest([], rollout_id="r1"))
         nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
         endpoints.offer_tools("r1", [nullable])
         body: dict[str, Any] = {

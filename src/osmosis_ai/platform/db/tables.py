@@ -230,6 +230,29 @@ class DbSecret(Base):
     updated_at: Mapped[datetime]
 
 
+class DbRolloutServer(Base):
+    """An agent that is served elsewhere, as it was last registered under its name, and how its last probe ended.
+
+    ``sealed`` is the key that it asks for; NULL where it asks for none. ``status``: ``healthy`` or ``unhealthy``.
+    """
+
+    __tablename__ = "rollout_servers"
+    __table_args__ = (UniqueConstraint("workspace_id", "name"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(255))
+    host: Mapped[str] = mapped_column(String(255))
+    port: Mapped[int] = mapped_column(Integer)
+    sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
+    status: Mapped[str] = mapped_column(String(16))
+    error: Mapped[str | None] = mapped_column(Text)
+    probed_at: Mapped[datetime | None]
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
 class DbRun(Base):
     """An evaluation or training run, and its lease.
 

@@ -87,7 +87,9 @@ class _WaitingClient:
 
     def answer(self, **values: str) -> Response:
         query = urlencode({**values, "state": self.state})
-        return RedirectResponse(f"{self.origin}/callback?{query}", status_code=303)
+        # The address holds the token: nothing on the way keeps it, and no page that it leads to names it to others.
+        headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        return RedirectResponse(f"{self.origin}/callback?{query}", status_code=303, headers=headers)
 
 
 @router.get("/cli-auth", response_class=HTMLResponse, include_in_schema=False)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.hooks import RunHooks
+    from osmosis_ai.evaluation.rollout_source import RolloutSource
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.datasets.cached import OpenProgress
@@ -68,7 +69,7 @@ class PreparedEvalRun:
     spec: EvalRunSpec
     dataset: DatasetInput
     selection: Selection
-    rollout_dir: Path
+    rollout: RolloutSource
     output_root: Path
     provenance: Mapping[str, Any]
     origin: str | None
@@ -100,13 +101,13 @@ def prepare_eval_run(
     from osmosis_ai.datasets import count_records, file_digest, select_rows
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.inference import served_models
-    from osmosis_ai.workspace.config_files import entrypoint_path, load_eval_config, rollout_directory
+    from osmosis_ai.workspace.config_files import load_eval_config
     from osmosis_ai.workspace.layout import find_workspace
 
     workspace = find_workspace(start)
     config = load_eval_config(request.config, workspace)
     spec = EvalRunSpec(config.experiment, config.evaluation, env=config.env, secret_names=config.secrets)
-    entrypoint_path(workspace, config.experiment)
+    rollout = _rollout(workspace, config)
     served = spec.experiment.model_path in served_models()
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
@@ -119,7 +120,7 @@ def prepare_eval_run(
         spec=spec,
         dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
         selection=selection,
-        rollout_dir=rollout_directory(workspace, spec.experiment.rollout),
+        rollout=rollout,
         output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
         provenance=provenance,
         origin=_origin(workspace),
@@ -136,7 +137,6 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     """
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.policy import open_policy
-    from osmosis_ai.evaluation.rollout_source import ProjectSource
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.spec import EvalRunOptions
 
@@ -158,7 +158,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         ),
         dataset=prepared.dataset,
         selection=prepared.selection,
-        rollout=ProjectSource(prepared.rollout_dir),
+        rollout=prepared.rollout,
         output_root=prepared.output_root,
         hooks=hooks,
         open_model=lambda env, lost: open_policy(prepared.spec.experiment.model_path, env, lost),
@@ -167,6 +167,41 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     )
     summary = await runner.run()
     return EvalRunResult(prepared, summary) if summary is not None else None
+
+
+def _rollout(workspace: WorkspaceDirectory, config: EvalConfig) -> RolloutSource:
+    """Return the agent that a config names: a directory here, or one that is served elsewhere.
+
+    Raises:
+        OsmosisError: there is no such directory, or no agent can be served there.
+    """
+    from osmosis_ai.config.sections import served_agent
+    from osmosis_ai.evaluation.rollout_source import ProjectSource
+    from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
+
+    agent = served_agent(config.experiment.entrypoint)
+    if agent is not None:
+        return _served(agent)
+    entrypoint_path(workspace, config.experiment)
+    return ProjectSource(rollout_directory(workspace, config.experiment.rollout))
+
+
+def _served(agent: str) -> RolloutSource:
+    from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError
+    from osmosis_ai.driving.served_agent import AgentLocation
+    from osmosis_ai.evaluation.served_source import ServedSource
+    from osmosis_ai.services.rollouts.servers import agent_key
+
+    try:
+        address = AgentAddress.parse(agent)
+    except AgentAddressError as error:
+        raise OsmosisError(
+            f"`eval run` asks a served agent itself, and `server://{agent}` does not say where it is: {error.message}",
+            hint="write server://HOST:PORT; the names of registered agents are known to their platform alone "
+            "(`osmosis eval submit`)",
+        ) from None
+    location = AgentLocation(address, agent_key())
+    return ServedSource(agent, lambda: location)
 
 
 def _dataset_file(

@@ -71,6 +71,13 @@ class ImportOutcome:
         )
 
 
+def served_elsewhere(entrypoint: str) -> ImportOutcome:
+    """Return what is known of an agent of which nothing is here: nothing, before a run asks it."""
+    return ImportOutcome(
+        "unknown", entrypoint, f"`{entrypoint}` is served elsewhere: the run asks it when it starts."
+    )
+
+
 def import_entrypoint(
     rollout_dir: Path,
     entrypoint: str,

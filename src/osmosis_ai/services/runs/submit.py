@@ -235,10 +235,13 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
     Raises:
         OsmosisError: it cannot run anywhere.
     """
-    from osmosis_ai.services.rollouts.preflight import import_entrypoint
+    from osmosis_ai.config.sections import served_agent
+    from osmosis_ai.services.rollouts.preflight import import_entrypoint, served_elsewhere
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     workspace, experiment = context.workspace, config.experiment
+    if served_agent(experiment.entrypoint) is not None:
+        return served_elsewhere(experiment.entrypoint)
     entrypoint_path(workspace, experiment)
     tell("Importing the entrypoint")
     return import_entrypoint(

@@ -241,10 +241,14 @@ class _Check:
                 self._add_issues("warning", shown, [issue], note="; the platform is likely to refuse it")
 
     def _check_import(self, config: Config, shown: str) -> None:
-        from osmosis_ai.services.rollouts.preflight import HINT, import_entrypoint
+        from osmosis_ai.config.sections import served_agent
+        from osmosis_ai.services.rollouts.preflight import HINT, import_entrypoint, served_elsewhere
         from osmosis_ai.workspace.config_files import rollout_directory
 
         experiment = config.experiment
+        if served_agent(experiment.entrypoint) is not None:
+            self._leave(served_elsewhere(experiment.entrypoint).problem)
+            return
         entrypoint = f"rollouts/{experiment.rollout}/{experiment.entrypoint}"
         if experiment.branch or experiment.commit_sha:
             pinned = experiment.branch or experiment.commit_sha

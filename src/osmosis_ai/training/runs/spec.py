@@ -15,6 +15,7 @@ from osmosis_ai.training.runs.validation import ValidationPlan
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.evaluation.served_source import ServedSource
     from osmosis_ai.evaluation.spec import DatasetInput
 
 
@@ -28,6 +29,7 @@ class TrainingSpec:
         dataset: the rows.
         rollout_dir: the rollout's directory.
         entrypoint: its file that serves the agent.
+        served: the agent, where it is served elsewhere; the directory is no more than its name then.
         validation: what the policy is measured on.
         adapter: a PEFT directory to go on from.
         device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when None.
@@ -45,6 +47,7 @@ class TrainingSpec:
     device: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    served: ServedSource | None = None
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that the run's curve depends on, as the manifest locks it."""
@@ -62,7 +65,11 @@ class TrainingSpec:
             "rollout": {
                 "name": self.rollout_dir.name,
                 "entrypoint": self.entrypoint,
-                "source_digest": source_digest(self.rollout_dir),
+                "source_digest": (
+                    self.served.source_digest(self.rollout_dir)
+                    if self.served is not None
+                    else source_digest(self.rollout_dir)
+                ),
             },
             "env": dict(sorted(self.env.items())),
             "secret_names": sorted(self.secret_values),

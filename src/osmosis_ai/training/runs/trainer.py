@@ -35,6 +35,7 @@ from osmosis_ai.training.runs.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.driving.served_agent import ServedAgent
     from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
@@ -227,10 +228,12 @@ class Trainer:
             return await work
         return await self._ranks.run(work, self._learner.abandon)
 
-    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer:
+    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer | ServedAgent:
         from osmosis_ai.driving.rollout_runner import prepare_server
 
         spec, directory = self._spec, self._directory
+        if spec.served is not None:
+            return spec.served.agent(directory.trials)
         _, server = await prepare_server(
             spec.rollout_dir,
             spec.entrypoint,
@@ -267,7 +270,7 @@ class Trainer:
         stack: AsyncExitStack,
         engine: PolicyEngine,
         chat: ChatFormat,
-        server: RolloutServer,
+        server: RolloutServer | ServedAgent,
         hooks: TrainingHooks,
     ) -> RolloutSampler:
         from osmosis_ai.driving.driver import AttemptTimeouts

@@ -86,6 +86,8 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig, token
         **python_environment(environ),
         # It builds the rollouts' environments.
         **chosen(environ, (), PACKAGE_PREFIXES),
+        # It drives agents that are served elsewhere, as the operator allows.
+        **chosen(environ, ("OSMOSIS_AGENT_NETWORKS",), ("OSMOSIS_BRIDGE_",)),
         "OSMOSIS_HOME": str(config.home),
         "OSMOSIS_DATABASE_URL": config.database_url,
         "PYTHONUNBUFFERED": "1",

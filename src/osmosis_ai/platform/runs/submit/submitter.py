@@ -21,9 +21,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import Issue, closest
+from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.rollout_servers import find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
@@ -185,7 +187,11 @@ class RunSubmitter:
         if sync_error is not None and experiment.commit_sha is None:
             # A commit is the same whenever it was fetched; a branch would be a stale one.
             raise _not_fetched(sync_error)
-        self._check_rollout(repository, sha, experiment.rollout, experiment.entrypoint)
+        agent = served_agent(experiment.entrypoint)
+        if agent is None:
+            self._check_rollout(repository, sha, experiment.rollout, experiment.entrypoint)
+        else:
+            self._check_agent(repository.workspace_id, agent)
         with self._db.session() as session:
             known = select(DbRollout.id).where(
                 DbRollout.repository_id == repository.id, DbRollout.name == experiment.rollout
@@ -212,6 +218,15 @@ class RunSubmitter:
         except NotFoundError:
             problem = f"there is no file {path} {where}; commit it and `git push`"
             raise rejected([Issue("experiment.entrypoint", problem)]) from None
+
+    def _check_agent(self, workspace_id: str, agent: str) -> None:
+        if find_server(self._db, workspace_id, agent) is None:
+            problem = (
+                f"no served agent '{agent}' is registered in this workspace; `osmosis serve` registers one"
+            )
+            near = closest(agent, list(server_names(self._db, workspace_id)))
+            suggestion = SERVED_AGENT + near if near is not None else None
+            raise rejected([Issue("experiment.entrypoint", problem, suggestion=suggestion)])
 
     def _secret_scopes(self, submission: RunSubmission, request: RunRequest) -> dict[str, str]:
         """Return where the value of each secret comes from; ``run`` for those given with the request."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -15,7 +14,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
-from osmosis_ai.evaluation.rollout_source import ProjectSource
+from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -41,7 +40,7 @@ class PreparedEval(PreparedRun):
     """An evaluation that can be begun, or gone on with."""
 
     request: EvalRequest
-    rollout_dir: Path
+    rollout: RolloutSource
     dataset: DatasetInput
     rows: RowSelection
     adapter: TrainedAdapter | None
@@ -64,10 +63,11 @@ class EvalWork(RunWork[PreparedEval]):
             stored = frozenset(session.scalars(select(DbRunFile.path).where(DbRunFile.run_id == run.id)))
         request = read_eval_request(run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
+        common = inputs.common(secret_values)
         return PreparedEval(
-            **inputs.common(secret_values),
+            **common,
             request=request,
-            rollout_dir=inputs.source() / "rollouts" / run.rollout_name,
+            rollout=inputs.rollout(request.experiment.entrypoint, common["redactor"]),
             dataset=inputs.dataset(),
             rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
@@ -91,7 +91,7 @@ class EvalWork(RunWork[PreparedEval]):
             options=EvalRunOptions(name=run.name, seed=run.seed, verbose=True),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),
-            rollout=ProjectSource(prepared.rollout_dir),
+            rollout=prepared.rollout,
             output_root=self._directory.output_root,
             hooks=_Hooks(publisher, interrupt, prepared.secret_values),
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),

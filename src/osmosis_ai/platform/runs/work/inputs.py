@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.sections import served_agent
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
+from osmosis_ai.evaluation.served_source import ServedSource
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.platform.blobs.local import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
@@ -22,6 +25,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbRun
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.models import copy_adapter
+from osmosis_ai.platform.rollout_servers import server_locator
 from osmosis_ai.platform.runs.submit.model_path import PolicyWeights, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
@@ -83,6 +87,27 @@ class RunInputs:
         finally:
             mirrors.close()
         return source
+
+    def rollout(self, entrypoint: str, redactor: Redactor) -> RolloutSource:
+        """Return the agent: a directory of the commit, or one that is served elsewhere.
+
+        Args:
+            entrypoint: of the run's config.
+            redactor: told of the key of a served agent.
+
+        Raises:
+            OsmosisError: the repository is not connected any more.
+        """
+        agent = served_agent(entrypoint)
+        if agent is None:
+            return ProjectSource(self.source() / "rollouts" / self.run.rollout_name)
+        return self.served(agent, redactor)
+
+    def served(self, agent: str, redactor: Redactor) -> ServedSource:
+        """Return an agent that is served elsewhere, looked for whenever it has to be found."""
+        workspace_id = self.run.workspace_id
+        locate = server_locator(self._db, self._vault, workspace_id, agent, lambda key: redactor.add([key]))
+        return ServedSource(agent, locate)
 
     def dataset(self) -> DatasetInput:
         """Return the rows, in a copy of this run's own.

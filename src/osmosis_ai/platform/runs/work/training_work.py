@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai._version import __version__
+from osmosis_ai.config.sections import served_agent
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -70,17 +71,21 @@ class TrainingWork(RunWork[PreparedTraining]):
         inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
         run, request = inputs.run, read_training_request(inputs.run.request)
         policy, secret_values = inputs.policy(), inputs.secret_values(request.secrets)
+        common, agent = inputs.common(secret_values), served_agent(request.experiment.entrypoint)
         spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
             dataset=inputs.dataset(),
-            rollout_dir=inputs.source() / "rollouts" / run.rollout_name,
+            rollout_dir=(inputs.source() if agent is None else self._directory.path)
+            / "rollouts"
+            / run.rollout_name,
+            served=inputs.served(agent, common["redactor"]) if agent is not None else None,
             entrypoint=request.experiment.entrypoint,
             adapter=policy.adapter,
             env=request.env,
             secret_values=secret_values,
         )
-        return PreparedTraining(**inputs.common(secret_values), request=request, spec=spec)
+        return PreparedTraining(**common, request=request, spec=spec)
 
     async def execute(
         self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt

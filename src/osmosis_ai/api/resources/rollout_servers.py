@@ -1,0 +1,33 @@
+"""Agents that are served elsewhere, as the platform knows them."""
+
+from __future__ import annotations
+
+from osmosis_ai.api import routes
+from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.wire.rollout_servers import (
+    RegisteredRolloutServer,
+    RolloutServerList,
+    RolloutServerRegistration,
+)
+
+
+class RolloutServers(Resource):
+    """The served agents of the repository's workspace."""
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutServerList:
+        """Return one page, by name."""
+        return self._page(routes.ROLLOUT_SERVERS, model=RolloutServerList, limit=limit, offset=offset)
+
+    def register(self, registration: RolloutServerRegistration) -> RegisteredRolloutServer:
+        """Register an agent under its name, in place of an earlier one; the platform asks it how it does."""
+        if registration.api_key is not None:
+            self._client.hide([registration.api_key])
+        return self._client.post(routes.ROLLOUT_SERVER_REGISTER, registration, model=RegisteredRolloutServer)
+
+    def probe(self, name: str) -> RegisteredRolloutServer:
+        """Have the platform ask an agent how it does."""
+        return self._client.post(routes.rollout_server_probe(name), None, model=RegisteredRolloutServer)
+
+    def remove(self, name: str) -> None:
+        """Forget an agent."""
+        self._client.delete(routes.rollout_server(name))

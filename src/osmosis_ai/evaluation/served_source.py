@@ -1,0 +1,51 @@
+"""An agent that is served elsewhere: nothing of it is here but where it is and what it asks for as a key.
+
+What it is made of is its owner's; a result depends on the name that a run gave it, and on no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
+
+if TYPE_CHECKING:
+    from osmosis_ai.driving.served_agent import AgentLocation, ServedAgent
+
+
+class ServedSource(RolloutSource):
+    """A served agent, as runs know it.
+
+    Args:
+        name: what the config calls it.
+        locate: says where it is now; blocking. Raises an OsmosisError when it is not there any more.
+    """
+
+    def __init__(self, name: str, locate: Callable[[], AgentLocation]) -> None:
+        self.name = name
+        self._locate = locate
+
+    def source_digest(self, output_root: Path) -> str:
+        """Return the digest of the agent's name."""
+        return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
+
+    async def server(self, setting: ServerSetting) -> tuple[None, ServedAgent]:
+        """Return the agent, not yet looked for."""
+        setting.note(f"the agent is served elsewhere: `{self.name}`")
+        return None, self.agent(setting.directory.trials)
+
+    def agent(self, artifact_root: Path) -> ServedAgent:
+        """Return the agent; it calls back where the operator of this machine says."""
+        from osmosis_ai.driving.callback_server import CallbackAddress
+        from osmosis_ai.driving.served_agent import ServedAgent
+
+        return ServedAgent(
+            self._locate,
+            name=f"the served agent `{self.name}`",
+            callback_address=CallbackAddress.from_environment(os.environ),
+            artifact_root=artifact_root,
+        )

@@ -1,0 +1,122 @@
+"""Agents that are served elsewhere: registered by who serves them, then listed, probed and removed by anybody in the
+workspace; whoever may run an evaluation may register one. No reply ever holds a key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from osmosis_ai.api.wire import rollout_servers as wire
+from osmosis_ai.driving.agent_address import AgentAddress
+from osmosis_ai.platform.accounts import Principal
+from osmosis_ai.platform.http.authentication import (
+    Authenticated,
+    GitHeader,
+    Services,
+    WorkspaceScope,
+    resolve_scope,
+)
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.rollout_servers import RegisteredServer
+from osmosis_ai.platform.services import PlatformServices
+
+router = api_router("/api/cli")
+
+
+@router.post("/rollout-server/register")
+def register(
+    services: Services,
+    principal: Authenticated,
+    body: wire.RolloutServerRegistration,
+    git: GitHeader = None,
+) -> wire.RegisteredRolloutServer:
+    """Keep a served agent under its name, in place of an earlier one, and say whether it answers.
+
+    The workspace is that of the token, or of the repository for who sends one.
+    """
+    registered = services.rollout_servers.register(
+        _workspace_id(services, principal, git),
+        principal.user.id,
+        name=body.agent_loop_name,
+        address=AgentAddress(body.host, body.port),
+        api_key=body.api_key,
+    )
+    return _probed(registered)
+
+
+@router.get("/rollout-servers")
+def list_servers(services: Services, scope: WorkspaceScope, page: Paging) -> wire.RolloutServerList:
+    """List the served agents of the workspace."""
+    listed, total = services.rollout_servers.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    return wire.RolloutServerList(
+        rollout_servers=[_wire_server(item) for item in listed], **page.keys(total, len(listed))
+    )
+
+
+@router.post("/rollout-servers/{name}/probe")
+def probe(services: Services, scope: WorkspaceScope, name: str) -> wire.RegisteredRolloutServer:
+    """Ask a served agent how it does."""
+    return _probed(services.rollout_servers.probe(scope.workspace_id, name))
+
+
+@router.delete("/rollout-servers/{name}")
+def remove(services: Services, scope: WorkspaceScope, name: str) -> dict[str, Any]:
+    """Forget a served agent."""
+    services.rollout_servers.remove(scope.workspace_id, name)
+    return {}
+
+
+def _workspace_id(services: PlatformServices, principal: Principal, git: str | None) -> str:
+    """Return the workspace that an agent is registered in.
+
+    Raises:
+        ApiError: it cannot be told, or the user is no member of it.
+    """
+    if git is not None and git.strip():
+        with services.db.session() as session:
+            return resolve_scope(session, principal, git).workspace_id
+    own = [workspace.id for workspace, _, _ in services.workspaces.of_user(principal.user.id)]
+    wanted = principal.token.workspace_id
+    if wanted is not None:
+        own = [workspace_id for workspace_id in own if workspace_id == wanted]
+    if not own:
+        raise ApiError(403, "WORKSPACE_ACCESS_DENIED", "you are not a member of the workspace of this token.")
+    if len(own) > 1:
+        raise ApiError(
+            400,
+            "WORKSPACE_REQUIRED",
+            "you are a member of several workspaces; serve the agent from a directory of one of them, "
+            "so that its repository says which is meant.",
+        )
+    return own[0]
+
+
+def _probed(found: RegisteredServer) -> wire.RegisteredRolloutServer:
+    health, server = found.health, found.server
+    result = wire.HealthCheckResult()
+    if health is not None and health.info is not None:
+        result = wire.HealthCheckResult(server_info=wire.RolloutServerInfo(**health.info))
+    elif server.error is not None:
+        result = wire.HealthCheckResult(error=server.error)
+    return wire.RegisteredRolloutServer(
+        id=server.id, status=server.status, health_check_result=result, name=server.name
+    )
+
+
+def _wire_server(found: RegisteredServer) -> wire.ListedRolloutServer:
+    server = found.server
+    return wire.ListedRolloutServer(
+        id=server.id,
+        name=server.name,
+        host=server.host,
+        port=server.port,
+        status=server.status,
+        has_key=server.sealed is not None,
+        error=server.error,
+        probed_at=server.probed_at,
+        created_at=server.created_at,
+        updated_at=server.updated_at,
+        creator_name=found.creator,
+    )

@@ -1,0 +1,267 @@
+"""Agents that are served elsewhere: registered under a name, asked how they do, driven by runs that name them.
+
+The newest registration of a name is the agent of that name; a run that is under way follows it. The key that an agent
+asks for lies sealed in the database, and comes out where the agent is spoken to: nothing here shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError, open_agent_session
+from osmosis_ai.driving.served_agent import PROBE_TIMEOUT_S, AgentHealth, AgentLocation, probe_agent
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.db.tables import DbRolloutServer, DbUser, new_id
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.clock import Clock
+    from osmosis_ai.platform.db.engine import Database
+    from osmosis_ai.platform.vault import Vault
+
+MAX_SERVERS = 500
+"""Per workspace; who serves an agent again under its name takes no further place."""
+_LONGEST_NAME = 255
+_LONGEST_KEY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredServer:
+    """A registered agent, who registered it, and what its latest probe found; None where it was not asked just now."""
+
+    server: DbRolloutServer
+    creator: str | None
+    health: AgentHealth | None = None
+
+
+class RolloutServerStore:
+    """The registered agents of all workspaces.
+
+    Args:
+        db: where they are kept.
+        vault: seals their keys.
+        clock: dates them.
+    """
+
+    def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
+        self._db = db
+        self._vault = vault
+        self._clock = clock
+
+    def register(
+        self, workspace_id: str, user_id: str, *, name: str, address: AgentAddress, api_key: str | None
+    ) -> RegisteredServer:
+        """Keep an agent under its name, in place of an earlier one, and ask it how it does; blocking.
+
+        Raises:
+            OsmosisError: the name or the key cannot be one.
+            ConflictError: the workspace has too many.
+        """
+        _check_name(name)
+        _check_key(api_key)
+        health = probe(AgentLocation(address, api_key))
+        try:
+            self._put(workspace_id, user_id, name, address, api_key, health)
+        except IntegrityError:
+            # Another process registered it a moment ago: now it is there to be changed.
+            self._put(workspace_id, user_id, name, address, api_key, health)
+        return self._found(workspace_id, name, health)
+
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RegisteredServer], int]:
+        """Return one page of the agents of a workspace, by name, and how many there are in all."""
+        of_workspace = DbRolloutServer.workspace_id == workspace_id
+        with self._db.session() as session:
+            total = session.scalar(select(func.count()).select_from(DbRolloutServer).where(of_workspace)) or 0
+            rows = session.execute(
+                select(DbRolloutServer, DbUser)
+                .outerjoin(DbUser, DbUser.id == DbRolloutServer.creator_id)
+                .where(of_workspace)
+                .order_by(DbRolloutServer.name)
+                .limit(limit)
+                .offset(offset)
+            ).all()
+        return [RegisteredServer(server, _name_of(user)) for server, user in rows], total
+
+    def probe(self, workspace_id: str, name: str) -> RegisteredServer:
+        """Ask an agent how it does, and note the answer; blocking.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            VaultError: its key cannot be opened.
+        """
+        health = probe(locate_server(self._db, self._vault, workspace_id, name))
+        with self._db.transaction() as session:
+            server = _server(session, workspace_id, name)
+            if server is not None:
+                _note(server, health, self._clock)
+        return self._found(workspace_id, name, health)
+
+    def remove(self, workspace_id: str, name: str) -> None:
+        """Forget an agent and its key; what it serves goes on.
+
+        Raises:
+            NotFoundError: there is none of this name.
+        """
+        with self._db.transaction() as session:
+            server = _server(session, workspace_id, name)
+            if server is None:
+                raise not_registered(name)
+            session.delete(server)
+
+    def _put(
+        self,
+        workspace_id: str,
+        user_id: str,
+        name: str,
+        address: AgentAddress,
+        api_key: str | None,
+        health: AgentHealth,
+    ) -> None:
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            server = _server(session, workspace_id, name)
+            if server is None:
+                _require_room(session, workspace_id)
+                server = DbRolloutServer(
+                    id=new_id("srv"), workspace_id=workspace_id, name=name, created_at=now
+                )
+                session.add(server)
+            server.host, server.port, server.creator_id = address.host, address.port, user_id
+            server.sealed = None
+            if api_key is not None:
+                server.sealed = self._vault.seal(api_key.encode(), context=server_context(server.id))
+            server.updated_at = now
+            _note(server, health, self._clock)
+
+    def _found(self, workspace_id: str, name: str, health: AgentHealth) -> RegisteredServer:
+        with self._db.session() as session:
+            server = _server(session, workspace_id, name)
+            if server is None:
+                raise not_registered(name)
+            creator = session.get(DbUser, server.creator_id) if server.creator_id else None
+        return RegisteredServer(server, _name_of(creator), health)
+
+
+def probe(location: AgentLocation) -> AgentHealth:
+    """Ask an agent how it does; blocking, for as long as one probe may take."""
+
+    async def ask() -> AgentHealth:
+        async with open_agent_session(timeout_s=PROBE_TIMEOUT_S) as http:
+            return await probe_agent(http, location)
+
+    return asyncio.run(ask())
+
+
+def find_server(db: Database, workspace_id: str, agent: str) -> DbRolloutServer | None:
+    """Return the agent that a config calls ``agent``: by its name, or else by its `HOST:PORT`."""
+    with db.session() as session:
+        named = _server(session, workspace_id, agent)
+        if named is not None:
+            return named
+        try:
+            address = AgentAddress.parse(agent)
+        except AgentAddressError:
+            return None
+        at = (DbRolloutServer.host == address.host, DbRolloutServer.port == address.port)
+        newest = select(DbRolloutServer).where(DbRolloutServer.workspace_id == workspace_id, *at)
+        return session.scalars(newest.order_by(DbRolloutServer.updated_at.desc()).limit(1)).first()
+
+
+def server_names(db: Database, workspace_id: str) -> Sequence[str]:
+    """Return the names of a workspace's agents."""
+    with db.session() as session:
+        of_workspace = DbRolloutServer.workspace_id == workspace_id
+        return session.scalars(select(DbRolloutServer.name).where(of_workspace)).all()
+
+
+def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentLocation:
+    """Return where an agent is now, with its key.
+
+    Raises:
+        NotFoundError: it is not registered any more.
+        AgentAddressError: nothing here connects to where it is.
+        VaultError: its key cannot be opened.
+    """
+    server = find_server(db, workspace_id, agent)
+    if server is None:
+        raise not_registered(agent)
+    key = vault.open(server.sealed, context=server_context(server.id)) if server.sealed is not None else None
+    return AgentLocation(AgentAddress(server.host, server.port), key.decode() if key is not None else None)
+
+
+def server_locator(
+    db: Database, vault: Vault, workspace_id: str, agent: str, hide: Callable[[str], None]
+) -> Callable[[], AgentLocation]:
+    """Return what finds an agent whenever it is asked; ``hide`` is told of each key that comes out."""
+
+    def locate() -> AgentLocation:
+        location = locate_server(db, vault, workspace_id, agent)
+        if location.api_key is not None:
+            hide(location.api_key)
+        return location
+
+    return locate
+
+
+def not_registered(name: str) -> NotFoundError:
+    """Return the error of a name that no agent has."""
+    return NotFoundError(
+        f"no served agent '{name[:_LONGEST_NAME]}' is registered in this workspace.",
+        hint="`osmosis serve` registers the agent that it serves; `osmosis rollout server list` shows all",
+    )
+
+
+def server_context(server_id: str) -> str:
+    """Return what the key of an agent is sealed for."""
+    return f"rollout_servers:{server_id}"
+
+
+def _server(session: Session, workspace_id: str, name: str) -> DbRolloutServer | None:
+    if "\0" in name or len(name) > _LONGEST_NAME:
+        return None
+    named = (DbRolloutServer.workspace_id == workspace_id, DbRolloutServer.name == name)
+    return session.scalar(select(DbRolloutServer).where(*named))
+
+
+def _require_room(session: Session, workspace_id: str) -> None:
+    of_workspace = DbRolloutServer.workspace_id == workspace_id
+    if (
+        session.scalar(select(func.count()).select_from(DbRolloutServer).where(of_workspace)) or 0
+    ) >= MAX_SERVERS:
+        raise ConflictError(
+            f"this workspace has {MAX_SERVERS} registered agents, and may have no more.",
+            hint="remove what is not served any more: osmosis rollout server remove NAME",
+        )
+
+
+def _note(server: DbRolloutServer, health: AgentHealth, clock: Clock) -> None:
+    server.status = "healthy" if health.error is None else "unhealthy"
+    server.error = health.error
+    server.probed_at = clock.now()
+
+
+def _check_name(name: str) -> None:
+    if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise OsmosisError(
+            f"the name of a served agent must be printable, without spaces around it, and of {_LONGEST_NAME} "
+            "characters at most."
+        )
+
+
+def _check_key(api_key: str | None) -> None:
+    if api_key is None:
+        return
+    if not api_key or len(api_key) > _LONGEST_KEY or not (api_key.isascii() and api_key.isprintable()):
+        raise OsmosisError(
+            f"the key of a served agent must be of 1 to {_LONGEST_KEY} printable ASCII characters."
+        )
+
+
+def _name_of(user: DbUser | None) -> str | None:
+    return (user.name or user.email) if user is not None else None

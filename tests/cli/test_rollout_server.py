@@ -1,0 +1,85 @@
+"""What a person and a script see of agents that are served elsewhere: never their keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import respx
+
+from tests.cli.conftest import Cli
+from tests.logins import FERN, make_checkout, save_login, use_platform
+
+SERVERS, REGISTER = "/api/cli/rollout-servers", "/api/cli/rollout-server/register"
+KEY = "osm_rollout_canary-4711"
+SERVER = {
+    "id": "srv_1",
+    "name": "calculator",
+    "host": "10.1.2.3",
+    "port": 9000,
+    "status": "unhealthy",
+    "has_key": True,
+    "error": "it refuses the key (HTTP 401)",
+    "probed_at": "2026-05-02T09:00:00Z",
+    "created_at": "2026-05-01T09:00:00Z",
+    "updated_at": "2026-05-02T09:00:00Z",
+    "creator_name": "Mara",
+}
+HEALTHY = {"id": "srv_1", "status": "healthy", "health_check_result": {"server_info": {"active_rollouts": 3}}}
+UNHEALTHY = {"id": "srv_1", "status": "unhealthy", "health_check_result": {"error": "it refuses the key"}}
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[respx.MockRouter]:
+    use_platform(monkeypatch)
+    save_login()
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_KEY", KEY)
+    monkeypatch.chdir(make_checkout(tmp_path / "w").root)
+    with respx.mock(base_url=FERN, assert_all_called=False) as router:
+        router.get(SERVERS).respond(json={"rollout_servers": [SERVER], "total_count": 1})
+        router.post(REGISTER).respond(json=HEALTHY)
+        router.post(f"{SERVERS}/calculator/probe").respond(json=HEALTHY)
+        router.delete(f"{SERVERS}/calculator").respond(json={})
+        yield router
+
+
+def test_served_agents_are_listed_with_how_they_do(cli: Cli) -> None:
+    told = cli("--json", "rollout", "server", "list")
+    assert told.status == 0
+    (item,) = json.loads(told.out)["items"]
+    assert item["name"] == "calculator" and item["error"] == SERVER["error"]
+    shown = cli("rollout", "server", "list").out
+    assert "10.1.2.3:9000" in shown and "unhealthy" in shown
+
+
+def test_an_agent_is_registered_with_the_key_of_the_environment(cli: Cli, platform: respx.MockRouter) -> None:
+    told = cli("rollout", "server", "register", "calculator", "[fd00::1]:9000")
+    assert told.status == 0
+    sent = json.loads(platform.calls.last.request.content)
+    assert sent == {"host": "fd00::1", "port": 9000, "agent_loop_name": "calculator", "api_key": KEY}
+    assert "server://calculator" in told.out and KEY not in told.out + told.err
+    platform.post(REGISTER).respond(json=UNHEALTHY)
+    warned = cli("rollout", "server", "register", "calculator", "10.1.2.3:9000")
+    assert warned.status == 0 and "it refuses the key" in warned.err
+    refused = cli("rollout", "server", "register", "calculator", "169.254.169.254:80")
+    assert refused.status == 1 and "is refused" in refused.err
+    refused = cli("rollout", "server", "register", "calculator", "10.1.2.3")
+    assert refused.status == 1 and "is not HOST:PORT" in refused.err
+
+
+def test_a_probe_ends_with_one_when_the_agent_does_not_do_well(cli: Cli, platform: respx.MockRouter) -> None:
+    healthy = cli("rollout", "server", "probe", "calculator")
+    assert (healthy.status, "3 rollouts under way" in healthy.out) == (0, True)
+    platform.post(f"{SERVERS}/calculator/probe").respond(json=UNHEALTHY)
+    unhealthy = cli("--json", "rollout", "server", "probe", "calculator")
+    assert unhealthy.status == 1
+    assert json.loads(unhealthy.out)["resource"]["health_check_result"] == {"error": "it refuses the key"}
+
+
+def test_an_agent_is_removed_after_a_question(cli: Cli, platform: respx.MockRouter) -> None:
+    asked = cli("rollout", "server", "remove", "calculator")
+    assert asked.status == 1 and platform.calls.call_count == 0
+    removed = cli("rollout", "server", "remove", "calculator", "--yes")
+    assert removed.status == 0 and platform.calls.last.request.method == "DELETE"

@@ -170,6 +170,28 @@ def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(loop: Loop) -> 
     assert loop.test("--no-probe", "--offset", "1").status == 0
 
 
+def test_ctrl_c_keeps_the_rows_that_had_ended(loop: Loop) -> None:
+    never = asyncio.Event()
+    loop.model.respond = lambda body: Reply(
+        wait_for=never if body["messages"][-1]["content"] == "b" else None
+    )
+    words = ["test", "-m", "tried_agent:agent_loop", "-d", "rows.jsonl", "--no-probe", "-o", "kept.json"]
+    process = subprocess.Popen(
+        [*warm_osmosis(), *words, "--base-url", loop.model.base_url, "--model", "m"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("[1/3] Row 0: OK" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "1 of 1 rows passed, 2 not run." in out
+    assert "Traceback" not in err
+    assert [row["row_index"] for row in results("kept.json")["results"]] == [0]
+
+
 def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop) -> None:
     loop.rows("block")
     words = ["test", "-m", "tried_agent:agent_loop", "-d", "rows.jsonl", "--no-probe"]

@@ -79,15 +79,6 @@ def test_an_unknown_command_gets_a_suggestion_at_every_level(
     assert envelope["command"] == (" ".join(arguments[:-1]) or "<root>")
 
 
-@pytest.mark.parametrize(
-    "words", [("-m", "agent:Agent", "-d", "rows.jsonl"), ("-d", "rows.jsonl", "--module=agent:Agent")]
-)
-def test_the_classic_evaluation_of_a_module_is_said_to_be_missing(cli: Cli, words: tuple[str, ...]) -> None:
-    said = "'osmosis eval -m MODULE': this release does not have it."
-    assert cli("eval", *words) == (2, "", f"Error: {said}\nhint: see `osmosis eval --help`\n")
-    assert json.loads(cli("eval", *words, "--json").err)["error"]["message"] == said
-
-
 def test_a_hidden_command_is_never_suggested(cli: Cli) -> None:
     assert "fleece" not in cli("fleec").err
 

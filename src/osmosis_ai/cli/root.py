@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +21,14 @@ _MEANINGS = dict(OPTIONS)
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
 # Other lines of the product have these. What is near to them in spelling does something else.
 _NOT_IN_THIS_RELEASE = ("benchmark", "template", "quickstart", "upgrade", "dev")
-_CLASSIC_EVAL = ("-m", "--module")
-_CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CLASSIC_EVAL = "-m"
+"""What the classic evaluation is called among the commands of `eval`: what its lines begin with."""
+TWO_FORMS = (
+    "An agent loop is evaluated by `osmosis eval -m MODULE:AGENT -d FILE --model MODEL --eval-fn MODULE:FN`, "
+    "without a subcommand; a config file by `osmosis eval run CONFIG` or `osmosis eval submit CONFIG`, without -m."
+)
+_HELP = ("-h", "--help")
+_CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
 
 class CommandGroup(TyperGroup):
@@ -32,8 +39,8 @@ class CommandGroup(TyperGroup):
         if not args and not self.invoke_without_command and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(0)
-        if ctx.command_path == f"{PROGRAM} eval" and _is_classic_eval(args):
-            ctx.fail(f"'{PROGRAM} eval -m MODULE': this release does not have it.")
+        if ctx.command_path == f"{PROGRAM} eval":
+            args = self._eval_form(ctx, args)
         self.no_args_is_help = False
         return super().parse_args(ctx, args)
 
@@ -44,6 +51,23 @@ class CommandGroup(TyperGroup):
             ctx.fail(_no_such_command(name, self._visible_names(ctx)))
         ctx.meta.setdefault(TRAIL, []).append(name)
         return super().resolve_command(ctx, args)
+
+    def _eval_form(self, ctx: Any, args: list[str]) -> list[str]:
+        """Tell `eval -m MODULE:AGENT …` from `eval SUBCOMMAND …`; fail where a line is neither or both."""
+        has_module = any(_names_module(word) for word in args)
+        if args[:1] and args[0] in self.list_commands(ctx) and args[0] != CLASSIC_EVAL:
+            if has_module:
+                ctx.fail(f"'{PROGRAM} eval {args[0]}' has no -m. {TWO_FORMS}")
+            return args
+        if not args or not args[0].startswith("-") or (not has_module and args[0] in _HELP):
+            return args
+        if not has_module:
+            ctx.fail(f"'{PROGRAM} eval' without a subcommand needs -m. {TWO_FORMS}")
+        if meant := _positional(args, self.list_commands(ctx)):
+            ctx.fail(f"'{PROGRAM} eval -m' has no subcommand '{meant}'. {TWO_FORMS}")
+        # What follows are options of a command whose own name looks like one.
+        words = ["--help"] if any(word in _HELP for word in args) else args
+        return ["--", CLASSIC_EVAL, *words]
 
     def _visible_names(self, ctx: Any) -> list[str]:
         found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
@@ -146,12 +170,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _is_classic_eval(arguments: Sequence[str]) -> bool:
-    return (
-        arguments[:1] != []
-        and arguments[0].startswith("-")
-        and any(word.partition("=")[0] in _CLASSIC_EVAL for word in arguments)
+def _positional(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the word that is one of ``names`` and no value of the option before it; None without any."""
+    return next(
+        (word for before, word in pairwise(words) if word in names and not before.startswith("-")), None
     )
+
+
+def _names_module(word: str) -> bool:
+    """Tell whether a word of a command line is the option -m, also with its value behind it."""
+    attached = word.startswith(CLASSIC_EVAL) and not word.startswith("--")
+    return attached or word.partition("=")[0] == "--module"
 
 
 def _no_such_command(name: str, visible: Sequence[str]) -> str:

@@ -26,10 +26,20 @@ def test_no_threshold_makes_a_run_without_a_score_pass() -> None:
     assert summarize_scores([[None]], n_runs=1, pass_threshold=0.0).estimate is None
 
 
-def test_one_run_per_row_has_no_pass_at_k() -> None:
+def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
     found = summarize_scores([[1.0], [0.0]], n_runs=1, pass_threshold=1.0)
-    assert found.pass_at_k == {} == found.pass_at_k_estimates
+    assert found.pass_at_k == {}
+    assert {k: estimate.value for k, estimate in found.pass_at_k_estimates.items()} == {1: 0.5}
     assert list(found.documented()) == ["mean", "std", "min", "max"]
+
+
+def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
+    scores: list[list[float | None]] = [[0.1], [0.5], [0.9], [0.9]]
+    apart = summarize_scores(scores, n_runs=1, pass_threshold=1.0)
+    found = summarize_scores(scores, n_runs=1, pass_threshold=1.0, clusters=[0, 1, 2, 2])
+    assert apart.estimate is not None and found.estimate is not None
+    assert (apart.estimate.clusters, found.estimate.clusters) == (4, 3)
+    assert (found.estimate.high or 0) > (apart.estimate.high or 0)
 
 
 def test_nothing_is_summarized_as_nothing() -> None:

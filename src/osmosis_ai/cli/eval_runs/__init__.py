@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from osmosis_ai.cli.agent_loops.eval_classic import eval_classic
 from osmosis_ai.cli.eval_runs.download import download
 from osmosis_ai.cli.eval_runs.gate import gate
 from osmosis_ai.cli.eval_runs.info import info
@@ -13,6 +14,7 @@ from osmosis_ai.cli.eval_runs.run import run
 from osmosis_ai.cli.eval_runs.stop import stop
 from osmosis_ai.cli.eval_runs.submit import submit
 from osmosis_ai.cli.eval_runs.watch import watch
+from osmosis_ai.cli.root import CLASSIC_EVAL
 from osmosis_ai.cli.rubric.eval_rubric import rubric
 
 app = typer.Typer(help="Evaluate agents.")
@@ -26,3 +28,5 @@ app.command("watch")(watch)
 app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("download")(download)
+# What is too much gets a sentence of its own.
+app.command(CLASSIC_EVAL, context_settings={"allow_extra_args": True})(eval_classic)

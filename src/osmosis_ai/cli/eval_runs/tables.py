@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.machine import LimitName
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.metrics_models import Estimates
-    from osmosis_ai.evaluation.statistics import Estimate, Percentiles
+    from osmosis_ai.evaluation.statistics import Percentiles
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from osmosis_ai.services.eval_runs.watch import WatchedRun
@@ -165,14 +165,14 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
         over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
-        yield "Reward", Styled(f"{reward.value:.3f}", "strong"), _interval(reward), over
+        yield "Reward", Styled(f"{reward.value:.3f}", "strong"), formats.interval(reward), over
     if rate is not None:
         over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}"
         label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
-        yield label, Styled(formats.percent(rate.value), "strong"), _interval(rate, percent=True), over
+        yield label, Styled(formats.percent(rate.value), "strong"), formats.interval(rate, percent=True), over
     for k, estimate in estimates.pass_at_k.items():
         over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
-        yield f"pass@{k}", formats.percent(estimate.value), _interval(estimate, percent=True), over
+        yield f"pass@{k}", formats.percent(estimate.value), formats.interval(estimate, percent=True), over
     tokens = estimates.tokens
     per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
     split = f"{formats.count(tokens.prompt)} prompt, {formats.count(tokens.completion)} completion"
@@ -234,14 +234,6 @@ def _sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row
 
 def _number(count: int, noun: str) -> str:
     return f"{formats.count(count)} {noun}" if count == 1 else f"{formats.count(count)} {noun}s"
-
-
-def _interval(estimate: Estimate, *, percent: bool = False) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"none: {estimate.reason}" if estimate.reason else formats.MISSING
-    if percent:
-        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
-    return f"{estimate.low:.3f} – {estimate.high:.3f}"
 
 
 def _ms(milliseconds: float) -> str:

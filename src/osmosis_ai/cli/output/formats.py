@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from osmosis_ai.evaluation.statistics import Estimate
+
 MISSING = "–"
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
@@ -70,6 +72,15 @@ def count(number: int | None) -> str:
 def percent(fraction: float | None, *, digits: int = 1) -> str:
     """Return ``41.3 %`` for a fraction of 0.413."""
     return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
+
+
+def interval(estimate: Estimate, *, percent: bool = False) -> str:
+    """Return where an estimate lies, with 95 % confidence, or why nobody can say."""
+    if estimate.low is None or estimate.high is None:
+        return f"none: {estimate.reason}" if estimate.reason else MISSING
+    if percent:
+        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
+    return f"{estimate.low:.3f} – {estimate.high:.3f}"
 
 
 def money(usd: float | None) -> str:

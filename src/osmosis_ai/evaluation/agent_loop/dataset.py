@@ -26,7 +26,7 @@ OPTIONAL_COLUMN = "ground_truth"
 SUFFIXES = (".json", ".jsonl", ".parquet")
 LOCAL_SERVER_URL = "http://local-rollout.local"
 
-_KNOWN = frozenset((*REQUIRED_COLUMNS, OPTIONAL_COLUMN))
+KNOWN_COLUMNS = frozenset((*REQUIRED_COLUMNS, OPTIONAL_COLUMN))
 
 
 class LoopRow(TypedDict):
@@ -131,7 +131,7 @@ def loop_row(record: object, index: int) -> LoopRow:
         from osmosis_ai.datasets.reader import name_of_type
 
         raise DatasetValidationError(f"Row {index}: Expected object, found {name_of_type(record)}.")
-    row = {name.lower() if name.lower() in _KNOWN else name: value for name, value in record.items()}
+    row = {name.lower() if name.lower() in KNOWN_COLUMNS else name: value for name, value in record.items()}
     missing = [name for name in REQUIRED_COLUMNS if name not in row]
     if missing:
         found = ", ".join(str(name) for name in record) or "none"
@@ -158,7 +158,9 @@ def _require_text(value: object, name: str, index: int) -> None:
 
 
 def _further_as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if name.lower() in _KNOWN else _as_json(value) for name, value in record.items()}
+    return {
+        name: value if name.lower() in KNOWN_COLUMNS else _as_json(value) for name, value in record.items()
+    }
 
 
 def _as_json(value: Any) -> Any:
@@ -210,7 +212,7 @@ def dataset_row_to_request(
 
     from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
-    further = {name: value for name, value in row.items() if name not in _KNOWN}
+    further = {name: value for name, value in row.items() if name not in KNOWN_COLUMNS}
     try:
         return RolloutRequest(
             rollout_id=rollout_id or f"{rollout_id_prefix}-{row_index}",

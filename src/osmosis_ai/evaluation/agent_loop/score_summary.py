@@ -27,7 +27,7 @@ class EvalEvalSummary:
         scored: runs with a score.
         unscored: runs without one.
         estimate: the mean of the scored runs; None when there are none.
-        pass_at_k_estimates: pass@k over the rows that have k scored runs.
+        pass_at_k_estimates: pass@k over the rows that have k scored runs; pass@1 is the pass rate.
     """
 
     mean: float
@@ -56,7 +56,12 @@ class EvalEvalSummary:
 
 
 def summarize_scores(
-    rows: Sequence[Sequence[float | None]], *, n_runs: int, pass_threshold: float, ks: Iterable[int] = ()
+    rows: Sequence[Sequence[float | None]],
+    *,
+    n_runs: int,
+    pass_threshold: float,
+    ks: Iterable[int] = (),
+    clusters: Sequence[int] | None = None,
 ) -> EvalEvalSummary:
     """Summarize the scores of one eval function.
 
@@ -65,6 +70,7 @@ def summarize_scores(
         n_runs: how often each row was run.
         pass_threshold: a score of at least this passes.
         ks: further k for the estimates of pass@k.
+        clusters: of each row, a number that it shares with its copies; by default no row is a copy.
     """
     every = [score if score is not None else 0.0 for row in rows for score in row]
     scored = [(index, score) for index, row in enumerate(rows) for score in row if score is not None]
@@ -79,8 +85,12 @@ def summarize_scores(
         pass_at_k=_documented_pass_at_k([len(row) for row in rows], passes, n_runs),
         scored=len(scored),
         unscored=len(every) - len(scored),
-        estimate=statistics.estimate_reward([score for _, score in scored], [index for index, _ in scored]),
-        pass_at_k_estimates=_pass_at_k_estimates(attempts, passes, n_runs, ks) if n_runs > 1 else {},
+        estimate=statistics.estimate_reward(
+            [score for _, score in scored],
+            [index for index, _ in scored],
+            [clusters[index] for index, _ in scored] if clusters is not None else None,
+        ),
+        pass_at_k_estimates=_pass_at_k_estimates(attempts, passes, ks_for(n_runs, ks), clusters),
     )
 
 
@@ -128,7 +138,7 @@ def _documented_pass_at_k(runs: Sequence[int], passes: Sequence[int], n_runs: in
 
 
 def _pass_at_k_estimates(
-    attempts: Sequence[int], passes: Sequence[int], n_runs: int, further: Iterable[int]
+    attempts: Sequence[int], passes: Sequence[int], ks: Iterable[int], clusters: Sequence[int] | None
 ) -> dict[int, Estimate]:
-    found = {k: statistics.estimate_pass_at_k(attempts, passes, k) for k in ks_for(n_runs, further)}
+    found = {k: statistics.estimate_pass_at_k(attempts, passes, k, clusters) for k in ks}
     return {k: estimate for k, estimate in found.items() if estimate is not None}

@@ -1,0 +1,192 @@
+"""`osmosis eval -m module:agent`: an agent loop on a dataset, scored by eval functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai import event_loop
+from osmosis_ai.cli.options import parse_duration
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.root import TWO_FORMS
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.agent_loops.classic_eval import ClassicEvalResult
+
+MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
+
+
+def eval_classic(
+    context: typer.Context,
+    module: Annotated[
+        str,
+        typer.Option("--module", "-m", help="The agent, as module:attribute.", show_default=False),
+    ],
+    dataset: Annotated[
+        Path,
+        typer.Option("--dataset", "-d", help="A .jsonl, .json or .parquet file.", show_default=False),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="With --base-url the name as registered there; else LiteLLM's, such as openai/gpt-5-mini.",
+            show_default=False,
+        ),
+    ],
+    eval_fn: Annotated[
+        list[str],
+        typer.Option(
+            "--eval-fn", help="A function that scores, as module:function; repeatable.", show_default=False
+        ),
+    ],
+    base_url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible endpoint.", rich_help_panel=MODEL)
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Other users of this machine see it; better set the provider's variable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Told to the agent for its calls.", rich_help_panel=MODEL)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of each call, told to the agent.", rich_help_panel=MODEL)
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Ask the model once before the first run.")
+    ] = True,
+    n: Annotated[int, typer.Option(help="Runs of each row.", rich_help_panel=ROWS)] = 1,
+    pass_threshold: Annotated[
+        float, typer.Option(help="A score at or above this passes.", rich_help_panel=ROWS)
+    ] = 1.0,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", help="A further k to estimate pass@k for; repeatable.", rich_help_panel=ROWS),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Rows, at most.", rich_help_panel=ROWS)] = None,
+    offset: Annotated[int, typer.Option(help="Rows to skip at the start.", rich_help_panel=ROWS)] = 0,
+    max_turns: Annotated[int, typer.Option(help="Told to the agent.", rich_help_panel=PACE)] = 10,
+    batch_size: Annotated[int, typer.Option(help="Runs at once.", rich_help_panel=PACE)] = 1,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="How long a run may take, and again its eval functions: 90, 90s, 10m (default: 1h and 10m).",
+            rich_help_panel=PACE,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
+    max_cost: Annotated[
+        float | None, typer.Option(help="Start no run after this many US dollars.", rich_help_panel=LIMITS)
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option(help="Start no run after this many tokens.", rich_help_panel=LIMITS)
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="Start no run after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the run; an existing one is continued.", rich_help_panel=RUN),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; an existing run is renamed.", rich_help_panel=RUN)
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Also redo failed runs.", rich_help_panel=RUN)
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the results to this JSON file.", rich_help_panel=RUN),
+    ] = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Write the agent's events to ./local_debug/, a file for each run.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.", rich_help_panel=RUN)
+    ] = False,
+) -> OperationResult:
+    """Evaluate an agent loop on a dataset, scored by eval functions: `osmosis eval -m MODULE:AGENT -d FILE …`.
+
+    The same command continues an interrupted run, which is kept in .osmosis/evals/ of the current directory.
+    """
+    from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
+    from osmosis_ai.services.agent_loops.classic_eval import (
+        ClassicEvalRequest,
+        prepare_classic_eval,
+        run_classic_eval,
+    )
+
+    if context.args:
+        context.fail(f"'{context.args[0]}' is too much for '{context.command_path}'. {TWO_FORMS}")
+    request = ClassicEvalRequest(
+        module=module,
+        dataset=dataset,
+        model=model,
+        eval_fns=tuple(eval_fn),
+        n=n,
+        pass_threshold=pass_threshold,
+        batch_size=batch_size,
+        max_turns=max_turns,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        api_key=api_key,
+        base_url=base_url,
+        limit=limit,
+        offset=offset,
+        output=output,
+        debug=debug,
+        ks=tuple(k or ()),
+        timeout_s=parse_duration(timeout) if timeout else None,
+        probe=probe,
+        name=name,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        seed=seed,
+        max_cost_usd=max_cost,
+        max_total_tokens=max_total_tokens,
+        max_time_s=parse_duration(max_time) if max_time else None,
+    )
+    prepared = prepare_classic_eval(request)
+    with ClassicRun(current(), prepared, quiet=quiet) as live:
+        result = event_loop.run(run_classic_eval(prepared, live))
+    shown = _operation(result)
+    if quiet and current().mode != "json" and shown.exit_code == 0:
+        raise typer.Exit
+    return shown
+
+
+def _operation(result: ClassicEvalResult) -> OperationResult:
+    from osmosis_ai.cli.agent_loops import classic_tables
+
+    summary, results = result.summary, result.results
+    output = result.prepared.request.output
+    return OperationResult(
+        operation="eval.classic",
+        status="partial" if summary.pending else "success" if results.succeeded else "failed",
+        message=classic_tables.message(result),
+        resource={
+            "run_name": summary.run_name,
+            "run_path": str(summary.run_dir),
+            "output_path": str(output) if output else None,
+            "summary": results.to_json(float(summary.duration_ms)),
+            **(
+                {"stopped": {"kind": summary.stop.kind, "reason": summary.stop.reason}}
+                if summary.stop
+                else {}
+            ),
+        },
+        blocks=classic_tables.blocks(result),
+        next_steps=classic_tables.next_steps(result),
+    )

@@ -1,0 +1,289 @@
+"""What the classic evaluation came to: the documented results file, with our fields added and none renamed.
+
+Everything is read from the run's journal, so that the numbers after a crash are those of an undisturbed run. The
+documented numbers count every run, and one that failed or has no score counts 0.0 and never passes; ours, beside
+them, are of the runs that have a score.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary, summarize_scores
+from osmosis_ai.evaluation.journal import JournalReader, replay
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import replacing
+
+_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class ClassicSettings:
+    """What the results depend on and say of themselves.
+
+    Attributes:
+        rows: how many rows were selected.
+        n: runs of each.
+        pass_threshold: the least score that passes.
+        eval_fns: as the user named them, in order.
+        ks: further k to tell pass@k for.
+    """
+
+    rows: int
+    n: int
+    pass_threshold: float
+    eval_fns: Sequence[str]
+    ks: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class ClassicResults:
+    """The numbers of a classic evaluation.
+
+    Attributes:
+        functions: of each eval function, in the user's order, then of the agent's own reward where it gave one.
+        rows: rows with a run that ended.
+        runs: runs that ended, and how many of them ``succeeded``; the others failed.
+        pending: runs that were not made yet.
+        tokens: of all runs that ended, failed ones included.
+        cost_usd: what they cost, as far as prices are known; None where none is.
+    """
+
+    functions: Mapping[str, EvalEvalSummary]
+    rows: int
+    runs: int
+    succeeded: int
+    pending: int
+    tokens: int
+    cost_usd: float | None
+
+    @property
+    def failed(self) -> int:
+        """Runs that ended without success."""
+        return self.runs - self.succeeded
+
+    def to_json(self, duration_ms: float) -> dict[str, Any]:
+        """Return the documented ``summary``, with ours beside its fields."""
+        return {
+            "total_rows": self.rows,
+            "total_runs": self.runs,
+            "eval_fns": {name: summary.to_json() for name, summary in self.functions.items()},
+            "total_tokens": self.tokens,
+            "total_duration_ms": duration_ms,
+            "succeeded_runs": self.succeeded,
+            "failed_runs": self.failed,
+            "pending_runs": self.pending,
+            "cost_usd": self.cost_usd,
+        }
+
+
+class RecordedRuns:
+    """The latest record of every run in a journal, by row and run; read anew each time it is gone through.
+
+    Args:
+        directory: of the evaluation.
+        settings: of it.
+    """
+
+    def __init__(self, directory: RunDirectory, settings: ClassicSettings) -> None:
+        self._directory = directory
+        self._ledger = Ledger(settings.rows, settings.n)
+        if directory.events.exists():
+            for offset, _, record in replay(directory.events):
+                if self._ledger.holds(record.row_index, record.run_index):
+                    self._ledger.settle(record.row_index, record.run_index, record.status, offset)
+
+    def __iter__(self) -> Iterator[TerminalRecord]:
+        if not self._directory.events.exists():
+            return
+        with JournalReader(self._directory.events) as journal:
+            for _, _, offset in self._ledger.recorded():
+                record = journal.record(offset)
+                if record is not None:
+                    yield record
+
+
+def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings) -> ClassicResults:
+    """Return the numbers of recorded runs, which come by row and run."""
+    scores = _Scores(settings.eval_fns)
+    copies = RowCopies(settings.rows)
+    runs = succeeded = tokens = 0
+    costs: list[float] = []
+    row_indices: list[int] = []
+    for row_index, of_row in groupby(records, key=lambda record: record.row_index):
+        row_indices.append(row_index)
+        scores.start_row()
+        for record in of_row:
+            runs += 1
+            succeeded += record.status == "success"
+            tokens += record.tokens or 0
+            if record.cost_usd is not None:
+                costs.append(record.cost_usd)
+            if record.row_digest:
+                copies.note(row_index, record.row_digest)
+            scores.add(record)
+    clusters = copies.clusters()
+    functions = {
+        name: summarize_scores(
+            rows,
+            n_runs=settings.n,
+            pass_threshold=settings.pass_threshold,
+            ks=settings.ks,
+            clusters=[int(clusters[index]) for index in row_indices],
+        )
+        for name, rows in scores.by_function.items()
+    }
+    return ClassicResults(
+        functions=functions,
+        rows=len(row_indices),
+        runs=runs,
+        succeeded=succeeded,
+        pending=settings.rows * settings.n - runs,
+        tokens=tokens,
+        cost_usd=sum(costs) if costs else None,
+    )
+
+
+class _Scores:
+    """Of each eval function, the scores of every run of every row; None where there is none."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.by_function: dict[str, list[list[float | None]]] = {name: [] for name in names}
+        self._runs_before: list[int] = []
+
+    def start_row(self) -> None:
+        self._runs_before.append(0)
+        for rows in self.by_function.values():
+            rows.append([])
+
+    def add(self, record: TerminalRecord) -> None:
+        given = run_scores(record)
+        for name in given:
+            if name not in self.by_function:
+                # The agent gives a reward of its own from here on: the runs before had none.
+                self.by_function[name] = [[None] * count for count in self._runs_before]
+        for name, rows in self.by_function.items():
+            rows[-1].append(given.get(name))
+        self._runs_before[-1] += 1
+
+
+def run_scores(record: TerminalRecord) -> Mapping[str, float]:
+    """Return the scores of a run; a failed one has none."""
+    return (record.scores or {}) if record.status == "success" else {}
+
+
+def run_json(record: TerminalRecord) -> dict[str, Any]:
+    """Return a run as the results file has it: the documented fields, ours behind them where they say something."""
+    ours = {
+        "unscored": dict(record.unscored or {}),
+        "finish_reason": record.finish_reason,
+        "error_type": record.error_type,
+        "boundary": record.boundary,
+        "cost_usd": record.cost_usd,
+    }
+    return {
+        "run_index": record.run_index,
+        "success": record.status == "success",
+        "scores": dict(run_scores(record)),
+        "duration_ms": record.duration_ms,
+        "tokens": record.tokens or 0,
+        **({"error": record.error} if record.error else {}),
+        **{name: value for name, value in ours.items() if value},
+    }
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """The documented results file; written whole or not at all, row by row, whatever its size.
+
+    Attributes:
+        path: where it goes.
+        config: its ``config``.
+    """
+
+    path: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Find out whether it can be written, without writing it; its directory is made.
+
+        Raises:
+            OsmosisError: it cannot.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise IsADirectoryError(21, "it is a directory")
+            if self._is_a_stream:
+                self.path.open("ab").close()
+                return
+            with replacing(self.path.with_name(f".{self.path.name}.writable"), durable=False):
+                pass
+            self.path.with_name(f".{self.path.name}.writable").unlink()
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def write(self, summary: Mapping[str, Any], records: Iterable[TerminalRecord]) -> None:
+        """Write it.
+
+        Args:
+            summary: its ``summary``.
+            records: of the runs, by row and run.
+
+        Raises:
+            OsmosisError: it cannot be written; what was at its path is as it was.
+        """
+        try:
+            with self._open() as out:
+                head = json.dumps({"config": self.config, "summary": summary}, indent=2, ensure_ascii=False)
+                out.write(_encoded(head.removesuffix("\n}")) + b',\n  "rows": [')
+                separator = "\n"
+                for _, of_row in groupby(records, key=lambda record: record.row_index):
+                    row = json.dumps(_row_json(list(of_row)), indent=2, ensure_ascii=False)
+                    out.write(_encoded(separator + textwrap.indent(row, _INDENT * 2)))
+                    separator = ",\n"
+                out.write(b"]\n}\n" if separator == "\n" else b"\n  ]\n}\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        if self._is_a_stream:
+            with self.path.open("wb") as out:
+                yield out
+        else:
+            with replacing(self.path, mode=0o644) as out:
+                yield out
+
+    @property
+    def _is_a_stream(self) -> bool:
+        """Whether there is a device or a pipe, which cannot be replaced by a file."""
+        return self.path.exists() and not self.path.is_file()
+
+    def _unwritable(self, error: OSError) -> OsmosisError:
+        return OsmosisError(
+            f"the results cannot be written to `{self.path}`: {error.strerror or error}.",
+            hint="name a file in a directory that you may write to: -o FILE",
+        )
+
+
+def _row_json(records: Sequence[TerminalRecord]) -> dict[str, Any]:
+    first = records[0]
+    index = first.source_row_index if first.source_row_index is not None else first.row_index
+    return {"row_index": index, "runs": [run_json(record) for record in records]}
+
+
+def _encoded(text: str) -> bytes:
+    # Half a character, which a model may well give, becomes the escape that JSON has for it.
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,394 @@
+"""`osmosis eval -m module:agent`: an agent loop on a dataset, scored by eval functions.
+
+What can be wrong is found in the order in which a user would look for it: options, agent, dataset, eval functions,
+model, results file; and before anything is started. The run itself is the one that `eval run` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from osmosis_ai.datasets import Selection
+    from osmosis_ai.evaluation.agent_loop.imported_agent import ImportedAgent, LoopDataset
+    from osmosis_ai.evaluation.agent_loop.results import ClassicResults, ClassicSettings, ResultsFile
+    from osmosis_ai.evaluation.hooks import RunHooks
+    from osmosis_ai.evaluation.spec import EvalRunSpec
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.llm.providers import ModelEndpoint
+    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+    from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
+    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+
+EVAL_FN_TIMEOUT_S = 600.0
+"""How long the eval functions of a run may take, unless the user sets a time limit for both."""
+
+DEBUG_DIRECTORY = "local_debug"
+
+
+@dataclass(frozen=True)
+class ClassicEvalRequest:
+    """What the user asked for.
+
+    Attributes:
+        module: ``module:attribute`` of the agent.
+        dataset: a ``.json``, ``.jsonl`` or ``.parquet`` file.
+        eval_fns: ``module:function`` each.
+        n: runs of each row.
+        batch_size: runs at once.
+        temperature, max_tokens: told to the agent as ``request.completion_params``.
+        base_url: of an OpenAI-compatible endpoint; the model is called there by the name it has there.
+        limit, offset: which rows.
+        output: the results file.
+        debug: the agent's events are written to files.
+        ks: further k to estimate pass@k for.
+        timeout_s: how long a run may take, and then its eval functions.
+        probe: ask the model once before the first run.
+    """
+
+    module: str
+    dataset: Path
+    model: str
+    eval_fns: tuple[str, ...]
+    n: int = 1
+    pass_threshold: float = 1.0
+    batch_size: int = 1
+    max_turns: int = 10
+    temperature: float | None = None
+    max_tokens: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+    base_url: str | None = None
+    limit: int | None = None
+    offset: int = 0
+    output: Path | None = None
+    debug: bool = False
+    ks: tuple[int, ...] = ()
+    timeout_s: float | None = None
+    probe: bool = True
+    name: str | None = None
+    fresh: bool = False
+    retry_failed: bool = False
+    seed: int = 0
+    max_cost_usd: float | None = None
+    max_total_tokens: int | None = None
+    max_time_s: float | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """When no further run is started; raises as :class:`Budget`."""
+        return Budget(
+            self.max_cost_usd, self.max_total_tokens, self.max_time_s, tokens_option="--max-total-tokens"
+        )
+
+    @property
+    def completion_params(self) -> dict[str, Any]:
+        """What the agent is told for its calls."""
+        given = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PreparedClassicEval:
+    """An evaluation whose parts have been found and checked.
+
+    Attributes:
+        open_model: opens the model's endpoint for a run.
+        results: where the results go; None keeps them with the run alone.
+    """
+
+    request: ClassicEvalRequest
+    agent: RolloutAgentLoop
+    eval_fns: tuple[EvalFnWrapper, ...]
+    source: ImportedAgent
+    spec: EvalRunSpec
+    dataset: LoopDataset
+    selection: Selection
+    open_model: Callable[
+        [Mapping[str, str], Callable[[Exception], None]], AbstractAsyncContextManager[ModelEndpoint]
+    ]
+    results: ResultsFile | None
+
+    @property
+    def output_root(self) -> Path:
+        """Where runs are."""
+        return self.workspace.evals_dir
+
+    @property
+    def workspace(self) -> WorkspaceDirectory:
+        """The current directory, which keeps the run whatever else it is."""
+        return WorkspaceDirectory(self.source.directory)
+
+    @property
+    def settings(self) -> ClassicSettings:
+        """What the numbers depend on."""
+        from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
+
+        request = self.request
+        return ClassicSettings(
+            len(self.selection), request.n, request.pass_threshold, request.eval_fns, request.ks
+        )
+
+
+@dataclass(frozen=True)
+class ClassicEvalResult:
+    """How the run ended, and its numbers."""
+
+    prepared: PreparedClassicEval
+    summary: RunSummary
+    results: ClassicResults
+
+
+def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
+    """Find and check everything that a run needs; starts nothing.
+
+    Raises:
+        OsmosisError: naming what is wrong and how to mend it.
+    """
+    from osmosis_ai.config.sections import EvaluationSettings, Experiment
+    from osmosis_ai.evaluation.agent_loop.imported_agent import ImportedAgent, imported_files
+    from osmosis_ai.evaluation.agent_loop.results import ResultsFile
+    from osmosis_ai.evaluation.spec import EvalRunSpec
+    from osmosis_ai.rollout.loop.eval_functions import load_eval_fns
+    from osmosis_ai.rollout.loop.loading import load_agent_loop
+
+    check_options(request)
+    directory = Path.cwd()
+    with _user_code():
+        agent = load_agent_loop(request.module)
+    dataset, selection = _rows(request)
+    with _user_code():
+        eval_fns = tuple(load_eval_fns(request.eval_fns))
+    open_model = _model(request)
+    results = ResultsFile(request.output.expanduser(), _config(request, agent)) if request.output else None
+    if results is not None:
+        results.check()
+    # No path, and so no config's: a module may be called as Windows calls a drive.
+    experiment = Experiment.model_construct(
+        rollout=agent.name, entrypoint=request.module, model_path=request.model.strip(), dataset=dataset.name
+    )
+    evaluation = EvaluationSettings(
+        n=request.n,
+        batch_size=request.batch_size,
+        pass_threshold=request.pass_threshold,
+        agent_workflow_timeout_s=request.timeout_s,
+        grader_timeout_s=request.timeout_s or EVAL_FN_TIMEOUT_S,
+    )
+    return PreparedClassicEval(
+        request=request,
+        agent=agent,
+        eval_fns=eval_fns,
+        source=ImportedAgent(
+            reference=request.module,
+            directory=directory,
+            settings=_hosting(request, directory),
+            base_url=request.base_url,
+            files=imported_files(directory.resolve(), request.module, *request.eval_fns),
+        ),
+        spec=EvalRunSpec(experiment, evaluation),
+        dataset=dataset,
+        selection=selection,
+        open_model=open_model,
+        results=results,
+    )
+
+
+async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> ClassicEvalResult:
+    """Run a prepared evaluation, or continue it, and write the results file.
+
+    Raises:
+        OsmosisError: it could not start or be continued, or the results could not be written.
+    """
+    from osmosis_ai._version import __version__
+    from osmosis_ai.evaluation.agent_loop.results import RecordedRuns, summarize_runs
+    from osmosis_ai.evaluation.run_directory import RunDirectory
+    from osmosis_ai.evaluation.runner import EvalRunner
+    from osmosis_ai.evaluation.spec import EvalRunOptions
+
+    request, found = prepared.request, []
+    _keep_runs_here(prepared.workspace)
+    runner = EvalRunner(
+        spec=prepared.spec,
+        options=EvalRunOptions(
+            name=request.name,
+            fresh=request.fresh,
+            retry_failed=request.retry_failed,
+            max_in_flight=request.batch_size,
+            preflight=False,
+            seed=request.seed,
+            budget=request.budget,
+        ),
+        dataset=prepared.dataset,
+        selection=prepared.selection,
+        rollout=prepared.source,
+        output_root=prepared.output_root,
+        hooks=hooks,
+        open_model=prepared.open_model,
+        provenance={"sdk_version": __version__},
+        config_stem=prepared.agent.name,
+    )
+
+    async def summarize(summary: RunSummary) -> None:
+        records = RecordedRuns(RunDirectory(summary.run_dir), prepared.settings)
+        results = summarize_runs(records, prepared.settings)
+        if prepared.results is not None:
+            ours = {"run_name": summary.run_name, "run_dir": str(summary.run_dir)}
+            prepared.results.write({**results.to_json(float(summary.duration_ms)), **ours}, records)
+        found.append(ClassicEvalResult(prepared, summary, results))
+
+    if await runner.run(summarize) is None:
+        raise OsmosisError("nothing was started.")
+    return found[0]
+
+
+def check_options(request: ClassicEvalRequest) -> None:
+    """Refuse values that make no sense.
+
+    Raises:
+        OsmosisError: naming the first option that has one.
+    """
+    least = [
+        ("--n", request.n, 1),
+        ("--batch-size", request.batch_size, 1),
+        ("--max-turns", request.max_turns, 1),
+        ("--offset", request.offset, 0),
+        ("--limit", request.limit, 1),
+        ("--max-tokens", request.max_tokens, 1),
+        *(("--k", k, 1) for k in request.ks),
+    ]
+    for option, value, bound in least:
+        if value is not None and value < bound:
+            raise OsmosisError(f"{option} must be >= {bound}.")
+    for k in request.ks:
+        if k > request.n:
+            raise OsmosisError(f"--k must be <= --n ({request.n}): pass@{k} needs {k} runs of a row.")
+    for option, number in (
+        ("--pass-threshold", request.pass_threshold),
+        ("--temperature", request.temperature),
+    ):
+        if number is not None and not math.isfinite(number):
+            raise OsmosisError(f"{option} must be a finite number.")
+    if request.temperature is not None and request.temperature < 0:
+        raise OsmosisError("--temperature must be >= 0.")
+    if request.timeout_s is not None and not 0 < request.timeout_s < math.inf:
+        raise OsmosisError("--timeout must be > 0 seconds.")
+    if not request.eval_fns:
+        raise OsmosisError("--eval-fn is missing: name at least one, as in --eval-fn rewards:compute_reward")
+    request.budget  # noqa: B018 - it refuses what makes no sense, too
+
+
+@contextlib.contextmanager
+def _user_code() -> Iterator[None]:
+    """Keep what modules print on import off stdout, and their directory from shadowing what is imported later."""
+    path = list(sys.path)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.path[:] = path
+
+
+def _rows(request: ClassicEvalRequest) -> tuple[LoopDataset, Selection]:
+    from osmosis_ai.datasets import Selection, file_digest
+    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
+    from osmosis_ai.evaluation.agent_loop.imported_agent import LoopDataset
+
+    reader = DatasetReader(request.dataset.expanduser())
+    total, start = len(reader), request.offset
+    stop = total if request.limit is None else min(total, start + request.limit)
+    if start >= stop:
+        held = f"{request.dataset} has {total} {'row' if total == 1 else 'rows'}"
+        raise OsmosisError(f"No rows to evaluate: {held}" + (f", and --offset is {start}." if start else "."))
+    path = reader.file_path.absolute()
+    dataset = LoopDataset(path, path.stem, file_digest(path), "explicit")
+    return dataset, Selection(range(start, stop), total, "first" if start == 0 else "chosen")
+
+
+def _model(
+    request: ClassicEvalRequest,
+) -> Callable[[Mapping[str, str], Callable[[Exception], None]], AbstractAsyncContextManager[ModelEndpoint]]:
+    """Find out now whether the model can be named, keyed and, under a cost limit, priced; return what opens it."""
+    from osmosis_ai.evaluation.policy import open_policy
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
+    from osmosis_ai.llm.prices import price_of
+
+    model = request.model.strip()
+    if request.base_url is None and model in served_models():
+        return lambda env, lost: open_policy(model, env, lost)
+    endpoint = choose_endpoint(model, os.environ, base_url=request.base_url, api_key=request.api_key)
+    if request.max_cost_usd is not None and price_of(endpoint) is None:
+        raise OsmosisError(
+            f"`--max-cost` needs the price of `{model}`, and it is not known.",
+            hint="limit the run with `--max-total-tokens` or `--max-time` instead",
+        )
+
+    @contextlib.asynccontextmanager
+    async def opened(
+        _env: Mapping[str, str], _lost: Callable[[Exception], None]
+    ) -> AsyncIterator[ModelEndpoint]:
+        yield await probe(endpoint) if request.probe else endpoint
+
+    return opened
+
+
+def _hosting(request: ClassicEvalRequest, directory: Path) -> HostedLoopSettings:
+    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+
+    return HostedLoopSettings(
+        eval_fns=list(request.eval_fns),
+        max_turns=request.max_turns,
+        completion_params=request.completion_params,
+        metadata={"execution_mode": "eval"},
+        rollout_ids="eval",
+        debug_dir=str(directory / DEBUG_DIRECTORY) if request.debug else None,
+        needs_reward=False,
+    )
+
+
+def _config(request: ClassicEvalRequest, agent: RolloutAgentLoop) -> dict[str, Any]:
+    """Return the ``config`` of the results file: the documented fields, and what else decided the numbers."""
+    return {
+        "model": request.model,
+        "n_runs": request.n,
+        "pass_threshold": request.pass_threshold,
+        "eval_fns": list(request.eval_fns),
+        "agent": agent.name,
+        "module": request.module,
+        "dataset": str(request.dataset),
+        "base_url": request.base_url,
+        "batch_size": request.batch_size,
+        "max_turns": request.max_turns,
+        "completion_params": request.completion_params,
+        "limit": request.limit,
+        "offset": request.offset,
+        "seed": request.seed,
+        "timeout_s": request.timeout_s,
+    }
+
+
+def _keep_runs_here(workspace: WorkspaceDirectory) -> None:
+    """Make the directory of runs, which Git ignores.
+
+    Raises:
+        OsmosisError: it cannot be made.
+    """
+    try:
+        workspace.create_state_dir()
+    except OSError as error:
+        raise OsmosisError(
+            f"the run cannot be kept in `{workspace.state_dir}`: {error.strerror or error}.",
+            hint="start it in a directory that you may write to",
+        ) from None

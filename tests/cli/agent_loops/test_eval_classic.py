@@ -1,0 +1,256 @@
+"""`osmosis eval -m` as a user meets it: processes, files, and a model that is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.agent_loops.classic_project import Project, project_with
+from tests.datasets.builders import write_rows
+from tests.standin_model import Reply, StandInModel, error_reply
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[StandInModel]:
+    async with StandInModel() as model:
+        yield model
+
+
+@pytest.fixture
+def project(tmp_path: Path, model: StandInModel) -> Project:
+    return project_with(tmp_path, model)
+
+
+def orders(*words: str) -> list[dict[str, Any]]:
+    """Return a row for each order that the agent follows."""
+    return [{"user_prompt": word} for word in words]
+
+
+async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wrong(
+    project: Project, model: StandInModel
+) -> None:
+    project.rows(
+        {"user_prompt": "one", "bonus": 2}, *orders("reward", "unscored", "raise", "error", "nothing")
+    )
+    outcome = await project.eval(
+        *("--n", "3", "--k", "3", "--batch-size", "4", "--pass-threshold", "0", "-o", "sub/out.json"),
+        *(
+            "--temperature",
+            "0.5",
+            "--max-tokens",
+            "7",
+            "--max-turns",
+            "4",
+            "--debug",
+            "--seed",
+            "5",
+            "--plain",
+        ),
+        fns=("exact", "length", "picky"),
+    )
+    assert outcome.status == 0, outcome.err
+
+    # Documented: the shape, every run counted, one without a score as 0.0 that passes no threshold.
+    found = json.loads((project.root / "sub" / "out.json").read_text())
+    assert list(found) == ["config", "summary", "rows"]
+    names = ["rewards:exact", "rewards:length", "rewards:picky"]
+    documented = {"model": "org/model", "n_runs": 3, "pass_threshold": 0.0, "eval_fns": names}
+    assert dict(list(found["config"].items())[:4]) == documented
+    summary = found["summary"]
+    assert (summary["total_rows"], summary["total_runs"]) == (6, 18)
+    assert set(summary["eval_fns"]) == {*names, "agent"}
+    length = summary["eval_fns"]["rewards:length"]
+    assert (length["mean"], length["min"], length["max"]) == (pytest.approx((5 + 3 + 3) / 6), 0.0, 5.0)
+    assert length["pass_at_1"] == length["pass_at_3"] == 0.5
+    assert "pass_at_2" not in length
+    # Ours: of the runs that have a score.
+    assert (length["scored"], length["unscored"]) == (9, 9)
+    assert length["estimate"]["value"] == pytest.approx(11 / 3)
+    assert length["estimate"]["n"] == 9 and length["estimate"]["stderr"] > 0
+    assert [(k, e["value"]) for k, e in length["pass_at_k_estimates"].items()] == [
+        ("1", 1.0),
+        ("2", 1.0),
+        ("3", 1.0),
+    ]
+    assert (summary["succeeded_runs"], summary["failed_runs"], summary["pending_runs"]) == (9, 9, 0)
+
+    runs = {row["row_index"]: row["runs"] for row in found["rows"]}
+    assert [run["run_index"] for run in runs[0]] == [0, 1, 2]
+    first = runs[0][0]
+    assert list(first)[:5] == ["run_index", "success", "scores", "duration_ms", "tokens"]
+    assert first["success"] and first["scores"] == {
+        "rewards:exact": 1.0,
+        "rewards:length": 5.0,
+        "rewards:picky": 0.5,
+    }
+    assert runs[1][0]["scores"]["agent"] == 0.25
+    assert runs[1][0]["unscored"] == {"rewards:picky": "the function must return a number, not None"}
+    assert "no such thing" in runs[2][0]["unscored"]["rewards:picky"]
+    for index, error in (
+        (3, "no[/bold] answer"),
+        (4, "the agent gave up"),
+        (5, "must return a RolloutResult"),
+    ):
+        assert not runs[index][0]["success"] and runs[index][0]["scores"] == {}
+        assert error in runs[index][0]["error"]
+    # A failed run's tokens were spent all the same.
+    assert runs[4][0]["tokens"] == first["tokens"] > 0
+    assert runs[5][0]["tokens"] == 0
+    assert summary["total_tokens"] == sum(run["tokens"] for row in runs.values() for run in row)
+
+    # A line for each run, as it is: no bracket is taken for markup.
+    lines = outcome.err.splitlines()
+    assert len([line for line in lines if line.startswith("[") and "/18] row " in line]) == 18
+    assert any("[rewards:exact=1.000, rewards:length=5.000, rewards:picky=0.500]" in line for line in lines)
+    assert any("rewards:picky=unscored, agent=0.250]" in line for line in lines)
+    assert any("FAILED" in line and "[bold]no[/bold] answer" in line for line in lines)
+    assert "this module prints" not in outcome.out
+    assert "9 of 18 runs succeeded" in outcome.out and "9 of 18 runs scored" in outcome.out
+
+    # The endpoint got the name that it knows, a key of no meaning, and what the agent passed on.
+    asked = [request for request in model.requests if "seed" in request.body]
+    assert {request.body["model"] for request in model.requests} == {"org/model"}
+    assert {request.headers["Authorization"] for request in model.requests} == {"Bearer no-key"}
+    assert {(request.body["temperature"], request.body["max_tokens"]) for request in asked} == {(0.5, 7)}
+    assert len({request.body["seed"] for request in asked}) == len(asked) == 15
+
+    events = sorted(path.name for path in (project.root / "local_debug").iterdir())
+    assert events == [f"eval-{row}-run-{run}.jsonl" for row in range(3) for run in range(3)]
+    event = json.loads((project.root / "local_debug" / "eval-0-run-2.jsonl").read_text())
+    assert (event["rollout_id"], event["turns"]) == ("eval-0-run-2", 4)
+    assert event["metadata"] == {
+        "ground_truth": "ok",
+        "row_index": 0,
+        "bonus": 2,
+        "execution_mode": "eval",
+        "run_index": 2,
+    }
+    assert not (project.root / ".git").exists()
+    assert (project.root / ".osmosis" / ".gitignore").read_text() == "*\n"
+
+
+async def test_what_hangs_ends_with_the_time_limit_and_harms_nothing_else(project: Project) -> None:
+    project.rows(*orders("hang", "sleep", "nan", "one"))
+    outcome = await project.eval("--timeout", "5", "--batch-size", "4", "--json", fns=("sleeper", "no_truth"))
+    assert outcome.status == 0, outcome.err
+    records = {record["row_index"]: record for record in project.journal()}
+    assert "did not finish within its 5s deadline" in records[0]["error"]
+    assert records[1]["unscored"]["rewards:sleeper"] == "the function did not return within 5s"
+    assert records[2]["unscored"]["rewards:sleeper"] == "the function must return a finite number, not nan"
+    assert records[3]["scores"] == {"rewards:sleeper": 1.0}
+    # A function that lacks a parameter that it is given scores nothing.
+    assert "ground_truth" in records[3]["unscored"]["rewards:no_truth"]
+    document = outcome.document
+    assert (document["operation"], document["status"]) == ("eval.classic", "success")
+    assert document["resource"]["summary"]["eval_fns"]["rewards:no_truth"]["scored"] == 0
+
+
+async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
+    project: Project, model: StandInModel
+) -> None:
+    held = asyncio.Event()
+    project.rows(*orders("one", "two", "held", "four"))
+
+    def respond(body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][-1]["content"]
+        return Reply("ok", wait_for=held if prompt == "held" else None)
+
+    model.respond = respond
+    process = await project.start(*project.words("--plain", "-o", "out.json"))
+    assert process.stderr is not None
+    told = b""
+    while b"[2/4]" not in told:
+        told += await asyncio.wait_for(process.stderr.readline(), 120)
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 1, err
+    assert b"2 of 4 runs are left" in out and b"the same command again" in out
+    partial = json.loads((project.root / "out.json").read_text())["summary"]
+    assert (partial["total_runs"], partial["pending_runs"]) == (2, 2)
+
+    before = project.journal()
+    held.set()
+    outcome = await project.eval("--plain", "-o", "out.json")
+    assert outcome.status == 0, outcome.err
+    assert "2 of 4 runs are finished" in outcome.err
+    assert [record["row_index"] for record in project.journal()] == [0, 1, 2, 3]
+    assert project.journal()[:2] == before
+    assert json.loads((project.root / "out.json").read_text())["summary"]["total_runs"] == 4
+
+    # The code is part of what a run is: after a change the command begins another one.
+    (project.root / "rewards.py").write_text((project.root / "rewards.py").read_text() + "\n# other\n")
+    named = await project.eval("--name", project.runs[0].name)
+    assert named.status == 1 and "its files were edited" in named.err
+
+
+async def test_when_nothing_succeeds_the_status_says_so_and_failed_runs_can_be_redone(
+    project: Project, model: StandInModel
+) -> None:
+    model.respond = lambda body: error_reply(400, "the prompt is not allowed")
+    outcome = await project.eval("-q", "--no-probe", "--name", "r", "--pass-threshold", "0", "-o", "out.json")
+    assert outcome.status == 1
+    assert "none of 2 runs succeeded" in outcome.out
+    summary = json.loads((project.root / "out.json").read_text())["summary"]
+    exact = summary["eval_fns"]["rewards:exact"]
+    assert (exact["mean"], exact["scored"], exact["estimate"]) == (0.0, 0, None)
+    assert (
+        "the prompt is not allowed"
+        in json.loads((project.root / "out.json").read_text())["rows"][0]["runs"][0]["error"]
+    )
+
+    model.respond = lambda body: Reply("ok")
+    again = await project.eval(
+        "-q", "--name", "r", "--pass-threshold", "0", "--retry-failed", "-o", "out.json"
+    )
+    # Quiet means quiet, once all is well; what the user's own code prints is not for us to keep back.
+    assert again == (0, "", "this module prints\n")
+    assert json.loads((project.root / "out.json").read_text())["summary"]["succeeded_runs"] == 2
+    assert len(project.journal()) == 4
+
+    budget = await project.eval("--name", "b", "--max-total-tokens", "1", "--plain")
+    assert budget.status == 1
+    assert "tokens used of `--max-total-tokens 1`" in budget.out
+    assert "1 of 2 runs are left" in budget.out
+
+
+async def test_a_key_is_used_and_written_nowhere_and_a_rejected_one_is_found_before_the_first_row(
+    tmp_path: Path,
+) -> None:
+    key = "sk-classic-0123456789"
+    async with StandInModel(api_key=key) as model:
+        project = project_with(tmp_path, model)
+        refused = await project.eval("--api-key", "sk-wrong")
+        assert (refused.status, refused.out) == (1, "")
+        assert "Incorrect API key" in refused.err
+        assert project.journal() == []
+        unknown = error_reply(404, "The model `org/model` does not exist.", code="model_not_found")
+        model.script(unknown)
+        missing = await project.eval("--name", "unknown", OPENAI_API_KEY=key)
+        assert missing.status == 1 and "does not exist" in missing.err
+
+        said = await project.eval("--name", "good", "--api-key", key, "-o", "out.json", "--debug")
+        assert said.status == 0, said.err
+        written = [path for path in project.root.rglob("*") if path.is_file()]
+        assert [path for path in written if key.encode() in path.read_bytes()] == []
+        assert key not in said.out + said.err
+
+
+async def test_a_model_of_our_own_needs_no_address_and_parquet_rows_no_answer(project: Project) -> None:
+    rows = [{"system_prompt": "Be brief.", "User_Prompt": word} for word in ("reward", "one", "two")]
+    write_rows(project.root, "parquet", rows)
+    words = ("eval", "-m", "server:Echo", "-d", "rows.parquet", "--model", "osmosis/tiny", "--json")
+    process = await project.start(*words, "--eval-fn", "rewards:length", "--offset", "1", "--limit", "1")
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, err
+    summary = json.loads(out)["resource"]["summary"]
+    assert (summary["total_rows"], summary["total_runs"], summary["cost_usd"]) == (1, 1, 0.0)
+    assert summary["eval_fns"]["rewards:length"]["mean"] == 3.0
+    assert project.journal()[0]["source_row_index"] == 1

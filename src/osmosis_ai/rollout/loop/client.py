@@ -194,7 +194,7 @@ class OsmosisLLMClient:
                     max_connections=self._settings.max_connections,
                     max_keepalive_connections=self._settings.max_keepalive_connections,
                 ),
-                verify=_trusted() if self.server_url.startswith("https:") else False,
+                verify=_trusted(),
             )
         return self._client
 
@@ -254,7 +254,7 @@ def _given(value: Any, default: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates that are trusted; reading them takes longer than a call, so it is done once."""
+    """Return the certificates that are trusted; every client needs them, and reading them takes longer than a call."""
     return httpx.create_ssl_context()
 
 

@@ -49,13 +49,16 @@ def tool_problems(tool: object, field: str = "tool") -> list[ToolProblem]:
         tool: a schema, or a dict.
         field: how to call it.
     """
+    from .schemas import OpenAIFunctionToolSchema
+
     is_model = isinstance(tool, BaseModel)
     if not is_model and not isinstance(tool, Mapping):
         told = f"a tool is an OpenAIFunctionToolSchema or a dict, not {type(tool).__name__}"
         return [ToolProblem("INVALID_TOOL_TYPE", told, field)]
     payload = tool_payload(tool)
     found = list(_problems(payload, field, is_model))
-    if not any(problem.is_error for problem in found):
+    is_read = isinstance(tool, OpenAIFunctionToolSchema)
+    if not is_read and not any(problem.is_error for problem in found):
         found += _shape_problems(payload, field)
     return found
 

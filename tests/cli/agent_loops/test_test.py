@@ -223,10 +223,17 @@ def test_json_is_one_document_and_quiet_says_nothing(loop: Loop) -> None:
 def test_debugging_writes_events_below_the_current_directory(loop: Loop) -> None:
     Path("tried_agent.py").write_text(
         AGENT.replace(
-            '        if what == "hang":', '        ctx.log_event("asked", n=1)\n        if what == "hang":'
+            '        if what == "hang":',
+            '        ctx.log_event("asked", n=1)\n'
+            '        __import__("logging").getLogger("mine").debug("thinking of [b]")\n'
+            '        if what == "hang":',
         )
     )
-    assert loop.test("--debug", "--limit", "1").status == 0
+    outcome = loop.test("--debug", "--limit", "1")
+    assert outcome.status == 0
+    assert "DEBUG mine: thinking of [b]" in outcome.err
+    assert "asyncio" not in outcome.err
+    assert "thinking" not in loop.test("--limit", "1", "--no-probe").err
     (event,) = Path("test_debug/test-0.jsonl").read_text().splitlines()
     assert json.loads(event)["event"] == "asked"
 

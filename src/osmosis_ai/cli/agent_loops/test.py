@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai import event_loop
+from osmosis_ai.cli.agent_loops.shown_logs import logs_shown
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -108,10 +109,8 @@ def try_agent(
         interactive=interactive,
         row=row,
     )
-    if debug:
-        _show_logs()
     # What the user's code prints is no part of the result.
-    with redirect_stdout(current().stderr):
+    with logs_shown(current(), wanted=debug), redirect_stdout(current().stderr):
         outcome = _step_through(request) if interactive else _run_rows(request, quiet=quiet)
     if quiet and current().mode != "json":
         raise typer.Exit(0 if interactive or _status(outcome) == "success" else 1)
@@ -145,12 +144,6 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
         )
     output.note(f"stepping through agent '{prepared.agent.name}' with {request.model}; ? helps")
     return event_loop.run(SessionScreen(output).show(lambda screen: run_session(prepared, screen)))
-
-
-def _show_logs() -> None:
-    import logging
-
-    logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
 def _status(outcome: AgentTestOutcome) -> str:

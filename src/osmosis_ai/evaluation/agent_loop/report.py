@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary
+from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary, pass_at_k
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_runner import EvalResult
     from osmosis_ai.evaluation.statistics import Estimate
+
+__all__ = [
+    "format_duration",
+    "format_eval_report",
+    "format_tokens",
+    "pass_at_k",
+    "report_lines",
+    "summary_table",
+]
 
 _MISSING = "-"
 

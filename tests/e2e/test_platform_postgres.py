@@ -1,6 +1,6 @@
-"""A platform on PostgreSQL, through real processes; runs where ``OSMOSIS_TEST_POSTGRES_URL`` names a server.
+"""A platform on PostgreSQL, through real processes.
 
-With that variable every test of ``tests/platform`` uses a database of that server, too.
+With ``OSMOSIS_TEST_POSTGRES_URL`` every test of ``tests/platform`` uses a database of that server, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import pytest
 from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import run, running
 from tests.e2e.platform_process import WORKER, processes
-from tests.platform.databases import POSTGRES_URL, postgres_database
+from tests.platform.databases import postgres_database
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server"),
-]
+pytestmark = pytest.mark.e2e
 CONFIG = "configs/eval/multiply.toml"
 
 

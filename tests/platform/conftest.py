@@ -18,7 +18,7 @@ from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.workspaces import Role
 from tests.logins import hash_passwords_quickly
-from tests.platform.databases import platform_database
+from tests.platform.databases import platform_database, statements_compiled_once
 from tests.platform.datasets_world import Uploads
 
 
@@ -96,6 +96,12 @@ def config(tmp_path: Path) -> Iterator[PlatformConfig]:
     home = tmp_path / "platform"
     with platform_database(home) as url:
         yield PlatformConfig(home=home, database_url=url, port=8733)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _statements_compiled_once() -> Iterator[None]:
+    with statements_compiled_once():
+        yield
 
 
 @pytest.fixture(autouse=True)

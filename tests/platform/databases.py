@@ -1,7 +1,8 @@
 """The database of a test's platform: SQLite in its own directory, or one of its own on a PostgreSQL server.
 
 ``OSMOSIS_TEST_POSTGRES_URL`` names the server, such as ``postgresql://postgres@127.0.0.1:5432/postgres``: a user
-who may create databases, and one to connect to.
+who may create databases, and one to connect to. Then every platform of these tests is on it; without, what must be
+seen on PostgreSQL gets a server of this process's own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from sqlalchemy import create_engine, make_url, text
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
+import osmosis_ai.platform.db.engine as engine_module
 from osmosis_ai.platform.db.engine import Database
+from tests.platform.postgres_server import own_server
 
 POSTGRES_URL = os.environ.get("OSMOSIS_TEST_POSTGRES_URL", "")
 
@@ -25,7 +30,7 @@ POSTGRES_URL = os.environ.get("OSMOSIS_TEST_POSTGRES_URL", "")
 @contextmanager
 def postgres_database() -> Iterator[str]:
     """Make an empty database, give its URL, and drop it."""
-    server = make_url(POSTGRES_URL)
+    server = make_url(POSTGRES_URL or own_server())
     name = f"osmosis_test_{secrets.token_hex(8)}"
     engine = create_engine(
         server.set(drivername="postgresql+psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT"
@@ -37,6 +42,27 @@ def postgres_database() -> Iterator[str]:
     finally:
         with engine.connect() as connection:
             connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@contextmanager
+def statements_compiled_once() -> Iterator[None]:
+    """Let the platforms of all tests share what their statements are in SQLite's SQL.
+
+    SQLAlchemy remembers it for one engine, and every test has an engine of its own.
+    """
+    first: list[Engine] = []
+
+    def sharing(url: Any, **options: Any) -> Engine:
+        made = create_engine(url, **options)
+        if made.dialect.name == "sqlite":
+            if not first:
+                first.append(made)
+            made.dialect, made._compiled_cache = first[0].dialect, first[0]._compiled_cache
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "create_engine", sharing)
+        yield
 
 
 def put_migrated_database(home: Path) -> None:

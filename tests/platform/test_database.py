@@ -24,9 +24,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import alembic_config
 from osmosis_ai.platform.db.tables import Base, DbLogLine, DbRun, DbSample, DbToken, DbWorkspace, new_id
-from tests.platform.databases import POSTGRES_URL, postgres_database
-
-ON_POSTGRES = pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server")
+from tests.platform.databases import postgres_database
 
 
 def workspace(name: str) -> DbWorkspace:
@@ -50,7 +48,7 @@ def db(url: str) -> Database:
     return opened
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=ON_POSTGRES)])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def any_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
     """Every engine that a platform runs on."""
     if request.param == "sqlite":

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.migrations import alembic_config
 from osmosis_ai.platform.db.tables import Base
-from tests.platform.databases import POSTGRES_URL, postgres_database
+from tests.platform.databases import postgres_database
 
 ROWS = 3
 MOMENT = datetime(2026, 3, 29, 1, 30, 15, 250_000, tzinfo=timezone.utc)
@@ -89,10 +89,7 @@ def fill(connection: sa.Connection) -> Rows:
     "kind",
     [
         "sqlite",
-        pytest.param(
-            "postgresql",
-            marks=pytest.mark.skipif(not POSTGRES_URL, reason="OSMOSIS_TEST_POSTGRES_URL names no server"),
-        ),
+        "postgresql",
     ],
 )
 def test_a_database_of_each_release_keeps_its_rows(kind: str, revision: str, tmp_path: Path) -> None:

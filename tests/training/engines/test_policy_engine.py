@@ -37,7 +37,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[InProcessPolicyEngine]:
         yield InProcessPolicyEngine(running)
 
 
-async def sample(engine: InProcessPolicyEngine, count: int = 8) -> list[TokenSequence]:
+async def sample(engine: InProcessPolicyEngine, count: int = 4) -> list[TokenSequence]:
     """Answers to different questions, recorded."""
     chat, sequences = BuiltInChat(MODEL_DIR), []
     for number in range(count):
@@ -68,7 +68,7 @@ async def test_what_is_sampled_has_the_learners_probabilities_before_and_after_a
     assert largest_gap(learner.logprobs(before), before) < 1e-4
     after = before
     for version in (1, 2):
-        learner.step(after, [1.0, -1.0] * 4)
+        learner.step(after, [1.0, -1.0] * 2)
         await engine.publish(learner, version)
         after = await sample(engine)
     assert largest_gap(learner.logprobs(after), after) < 1e-4

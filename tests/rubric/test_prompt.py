@@ -84,7 +84,7 @@ def test_a_candidate_is_quoted_as_it_is(text: str) -> None:
     assert f"<<<BEGIN_CANDIDATE_OUTPUT {code}>>>\n{text}\n<<<END_CANDIDATE_OUTPUT {code}>>>" in user
 
 
-def test_a_candidate_cannot_close_its_block_not_even_with_the_code_that_was_drawn_first(
+def test_weakness_5_a_candidate_cannot_close_its_block_not_even_with_the_code_that_was_drawn_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = count(1)

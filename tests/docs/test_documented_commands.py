@@ -75,7 +75,8 @@ def check_against_help(line: str) -> None:
     words = shlex.split(line.split("||")[0].split("|")[0], comments=True)[1:]
     command: list[str] = []
     for word in words:
-        if word.startswith("-") or not re.search(
+        # `eval -m` is a command that begins as an option does.
+        if (word.startswith("-") and word != "-m") or not re.search(
             rf"^[\s│]*{re.escape(word)}\s", help_of(*command), re.MULTILINE
         ):
             break

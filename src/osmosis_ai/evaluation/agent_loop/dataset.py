@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
 OPTIONAL_COLUMN = "ground_truth"
+MAX_TOKENS_TOTAL = 4096
+"""What an agent is told that it may take, where nobody says otherwise."""
+
 SUFFIXES = (".json", ".jsonl", ".parquet")
 LOCAL_SERVER_URL = "http://local-rollout.local"
 
@@ -188,7 +191,7 @@ def dataset_row_to_request(
     row: Mapping[str, Any],
     row_index: int,
     max_turns: int = 10,
-    max_tokens_total: int = 4096,
+    max_tokens_total: int = MAX_TOKENS_TOTAL,
     completion_params: dict[str, Any] | None = None,
     rollout_id_prefix: str = "local",
     rollout_id: str | None = None,

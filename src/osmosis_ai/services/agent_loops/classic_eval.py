@@ -345,11 +345,13 @@ def _model(
 
 
 def _hosting(request: ClassicEvalRequest, directory: Path) -> HostedLoopSettings:
+    from osmosis_ai.evaluation.agent_loop.dataset import MAX_TOKENS_TOTAL
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
 
     return HostedLoopSettings(
         eval_fns=list(request.eval_fns),
         max_turns=request.max_turns,
+        max_tokens_total=MAX_TOKENS_TOTAL,
         completion_params=request.completion_params,
         metadata={"execution_mode": "eval"},
         rollout_ids="eval",

@@ -182,3 +182,18 @@ def test_the_hosted_service_gets_no_request_that_it_does_not_know(
     envelope = submit(maze, "--yes", "--json").json
     assert envelope["resource"]["name"] == SUBMITTED["name"]
     assert not asked.called
+
+
+def test_an_agent_that_is_served_elsewhere_needs_no_directory(maze: Maze) -> None:
+    served = TEXT.replace('"multiply"', '"calculator"').replace('"main.py"', '"server://calculator"')
+    configure(maze, served)
+    agrees(maze, commit(maze))
+    envelope = submit(maze, "--check", "--json").json
+    assert envelope["resource"]["unchecked"] == ["import"]
+    assert "is served elsewhere" in " ".join(envelope["resource"]["warnings"])
+    asked = sent(maze.post("/eval-runs/check"))
+    assert asked["experiment_config"]["entrypoint"] == "server://calculator"
+    for nothing in ("server://", "server:// x", "server://<name>"):
+        configure(maze, served.replace("server://calculator", nothing))
+        refused = submit(maze, "--check")
+        assert refused.status == 1 and "must name a served agent" in refused.err

@@ -231,6 +231,14 @@ async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
     assert "started again" in world.notes[0]
 
 
+async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_made_again() -> None:
+    loop = ServedLoop()
+    async with served(loop) as port, driving(port) as world:
+        (result,) = await world.make("told to end")
+    assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
+    assert [status for status, _ in loop.replies] == [200, 200, 200]
+
+
 async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
     loop, key = ServedLoop(), [KEY]
     async with served(loop) as port, driving(port, locate=lambda: located(port, key[0])) as world:

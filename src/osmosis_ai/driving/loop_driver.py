@@ -26,7 +26,7 @@ from osmosis_ai.llm.wire_json import loads
 if TYPE_CHECKING:
     import aiohttp
 
-    from osmosis_ai.driving.callback_registry import CallbackStore
+    from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
     from osmosis_ai.driving.loop_endpoints import LoopEndpoints
     from osmosis_ai.driving.served_agent import ServedAgent
 
@@ -76,6 +76,25 @@ class LoopRolloutDriver(CallbackRolloutDriver):
         tools = accepted.get("tools") if isinstance(accepted, dict) else None
         offered = tools if isinstance(tools, list) else []
         self._endpoints.offer_tools(request.rollout_id, [tool for tool in offered if isinstance(tool, dict)])
+
+    async def _await_terminal(self, rollout_id: str) -> TerminalCallbackResult:
+        """Wait for the rollout's end.
+
+        Raises:
+            ConnectionError: the agent gave the rollout up, because it was told to end.
+        """
+        terminal = asyncio.ensure_future(super()._await_terminal(rollout_id))
+        given_up = asyncio.ensure_future(self._endpoints.wait_cancelled(rollout_id))
+        try:
+            await asyncio.wait({terminal, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not terminal.done():
+                self._agent.suspect()
+                raise ConnectionError("it was told to end, and gave the rollout up")
+            return terminal.result()
+        finally:
+            terminal.cancel()
+            given_up.cancel()
+            await asyncio.gather(terminal, given_up, return_exceptions=True)
 
     def _forget(self, rollout_id: str) -> None:
         self._agent.admitted.discard(rollout_id)

@@ -50,6 +50,8 @@ NO_REWARD = "the served agent reported no reward, and nothing else grades its ro
 # What clients of the agent-loop line write into every call, whether or not the agent asked for it.
 _UNASKED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
+# The finish reason of a rollout that ended with its server, and for no reason of its own.
+_CANCELLED = "cancelled"
 
 
 class _Completion(BaseModel):
@@ -71,6 +73,7 @@ class _OpenRollout:
 
     request: RolloutRunRequest
     tools: asyncio.Future[list[dict[str, Any]]]
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     completing: asyncio.Lock = field(default_factory=asyncio.Lock)
     completed: bool = False
 
@@ -118,6 +121,10 @@ class LoopEndpoints:
         opened = self._open.get(self._keys.get(rollout_id, b""))
         if opened is not None and not opened.tools.done():
             opened.tools.set_result([_without_nulls(tool) for tool in tools])
+
+    async def wait_cancelled(self, rollout_id: str) -> None:
+        """Wait until the agent says that it gave up a rollout because it was told to end."""
+        await self._open[self._keys[rollout_id]].cancelled.wait()
 
     def close(self, rollout_id: str) -> None:
         """Expect nothing of a rollout any more; harmless when it is not open."""
@@ -173,6 +180,10 @@ class LoopEndpoints:
         rollout_id = opened.rollout_id
         if opened.completed:
             return _said(409, f"the rollout {rollout_id} was completed before; the first completion stands")
+        if completion.status == "ERROR" and completion.finish_reason == _CANCELLED:
+            opened.completed = True
+            opened.cancelled.set()
+            return _accepted()
         sample = _sample_of(completion)
         ended, graded = outcome_of_completion(completion, sample)
         try:
@@ -188,7 +199,7 @@ class LoopEndpoints:
             logger.exception("the result of rollout %s could not be committed", rollout_id)
             return _said(500, "the result could not be committed; try again")
         opened.completed = True
-        return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+        return _accepted()
 
 
 def outcome_of_completion(
@@ -295,6 +306,10 @@ def _presented(request: web.Request) -> bytes:
 def _digest(key: str) -> bytes:
     # Keys are found by their digest, so that no comparison takes longer the more of a key is right.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _accepted() -> web.Response:
+    return web.Response(body=b'{"status":"ok"}', content_type="application/json")
 
 
 def _said(status: int, detail: object) -> web.Response:

@@ -66,9 +66,19 @@ class AgentHealth:
 
 async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> AgentHealth:
     """Ask a served agent how it does; redirects are not followed, and time and size of the reply are bounded."""
+    status, health = await _ask(http, location, "/platform/health")
+    if status == 404 and location.api_key is None:
+        # It asks nobody for a key, and tells everybody.
+        _, health = await _ask(http, location, "/health")
+    return health
+
+
+async def _ask(
+    http: aiohttp.ClientSession, location: AgentLocation, path: str
+) -> tuple[int | None, AgentHealth]:
+    """Return the status of the answer, None where there was none, and what it says."""
     import aiohttp
 
-    path = "/platform/health" if location.api_key else "/health"
     try:
         async with http.get(
             location.address.base_url + path,
@@ -77,11 +87,13 @@ async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> A
             timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S),
         ) as reply:
             body = await read_bounded(reply)
-            return AgentHealth(error=_refusal(reply.status, path)) if reply.status != 200 else _read(body)
+            if reply.status != 200:
+                return reply.status, AgentHealth(error=_refusal(reply.status, path, location))
+            return reply.status, _read(body)
     except asyncio.TimeoutError:
-        return AgentHealth(error=f"it did not answer `GET {path}` within {PROBE_TIMEOUT_S:g} s")
+        return None, AgentHealth(error=f"it did not answer `GET {path}` within {PROBE_TIMEOUT_S:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return AgentHealth(error=connection_failure(error))
+        return None, AgentHealth(error=connection_failure(error))
 
 
 async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
@@ -108,6 +120,7 @@ class ServedAgent:
         name: what errors call it.
         callback_address: where it finds the process that drives it.
         artifact_root: where its conversations are kept; it has no access to the run's directory.
+        hint: what to do when it cannot be used.
         poll_s: seconds between two looks at it.
         return_limit_s: how long it may be away before there is no point in waiting.
 
@@ -124,12 +137,14 @@ class ServedAgent:
         name: str,
         callback_address: CallbackAddress | None = None,
         artifact_root: Path | None = None,
+        hint: str = "start it with `osmosis serve`, then try again",
         poll_s: float = POLL_S,
         return_limit_s: float = RETURN_LIMIT_S,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
         self.artifact_root = artifact_root
+        self._hint = hint
         self.admitted: set[str] = set()
         self._locate = locate
         self._poll_s = poll_s
@@ -163,20 +178,19 @@ class ServedAgent:
             OsmosisError: it does not; the error says why.
         """
         self._http = open_agent_session(timeout_s=PROBE_TIMEOUT_S)
-        health = await self._look()
-        if health.error is None and not self._can_call_back():
+        try:
+            health = await self._look()
+            if health.error is not None:
+                raise ServedAgentError(f"{self.name} cannot be used: {health.error}.", hint=self._hint)
+            if not self._can_call_back():
+                raise ServedAgentError(
+                    f"{self.name} is on another machine, and would look for the model on its own loopback.",
+                    hint="set OSMOSIS_BRIDGE_HOST to the name or address that this machine has there",
+                    code="VALIDATION",
+                )
+        except BaseException:
             await self.stop()
-            raise ServedAgentError(
-                f"{self.name} is on another machine, and would look for the model on its own loopback.",
-                hint="set OSMOSIS_BRIDGE_HOST to the name or address that this machine has there",
-                code="VALIDATION",
-            )
-        if health.error is not None:
-            await self.stop()
-            raise ServedAgentError(
-                f"{self.name} cannot be used: {health.error}.",
-                hint="start it with `osmosis serve`, then try again",
-            )
+            raise
 
     async def stop(self) -> None:
         """Ask it no more; the agent itself goes on."""
@@ -256,9 +270,11 @@ def _has_forgotten(health: AgentHealth, under_way: set[str]) -> bool:
     return active is not None and active < len(under_way)
 
 
-def _refusal(status: int, path: str) -> str:
+def _refusal(status: int, path: str, location: AgentLocation) -> str:
     if status == 401:
-        return "it refuses the key (HTTP 401)"
+        return (
+            f"it {'refuses the key' if location.api_key else 'asks for a key, and there is none'} (HTTP 401)"
+        )
     if 300 <= status < 400:
         return f"it answers `GET {path}` with a redirect (HTTP {status}), which is not followed"
     if status == 404 and path != "/health":

@@ -23,10 +23,12 @@ class ServedSource(RolloutSource):
     Args:
         name: what the config calls it.
         locate: says where it is now; blocking. Raises an OsmosisError when it is not there any more.
+        hint: what to do when it cannot be used.
     """
 
-    def __init__(self, name: str, locate: Callable[[], AgentLocation]) -> None:
+    def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
         self.name = name
+        self._hint = hint
         self._locate = locate
 
     def source_digest(self, output_root: Path) -> str:
@@ -48,4 +50,5 @@ class ServedSource(RolloutSource):
             name=f"the served agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),
             artifact_root=artifact_root,
+            hint=self._hint,
         )

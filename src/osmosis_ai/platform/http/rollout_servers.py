@@ -75,8 +75,13 @@ def _workspace_id(services: PlatformServices, principal: Principal, git: str | N
         ApiError: it cannot be told, or the user is no member of it.
     """
     if git is not None and git.strip():
-        with services.db.session() as session:
-            return resolve_scope(session, principal, git).workspace_id
+        try:
+            with services.db.session() as session:
+                return resolve_scope(session, principal, git).workspace_id
+        except ApiError as error:
+            # An agent may be served from a repository that the platform need not know.
+            if error.status != 404:
+                raise
     own = [workspace.id for workspace, _, _ in services.workspaces.of_user(principal.user.id)]
     wanted = principal.token.workspace_id
     if wanted is not None:

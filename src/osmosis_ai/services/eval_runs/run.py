@@ -190,7 +190,7 @@ def _served(agent: str) -> RolloutSource:
     from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError
     from osmosis_ai.driving.served_agent import AgentLocation
     from osmosis_ai.evaluation.served_source import ServedSource
-    from osmosis_ai.services.rollouts.servers import agent_key
+    from osmosis_ai.services.rollouts.servers import AGENT_KEY_ENV, agent_key
 
     try:
         address = AgentAddress.parse(agent)
@@ -201,7 +201,9 @@ def _served(agent: str) -> RolloutSource:
             "(`osmosis eval submit`)",
         ) from None
     location = AgentLocation(address, agent_key())
-    return ServedSource(agent, lambda: location)
+    return ServedSource(
+        agent, lambda: location, hint=f"start it with `osmosis serve`, and put its key into {AGENT_KEY_ENV}"
+    )
 
 
 def _dataset_file(

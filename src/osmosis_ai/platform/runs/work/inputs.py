@@ -107,7 +107,11 @@ class RunInputs:
         """Return an agent that is served elsewhere, looked for whenever it has to be found."""
         workspace_id = self.run.workspace_id
         locate = server_locator(self._db, self._vault, workspace_id, agent, lambda key: redactor.add([key]))
-        return ServedSource(agent, locate)
+        return ServedSource(
+            agent,
+            locate,
+            hint="look at it with `osmosis rollout server list`; `osmosis serve` registers it anew",
+        )
 
     def dataset(self) -> DatasetInput:
         """Return the rows, in a copy of this run's own.

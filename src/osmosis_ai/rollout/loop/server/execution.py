@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 ENDING_S = 5.0
 """How long an agent that is cancelled may take to end, in seconds."""
 
+CANCELLED = "cancelled"
+"""The finish reason of a rollout that ended with its server, and for no reason of its own."""
+
 OpenClient = Callable[..., "OsmosisLLMClient"]
 
 
@@ -81,6 +84,7 @@ class ServedRollout:
                 if not state.closing:
                     raise
                 outcome = _failure(context, "the agent's server was shut down before the rollout had ended")
+                outcome = replace(outcome, finish_reason=CANCELLED)
             await self._report(client, outcome, state)
         finally:
             await client.close()

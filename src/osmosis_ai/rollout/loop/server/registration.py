@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -149,8 +150,21 @@ def _send(registration: Registration, host: str) -> dict[str, Any]:
     if registration.api_key is not None:
         body["api_key"] = registration.api_key
     with PlatformClient.from_credentials(
-        registration.credentials, timeout_s=REGISTRATION_TIMEOUT_S
+        registration.credentials, git_identity=_repository(), timeout_s=REGISTRATION_TIMEOUT_S
     ) as client:
         client.hide([registration.api_key] if registration.api_key else [])
-        reply = client.post("/api/cli/rollout-server/register", body, model=RegistrationReply, git="never")
+        reply = client.post("/api/cli/rollout-server/register", body, model=RegistrationReply, git="optional")
     return reply.model_dump()
+
+
+def _repository() -> str | None:
+    """Return the identity of the repository that this directory is in: it says which workspace is meant."""
+    from osmosis_ai.api.git_identity import identify_origin
+    from osmosis_ai.workspace.git import read_origin, worktree_root
+
+    try:
+        root = worktree_root(Path.cwd())
+        origin = read_origin(root) if root is not None else None
+        return identify_origin(origin, base=root).identity if origin is not None else None
+    except (OsmosisError, OSError):
+        return None

@@ -176,6 +176,23 @@ NAMES_OF_PATHS = {
     "rollout.core.base": "RolloutAgentLoop RolloutContext RolloutResult",
     "rollout.core.llm_client": "LLMClientProtocol CompletionsResult",
     "rollout.core.schemas": "RolloutRequest RolloutStatus MessageDict DEFAULT_MAX_METADATA_SIZE_BYTES",
+    "rollout.eval.common": "build_completion_params create_llm_client format_duration format_tokens load_agent "
+    "load_dataset_rows LocalLLMClientProtocol validate_tools DatasetReader DatasetRow REQUIRED_COLUMNS "
+    "dataset_row_to_request ExternalLLMClient LocalRolloutRunner LocalRunResult LocalBatchResult LocalExecutionError "
+    "DatasetParseError DatasetValidationError ToolValidationError ProviderError",
+    "rollout.eval.common.dataset": "DatasetReader DatasetRow REQUIRED_COLUMNS dataset_row_to_request",
+    "rollout.eval.common.errors": "LocalExecutionError DatasetParseError ToolValidationError ProviderError",
+    "rollout.eval.common.llm_client": "ExternalLLMClient",
+    "rollout.eval.common.runner": "LocalRolloutRunner LocalRunResult LocalBatchResult validate_tools",
+    "rollout.eval.evaluation": "EvalFnError EvalFnWrapper load_eval_fn load_eval_fns EvalRunResult EvalRowResult "
+    "EvalEvalSummary EvalResult EvalRunner pass_at_k format_eval_report",
+    "rollout.eval.evaluation.eval_fn": "EvalFnError EvalFnWrapper load_eval_fn load_eval_fns",
+    "rollout.eval.evaluation.report": "format_eval_report",
+    "rollout.eval.evaluation.runner": "EvalRunner EvalResult EvalRowResult EvalRunResult pass_at_k",
+    "rollout.eval.test_mode": "LocalTestRunner LocalTestRunResult LocalTestBatchResult InteractiveRunner "
+    "InteractiveLLMClient InteractiveStep ExternalLLMClient ProviderError",
+    "rollout.eval.test_mode.interactive": "InteractiveRunner InteractiveLLMClient InteractiveStep",
+    "rollout.eval.test_mode.runner": "LocalTestRunner LocalTestRunResult LocalTestBatchResult",
     "rollout.registry": "AgentLoopRegistry _REGISTRY",
     "rollout.server": "create_app create_rollout_server AppState serve_agent_loop",
     "rollout.server.app": "create_app create_rollout_server AppState",

@@ -71,11 +71,11 @@ def main(path, python, words):
     }
     numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in given)
     server.sendmsg([b"*"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
+    document = marshal.dumps(wish)
+    server.sendall(len(document).to_bytes(4, "big") + document)
     for number in _SIGNALS:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, lambda number, _: server.sendall(bytes([number])))
-    document = marshal.dumps(wish)
-    server.sendall(len(document).to_bytes(4, "big") + document)
     # The other end of a pipe that was passed on is to be the process's alone.
     for number in given:
         if number > 2:

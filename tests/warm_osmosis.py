@@ -123,7 +123,7 @@ class Server:
             listener.listen(64)
             os.write(1, b"ready\n")
             while True:
-                clients = {client: pid for pid, (client, _) in self._clients.items()}
+                clients = {one: pid for pid, (one, _) in self._clients.items() if one.fileno() >= 0}
                 readable, _, _ = select.select([listener, 0, ended, *clients], [], [])
                 if 0 in readable:
                     break
@@ -146,7 +146,7 @@ class Server:
         except ConnectionError:
             signals = b""
         if not signals:
-            self._forget(pid)
+            client.close()
         for number in signals or [signal.SIGKILL]:
             self._kill(pid, number)
 
@@ -169,11 +169,10 @@ class Server:
                     client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
     def _attend(self, client: socket.socket, own: list[int]) -> None:
-        _, files = _receive(client)
-        with client.makefile("rb") as received:
-            size = int.from_bytes(received.read(4), "big")
-            wish = marshal.loads(received.read(size)) if size else None
-        if wish is not None:
+        wish, files = _receive(client)
+        if wish is None:
+            client.close()
+        else:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -181,7 +180,7 @@ class Server:
                 for descriptor in (
                     *own,
                     client.fileno(),
-                    *(one.fileno() for one, _ in self._clients.values()),
+                    *(one.fileno() for one, _ in self._clients.values() if one.fileno() >= 0),
                 ):
                     os.close(descriptor)
                 become(wish, files)
@@ -193,9 +192,17 @@ class Server:
             os.close(descriptor)
 
 
-def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
-    sent, files, _, _ = socket.recv_fds(client, 1, 64)
-    return sent, files
+def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return what a client wants, None where it was killed before it had said so, and its files."""
+    files: list[int] = []
+    with suppress(ConnectionError):
+        _, files, _, _ = socket.recv_fds(client, 1, 64)
+        size = int.from_bytes(client.recv(4, socket.MSG_WAITALL), "big")
+        # To the byte: what follows are signals.
+        document = client.recv(size, socket.MSG_WAITALL)
+        if size and len(document) == size:
+            return marshal.loads(document), files
+    return None, files
 
 
 def import_what_processes_need(packages: list[str], also: list[str]) -> None:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from osmosis_ai.services.demo import Scratch
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import process_of, warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
 WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
@@ -33,9 +34,15 @@ class Kill(NamedTuple):
 
 
 class Platform:
-    """A platform that is started again whenever it was killed."""
+    """A platform that is started again whenever it was killed.
 
-    def __init__(self, scratch: Scratch) -> None:
+    Args:
+        scratch: where its data and its workspace directory are.
+        program: what runs it, and so its workers and their servers; forked warm by default.
+    """
+
+    def __init__(self, scratch: Scratch, program: Sequence[str] | None = None) -> None:
+        self.program = program or warm_osmosis()
         self.home = scratch.root / "data"
         self.workspace = scratch.workspace
         self.env = scratch.environment(os.environ)
@@ -46,7 +53,7 @@ class Platform:
     def start(self) -> None:
         with (self.home.parent / "platform.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*PROGRAM, "platform", "start", "--login", "--json", "--port", self.port],
+                [*self.program, "platform", "start", "--login", "--json", "--port", self.port],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -78,20 +85,18 @@ class Platform:
 
     def kill(self, victim: str) -> bool:
         """Kill a process of the tree; False when there is none of this kind now."""
-        if victim == "platform":
-            self.process.kill()
-            self.process.wait()
-            return True
-        tree = processes()
-        worker = next((p for p in tree if p.parent == self.process.pid and WORKER in p.command), None)
-        found = worker
-        if victim == "server" and worker is not None:
-            found = next((p for p in tree if p.parent == worker.pid and ROLLOUT_SERVER in p.command), None)
-        if found is None:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(found.pid, signal.SIGKILL)
-            return True
+        with suppress(OSError):  # one that was looked for has just ended
+            platform = process_of(self.process.pid)
+            if victim == "platform":
+                os.kill(platform, signal.SIGKILL)
+                self.process.wait()
+                return True
+            found = child_of(platform, WORKER)
+            if victim == "server" and found is not None:
+                found = child_of(found, ROLLOUT_SERVER)
+            if found is not None:
+                os.kill(found, signal.SIGKILL)
+                return True
         return False
 
 
@@ -135,6 +140,12 @@ class Run:
         told: dict[str, Any] = self.platform.command("eval", "watch", self.name)["resource"]
         self.platform.command("eval", "download", self.name)
         return told
+
+
+def child_of(parent: int, words: str) -> int | None:
+    """Return a process that ``parent`` started, in whose command the words are."""
+    found = (p.pid for p in processes() if p.parent == parent and words in p.command)
+    return next(map(process_of, found), None)
 
 
 def processes() -> list[Process]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,44 +79,48 @@ def numbers(results: Path) -> dict[str, Any]:
     return {name: timeless(metrics[name]) for name in ("summary", "estimates")}
 
 
-def test_the_platform_finds_what_an_evaluation_on_this_machine_finds_sample_by_sample(tmp_path: Path) -> None:
-    demo = osmosis("demo", "--json", "--keep-dir", str(tmp_path / "platform"))
-    assert demo.returncode == 0, demo.stderr
-    told = json.loads(demo.stdout)["resource"]
-    assert (told["scored"], told["total"]) == (400, 400)
-    local = osmosis("demo", "--local", "--json", "--keep-dir", str(tmp_path / "local"))
-    assert local.returncode == 0, local.stderr
-
-    through = tmp_path / "platform" / "workspace" / ".osmosis" / "evals" / told["run"]["name"]
-    here = tmp_path / "local" / "workspace" / ".osmosis" / "evals" / "demo"
-    assert len(samples(here)) == 400
-    assert samples(through) == samples(here)
-    assert numbers(through) == numbers(here)
-
-
-def test_a_kept_platform_can_be_used_and_stopped_and_nothing_of_the_user_is_touched(
-    tmp_path: Path, home: Path
-) -> None:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """A demo whose platform goes on, and what it said."""
+    directory = tmp_path_factory.mktemp("kept") / "demo"
+    home, here = (tmp_path_factory.mktemp(name) for name in ("home", "here"))
     (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
-    before = sorted(home.rglob("*"))
-    directory = tmp_path / "demo"
-    demo = osmosis("demo", "--keep", "--plain", "--keep-dir", str(directory))
+    options = ("--keep", "--plain", "--keep-dir", str(directory))
+    demo = osmosis("demo", *options, cwd=here, env={"HOME": str(home)})
     try:
         assert demo.returncode == 0, demo.stderr
-        assert "The demo scored 400 of 400 samples." in demo.stdout
-        assert "pass@4" in demo.stdout and "tool: " in demo.stdout
-        for command in ("platform start", "platform connect", "dataset upload", "secret set", "eval submit"):
-            assert f"$ osmosis {command}" in demo.stderr
-        env = exports(directory)
-        listed = osmosis("eval", "list", "--json", cwd=directory / "workspace", env=env)
-        (run,) = json.loads(listed.stdout)["items"]
-        assert run["status"] == "finished"
-        assert osmosis("platform", "status", env=env).returncode == 0
-        named = osmosis("secret", "list", "--json", cwd=directory / "workspace", env=env)
-        assert "DEMO_API_KEY" in named.stdout
+        yield directory, demo
     finally:
         stopped = osmosis("platform", "stop", env=exports(directory))
     assert stopped.returncode == 0
     assert osmosis("platform", "status", env=exports(directory)).returncode == 1
-    assert sorted(home.rglob("*")) == before
-    assert list(Path.cwd().iterdir()) == []
+    assert [path.name for path in home.rglob("*")] == [".gitconfig"]
+    assert list(here.iterdir()) == []
+
+
+def test_a_kept_platform_can_be_used(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    directory, demo = kept
+    assert "The demo scored 400 of 400 samples." in demo.stdout
+    assert "pass@4" in demo.stdout and "tool: " in demo.stdout
+    for command in ("platform start", "platform connect", "dataset upload", "secret set", "eval submit"):
+        assert f"$ osmosis {command}" in demo.stderr
+    env = exports(directory)
+    listed = osmosis("eval", "list", "--json", cwd=directory / "workspace", env=env)
+    (run,) = json.loads(listed.stdout)["items"]
+    assert run["status"] == "finished"
+    assert osmosis("platform", "status", env=env).returncode == 0
+    named = osmosis("secret", "list", "--json", cwd=directory / "workspace", env=env)
+    assert "DEMO_API_KEY" in named.stdout
+
+
+def test_the_platform_finds_what_an_evaluation_on_this_machine_finds_sample_by_sample(
+    kept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    local = osmosis("demo", "--local", "--json", "--keep-dir", str(tmp_path / "local"))
+    assert local.returncode == 0, local.stderr
+
+    (through,) = (kept[0] / "workspace" / ".osmosis" / "evals").iterdir()
+    here = tmp_path / "local" / "workspace" / ".osmosis" / "evals" / "demo"
+    assert len(samples(here)) == 400
+    assert samples(through) == samples(here)
+    assert numbers(through) == numbers(here)

@@ -14,6 +14,7 @@ import pytest
 from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.kill_plan import KILLS, after, plan_of_kills, seed_of_kills, sizes
 from tests.e2e.platform_process import (
+    PROGRAM,
     Kill,
     Platform,
     Run,
@@ -58,7 +59,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
     )
     scratch.push()
-    platform = Platform(scratch)
+    platform = Platform(scratch, PROGRAM if KILLS > 1 else None)
     try:
         platform.command("platform", "connect", str(scratch.origin))
         platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")

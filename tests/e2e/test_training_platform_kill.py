@@ -17,7 +17,8 @@ import pytest
 from osmosis_ai.services.demo import prepare_scratch
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from tests.e2e.kill_plan import KILLS, seed_of_kills
-from tests.e2e.platform_process import Platform
+from tests.e2e.platform_process import PROGRAM, Platform
+from tests.warm_osmosis import warm_osmosis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -104,7 +105,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     (scratch.workspace / "data/few.jsonl").write_text("\n".join(rows) + "\n")
     (scratch.workspace / CONFIG).write_text(TEXT)
     scratch.push()
-    platform = Platform(scratch)
+    platform = Platform(scratch, PROGRAM if KILLS > 1 else warm_osmosis(torch=True))
     try:
         platform.command("platform", "connect", str(scratch.origin))
         platform.command("dataset", "upload", "data/few.jsonl", "--wait", "--yes")

@@ -254,3 +254,23 @@ async def test_a_model_of_our_own_needs_no_address_and_parquet_rows_no_answer(pr
     assert (summary["total_rows"], summary["total_runs"], summary["cost_usd"]) == (1, 1, 0.0)
     assert summary["eval_fns"]["rewards:length"]["mean"] == 3.0
     assert project.journal()[0]["source_row_index"] == 1
+
+
+async def test_a_slow_row_delays_no_other(project: Project, model: StandInModel) -> None:
+    all_others = asyncio.Event()
+    answered: list[str] = []
+
+    def respond(body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][-1]["content"]
+        answered.append(prompt)
+        if answered.count("quick") == 30:
+            all_others.set()
+        return Reply("ok", wait_for=all_others if prompt == "slow" else None)
+
+    # The slow row's answer comes after those of all others: with two at once, nothing may wait for it.
+    model.respond = respond
+    project.rows({"user_prompt": "slow"}, *({"user_prompt": "quick", "number": row} for row in range(30)))
+    outcome = await project.eval("--batch-size", "2", "--no-probe", "-q")
+    assert outcome.status == 0, outcome.err
+    assert project.journal()[0]["row_index"] != 0
+    assert len(project.journal()) == 31

@@ -96,8 +96,9 @@ class ClassicEvalRequest:
     @property
     def completion_params(self) -> dict[str, Any]:
         """What the agent is told for its calls."""
-        given = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {name: value for name, value in given.items() if value is not None}
+        from osmosis_ai.evaluation.agent_loop.inputs import build_completion_params
+
+        return build_completion_params(self.temperature, self.max_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""`osmosis eval -m`, killed whenever: the same command finishes the run to the same numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.agent_loops.classic_project import Project, project_with
+from tests.e2e.kill_plan import seed_of_kills
+from tests.standin_model import StandInModel
+
+pytestmark = pytest.mark.e2e
+
+# What an order makes of a run: a score of 1, the agent's own as well, one function without a score, a failure.
+ORDERS = ("one", "reward", "unscored", "raise")
+MODEL_LATENCY_S = 0.03
+
+
+async def start(project: Project, name: str, n: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "osmosis_ai"),
+        *project.words("--n", str(n), "--batch-size", "8", "--seed", "7", fns=("exact", "length", "picky")),
+        *("--name", name, "-q", "-o", f"{name}.json"),
+        cwd=project.root,
+        env={name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+def committed(project: Project, name: str) -> list[bytes]:
+    journal = project.root / ".osmosis" / "evals" / name / "events.jsonl"
+    return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+
+
+def results(project: Project, name: str) -> dict[str, Any]:
+    """Return a results file without what depends on the clock and on the run's name."""
+    found: dict[str, Any] = json.loads((project.root / f"{name}.json").read_text())
+    for key in ("total_duration_ms", "run_name", "run_dir"):
+        del found["summary"][key]
+    for row in found["rows"]:
+        for run in row["runs"]:
+            del run["duration_ms"]
+    return found
+
+
+async def finished(process: asyncio.subprocess.Process) -> None:
+    _, err = await asyncio.wait_for(process.communicate(), 900)
+    assert process.returncode == 0, err.decode()
+
+
+async def killed_at(process: asyncio.subprocess.Process, project: Project, records: int) -> bool:
+    """Kill the command once so many results are durable; False when it ended before."""
+    while process.returncode is None:
+        if len(committed(project, "stormy")) >= records:
+            process.send_signal(signal.SIGKILL)
+            await process.communicate()
+            return process.returncode == -signal.SIGKILL
+        await asyncio.sleep(0.005)
+    return False
+
+
+async def survive(tmp_path: Path, *, rows: int, n: int, kills: int) -> None:
+    draw = random.Random(seed_of_kills())
+    moments = sorted(draw.randrange(0, rows * n - 10) for _ in range(kills))
+    async with StandInModel(latency_s=MODEL_LATENCY_S, record=False) as model:
+        project = project_with(tmp_path, model)
+        project.rows(*({"user_prompt": ORDERS[row % len(ORDERS)], "bonus": row} for row in range(rows)))
+        await finished(await start(project, "calm", n))
+
+        before: list[bytes] = []
+        for moment in moments:
+            hit = await killed_at(await start(project, "stormy", n), project, max(moment, len(before)))
+            now = committed(project, "stormy")
+            print(f"killed at {len(now)} of {rows * n} results")
+            assert hit and now[: len(before)] == before, "a committed result was changed or lost"
+            before = now
+        await finished(await start(project, "stormy", n))
+
+    lines = committed(project, "stormy")
+    assert lines[: len(before)] == before
+    items = [(record["row_index"], record["run_index"]) for record in map(json.loads, lines)]
+    assert sorted(items) == [(row, run) for row in range(rows) for run in range(n)]
+    assert results(project, "stormy") == results(project, "calm")
+
+
+async def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    await survive(tmp_path, rows=16, n=4, kills=1)
+
+
+@pytest.mark.soak
+async def test_ten_kills_of_a_run_of_800_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    await survive(tmp_path, rows=200, n=4, kills=10)

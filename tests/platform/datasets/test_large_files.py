@@ -61,7 +61,7 @@ class Served:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)],
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
         )
         assert self.process.stdout is not None
         told = json.loads(self.process.stdout.readline())

@@ -440,7 +440,7 @@ def test_a_full_disk_is_said_and_nothing_is_left_half_written(tmp_path: Path) ->
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout)

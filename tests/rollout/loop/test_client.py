@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -46,6 +46,18 @@ class Controller:
 
     def bodies(self) -> list[dict[str, Any]]:
         return [json.loads(request.content) for request in self.requests]
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body of many pieces, counted as they are taken."""
+
+    def __init__(self, piece: bytes, *, times: int) -> None:
+        self.piece, self.times, self.taken = piece, times, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self.times):
+            self.taken += 1
+            yield self.piece
 
 
 @pytest.fixture
@@ -188,6 +200,33 @@ async def test_a_reply_that_cannot_be_read_is_a_server_error_of_one_short_line(
         await connect(controller).chat_completions([])
 
     assert len(controller.requests) == 1 and len(str(raised.value)) < 500
+
+
+async def test_a_reply_that_cannot_be_decoded_or_is_nested_without_end_is_a_server_error(
+    connect: Callable[..., OsmosisLLMClient],
+) -> None:
+    no_gzip = httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Endless(b"no gzip", times=1))
+    nested = httpx.Response(200, content=b"[" * 200_000)
+
+    for reply in (no_gzip, nested):
+        with pytest.raises(OsmosisServerError) as raised:
+            await connect(Controller(reply), max_retries=0).chat_completions([])
+        assert raised.value.status_code == 200
+
+
+async def test_a_reply_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_REPLY_BYTES", 2500)
+    body = Endless(b"x" * 1000, times=1_000_000)
+
+    async def answer(self: Any, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=body)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
+
+    async with OsmosisLLMClient("http://controller", "r1", max_retries=0) as client:
+        with pytest.raises(OsmosisTransportError, match="larger than 2500 bytes"):
+            await client.chat_completions([])
+    assert body.taken == 3
 
 
 async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ __all__ = ["CompletionsResult", "OsmosisLLMClient"]
 CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
 COMPLETED_PATH = "/v1/rollout/completed"
 CONNECT_TIMEOUT_S = 10.0
+MAX_REPLY_BYTES = 64 * 1024 * 1024
 _EXCERPT_CHARACTERS = 200
 
 
@@ -195,6 +196,7 @@ class OsmosisLLMClient:
                     max_keepalive_connections=self._settings.max_keepalive_connections,
                 ),
                 verify=_trusted(),
+                event_hooks={"response": [_bound_body]},
             )
         return self._client
 
@@ -229,6 +231,10 @@ class OsmosisLLMClient:
         except httpx.TransportError as error:
             told = str(error) or type(error).__name__
             raise OsmosisTransportError(f"{self.server_url}{path} cannot be reached: {told}") from error
+        except httpx.DecodingError as error:
+            raise OsmosisServerError(
+                f"{self.server_url}{path} answered with what cannot be decoded: {error}", 200
+            ) from error
         refusal = self._refusal(reply, path)
         if refusal is not None:
             raise refusal
@@ -246,6 +252,29 @@ class OsmosisLLMClient:
         self._metrics.num_llm_calls += 1
         self._metrics.prompt_tokens += _tokens(result.usage, "prompt_tokens")
         self._metrics.response_tokens += _tokens(result.usage, "completion_tokens")
+
+
+class _BoundedBody(httpx.AsyncByteStream):
+    """A reply's body that breaks off when it gets too large."""
+
+    def __init__(self, body: httpx.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size_bytes = 0
+        async for chunk in self._body:
+            size_bytes += len(chunk)
+            if size_bytes > MAX_REPLY_BYTES:
+                raise httpx.RemoteProtocolError(f"the reply is larger than {MAX_REPLY_BYTES} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+async def _bound_body(reply: httpx.Response) -> None:
+    if isinstance(reply.stream, httpx.AsyncByteStream):
+        reply.stream = _BoundedBody(reply.stream)
 
 
 def _given(value: Any, default: Any) -> Any:
@@ -277,7 +306,7 @@ def _read_completion(reply: httpx.Response) -> CompletionsResult:
             usage=dict(body.get("usage") or {}),
             finish_reason=choice.get("finish_reason") or "stop",
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise OsmosisServerError(
             f"the controller answered {reply.status_code} with what is no completion ({what}): {_excerpt(reply)}",

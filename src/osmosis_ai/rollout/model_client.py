@@ -54,7 +54,7 @@ def open_http(base_url: str, api_key: str | None) -> httpx.AsyncClient:
         base_url=base_url,
         auth=_KeyOfOneAddress(httpx.URL(base_url), api_key) if api_key else None,
         timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None),
-        transport=_SharedConnections(),
+        transport=SharedConnections(),
         trust_env=False,
     )
 
@@ -79,7 +79,7 @@ async def close_shared_connections() -> None:
         await transport.aclose()
 
 
-class _SharedConnections(httpx.AsyncBaseTransport):
+class SharedConnections(httpx.AsyncBaseTransport):
     """Sends over the running event loop's connections; closing it leaves them to the others."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

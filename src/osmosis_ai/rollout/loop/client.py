@@ -74,6 +74,7 @@ class OsmosisLLMClient:
             complete_rollout_retries, self._settings.complete_rollout_retries
         )
         self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncBaseTransport | None = None
         self._metrics = RolloutMetrics()
 
     async def chat_completions(
@@ -187,9 +188,14 @@ class OsmosisLLMClient:
     ) -> None:
         await self.close()
 
+    def send_over(self, transport: httpx.AsyncBaseTransport) -> None:
+        """Send over connections that others use too; whoever opened them closes them."""
+        self._transport = transport
+
     async def _get_client(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
+                transport=self._transport,
                 timeout=httpx.Timeout(self.timeout_seconds, connect=CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(
                     max_connections=self._settings.max_connections,
@@ -197,6 +203,8 @@ class OsmosisLLMClient:
                 ),
                 verify=_trusted(),
                 event_hooks={"response": [_bound_body]},
+                # What brings connections of its own knows of proxies itself.
+                trust_env=self._transport is None,
             )
         return self._client
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.credentials import Credentials
 
-    from ..client import OsmosisLLMClient
     from ..settings import RolloutSettings
 
 logger = logging.getLogger(__name__)
@@ -72,6 +71,8 @@ def create_app(
         raise ImportError(
             f"create_app needs FastAPI, which the `server` extra has. Install it with: {install_command('server')}"
         ) from error
+    from ...model_client import SharedConnections, close_shared_connections
+    from ..client import OsmosisLLMClient
     from .routes import add_routes
 
     state = AppState(max_concurrent, record_ttl_seconds, None, settings, agent_loop.name)
@@ -80,6 +81,8 @@ def create_app(
         # Looked up where users know it: what a test puts there is what rollouts get.
         public = import_module("osmosis_ai.rollout.server.app")
         client: OsmosisLLMClient = public.OsmosisLLMClient(settings=settings and settings.client, **about)
+        if isinstance(client, OsmosisLLMClient):
+            client.send_over(SharedConnections())
         return client
 
     registration = None
@@ -95,6 +98,7 @@ def create_app(
             stack.push_async_callback(state.stop_cleanup_task)
             # The user's own last: rollouts may use until their end what it closes.
             stack.push_async_callback(_call, on_shutdown)
+            stack.push_async_callback(close_shared_connections)
             stack.push_async_callback(state.cancel_all)
             await _call(on_startup)
             if registration is not None:

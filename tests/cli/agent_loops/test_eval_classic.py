@@ -191,7 +191,7 @@ async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     assert named.status == 1 and "its files were edited" in named.err
 
 
-async def test_when_nothing_succeeds_the_status_says_so_and_failed_runs_can_be_redone(
+async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures_ends_with_1_and_can_be_redone(
     project: Project, model: StandInModel
 ) -> None:
     model.respond = lambda body: error_reply(400, "the prompt is not allowed")
@@ -200,6 +200,7 @@ async def test_when_nothing_succeeds_the_status_says_so_and_failed_runs_can_be_r
     assert "none of 2 runs succeeded" in outcome.out
     summary = json.loads((project.root / "out.json").read_text())["summary"]
     exact = summary["eval_fns"]["rewards:exact"]
+    assert not exact["pass_at_k_estimates"]
     assert (exact["mean"], exact["scored"], exact["estimate"]) == (0.0, 0, None)
     assert (
         "the prompt is not allowed"

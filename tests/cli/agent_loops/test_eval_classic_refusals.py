@@ -124,7 +124,7 @@ def test_parts_are_checked_in_order_and_what_is_wrong_is_named(cli: Cli, project
         ("a.jsonl", b"{}\n[1]\n", "--offset 1", "Row 1: Expected object"),
     ],
 )  # fmt: skip
-def test_a_dataset_that_cannot_be_used_is_refused_with_the_place(
+def test_weakness_11_a_dataset_that_cannot_be_used_is_refused_with_the_place(
     cli: Cli, project: Project, name: str, content: bytes, options: str, said: str
 ) -> None:
     (project.root / name).write_bytes(content)
@@ -140,6 +140,7 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
     assert "needs a key, and `OPENAI_API_KEY` is not set" in refusal(
         cli, *classic, "--model", "openai/gpt-5-mini"
     )
+    assert "no built-in model `osmosis/tinny`" in refusal(cli, *classic, "--model", "osmosis/tinny")
     assert "not an http(s) address" in refusal(cli, *classic, "--model", "m", "--base-url", "localhost:8000")
     assert "the price of `m`" in refusal(
         cli, *classic, "--model", "m", "--base-url", "https://models.invalid/v1", "--max-cost", "1"

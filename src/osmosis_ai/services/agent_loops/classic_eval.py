@@ -322,12 +322,13 @@ def _model(
 ) -> Callable[[Mapping[str, str], Callable[[Exception], None]], AbstractAsyncContextManager[ModelEndpoint]]:
     """Find out now whether the model can be named, keyed and, under a cost limit, priced; return what opens it."""
     from osmosis_ai.evaluation.policy import open_policy
-    from osmosis_ai.inference import served_models
+    from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
     from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
     from osmosis_ai.llm.prices import price_of
 
     model = request.model.strip()
-    if request.base_url is None and model in served_models():
+    if request.base_url is None and model.startswith(BUILT_IN_PREFIX):
+        built_in_model(model)
         return lambda env, lost: open_policy(model, env, lost)
     endpoint = choose_endpoint(model, os.environ, base_url=request.base_url, api_key=request.api_key)
     if request.max_cost_usd is not None and price_of(endpoint) is None:

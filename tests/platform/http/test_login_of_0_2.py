@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import socket
 import threading
@@ -21,7 +22,6 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.services import PlatformServices
 from tests.driving.served_loop import LoopProcess
 from tests.platform.conftest import Member, World
-from tests.platform.test_pages import csrf_of
 
 AGENT = "osmosis-cli/0.2.14"
 PASSWORD = "correct horse battery"
@@ -135,6 +135,12 @@ def visit(url: str) -> tuple[int, str]:
     except HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def csrf_of(page: Any) -> str:
+    found = re.search(r'name="csrf" value="([^"]+)"', page.text)
+    assert found, page.text
+    return found[1]
 
 
 @pytest.fixture

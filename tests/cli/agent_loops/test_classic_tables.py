@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
 from osmosis_ai.cli.agent_loops.classic_tables import run_line
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
@@ -47,3 +52,25 @@ def test_weakness_7_a_failed_run_shows_its_error_and_what_it_used_on_one_line() 
     shown = on_a_terminal(record)
     assert shown.startswith("[4/6] row 0 run 0: FAILED (1.5s, 7 tokens) - gave up\\x1b[31m xxx")
     assert len(shown) < 220 and shown.endswith("… ")
+
+
+def test_on_a_terminal_the_lines_of_many_runs_come_together_and_before_what_is_said_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    output = OutputContext("rich", stdout=screen, stderr=screen)
+    prepared: Any = SimpleNamespace(settings=SETTINGS)
+    run, quiet = ClassicRun(output, prepared, quiet=False), ClassicRun(output, prepared, quiet=True)
+    for number in range(2):
+        record = TerminalRecord(0, number, "r", "success", 5, scores={"rewards:exact": 1.0})
+        run.recorded(record)
+        quiet.recorded(record)
+    assert screen.getvalue() == ""
+    run.note("this machine is late")
+    quiet.note("this machine is late")
+    lines = screen.getvalue().splitlines()
+    assert [line.partition(" run ")[2][:1] for line in lines] == ["0", "1", ""]
+    run.recorded(record)
+    run.ended()
+    assert len(screen.getvalue().splitlines()) == 4

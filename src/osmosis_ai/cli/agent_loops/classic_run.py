@@ -31,6 +31,7 @@ class ClassicRun(GracefulStop, RunHooks):
         self._prepared = prepared
         self._quiet = quiet
         self._total = self._ended = 0
+        self._lines: list[str] = []
 
     def plan(self, plan: RunPlan) -> None:
         """Show what is about to happen."""
@@ -47,7 +48,8 @@ class ClassicRun(GracefulStop, RunHooks):
             )
 
     def note(self, message: str) -> None:
-        """Write a line to stderr."""
+        """Write a line to stderr, behind those of runs that have ended."""
+        self._show_lines()
         if not self._quiet:
             self._output.note(message)
 
@@ -58,11 +60,27 @@ class ClassicRun(GracefulStop, RunHooks):
     def recorded(self, record: TerminalRecord) -> None:
         """Show a run that has ended, in a line."""
         self._ended = min(self._ended + 1, self._total)
-        self.note(classic_tables.run_line(record, self._ended, self._total, self._prepared.settings))
+        if self._quiet:
+            return
+        self._lines.append(classic_tables.run_line(record, self._ended, self._total, self._prepared.settings))
+        # Above a bar a line costs more than a millisecond, which all rollouts wait: there they come together.
+        if not self._output.animated:
+            self._show_lines()
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Move the bar, where there is a terminal for one; elsewhere the runs' own lines tell."""
+        self._show_lines()
         if self._output.animated and not self._quiet and (self._bar is not None or snapshot.in_flight):
             self._move_bar(
                 "Evaluating", snapshot.completed, snapshot.total, "runs", evaluation_note(snapshot)
             )
+
+    def ended(self) -> None:
+        """Show the last runs, and close what is shown."""
+        self._show_lines()
+        super().ended()
+
+    def _show_lines(self) -> None:
+        if self._lines:
+            self._output.note("\n".join(self._lines))
+            self._lines.clear()

@@ -19,10 +19,15 @@ class RolloutServers(Resource):
         return self._page(routes.ROLLOUT_SERVERS, model=RolloutServerList, limit=limit, offset=offset)
 
     def register(self, registration: RolloutServerRegistration) -> RegisteredRolloutServer:
-        """Register an agent under its name, in place of an earlier one; the platform asks it how it does."""
+        """Register an agent under its name, in place of an earlier one; the platform asks it how it does.
+
+        It goes to the repository's workspace; without a repository, to the one of the token.
+        """
         if registration.api_key is not None:
             self._client.hide([registration.api_key])
-        return self._client.post(routes.ROLLOUT_SERVER_REGISTER, registration, model=RegisteredRolloutServer)
+        return self._client.post(
+            routes.ROLLOUT_SERVER_REGISTER, registration, model=RegisteredRolloutServer, git="optional"
+        )
 
     def probe(self, name: str) -> RegisteredRolloutServer:
         """Have the platform ask an agent how it does."""

@@ -59,7 +59,7 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
     """Return how to report ``result``; what cannot be sent as it is becomes a failure that says why."""
     from pydantic import ValidationError
 
-    from ..schemas import RolloutResponse
+    from ..schemas import RolloutMetrics, RolloutResponse
 
     status = getattr(result.status, "value", result.status)
     if isinstance(result.reward, float) and not math.isfinite(result.reward):
@@ -73,7 +73,8 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
                 "finish_reason": result.finish_reason,
                 "error_message": result.error_message,
                 "reward": result.reward,
-                "metrics": result.metrics,
+                # What is none of ours is left to the client, which has its own.
+                "metrics": result.metrics if isinstance(result.metrics, RolloutMetrics) else None,
             }
         )
         sent = told.model_dump(mode="json")
@@ -89,7 +90,7 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
         final_messages=sent["final_messages"],
         finish_reason=result.finish_reason,
         error_message=result.error_message,
-        metrics=result.metrics,
+        metrics=told.metrics,
         reward=told.reward,
     )
 

@@ -65,17 +65,17 @@ class ServedRollout:
     async def run(self, state: AppState) -> None:
         """Wait for a place, run, and report; raises only when cancelled, and that after the report."""
         request = self._request
-        client = self._open_client(
+        opened = self._open_client(
             server_url=request.server_url, rollout_id=request.rollout_id, api_key=request.api_key
         )
-        context = AgentLoopContext(
-            request=request,
-            tools=self._tools,
-            llm=client,
-            _start_time=self._admitted_at,
-            _debug_dir=self._debug_dir,
-        )
-        try:
+        async with opened as client:
+            context = AgentLoopContext(
+                request=request,
+                tools=self._tools,
+                llm=client,
+                _start_time=self._admitted_at,
+                _debug_dir=self._debug_dir,
+            )
             try:
                 async with state.semaphore:
                     outcome = await self._run_agent(context)
@@ -84,10 +84,7 @@ class ServedRollout:
                 if not state.closing:
                     raise
                 outcome = _failure(context, "the agent's server was shut down before the rollout had ended")
-                outcome = replace(outcome, finish_reason=CANCELLED)
             await self._report(client, outcome, state)
-        finally:
-            await client.close()
 
     async def _run_agent(self, context: AgentLoopContext) -> Outcome:
         agent = asyncio.ensure_future(_until_a_result(self._agent, context))

@@ -11,13 +11,13 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.credentials import Credentials
+    from osmosis_ai.api.wire.rollout_servers import RegisteredRolloutServer
 
     from ..settings import RolloutSettings
 
@@ -88,12 +88,12 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
         logger.debug("registration failed", exc_info=True)
         say(f"[WARNING] Failed to register with {platform_url}: {type(error).__name__}: {error}")
         return
-    found = reply.get("health_check_result") or {}
-    if reply.get("status") == "healthy":
-        active = (found.get("server_info") or {}).get("active_rollouts", 0)
+    found = reply.health_check_result
+    if reply.status == "healthy":
+        active = found.server_info.active_rollouts if found.server_info is not None else 0
         say(f"[OK] Registered with {platform_url} as {host}:{registration.port} ({active} active rollouts)")
         return
-    why = found.get("error") or f"it says {reply.get('status')!r}"
+    why = found.error or f"it says {reply.status!r}"
     say(
         f"[WARNING] Registered but health check failed: {platform_url} did not reach {host}:{registration.port}: {why}"
     )
@@ -134,37 +134,31 @@ def _reachable_host(registration: Registration) -> str:
         ) from error
 
 
-def _send(registration: Registration, host: str) -> dict[str, Any]:
+def _send(registration: Registration, host: str) -> RegisteredRolloutServer:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.base import WireModel
+    from osmosis_ai.api.wire.rollout_servers import RolloutServerRegistration
 
-    class RegistrationReply(WireModel):
-        status: str = ""
-        health_check_result: dict[str, Any] | None = None
-
-    body: dict[str, Any] = {
-        "host": host,
-        "port": registration.port,
-        "agent_loop_name": registration.agent_loop_name,
-    }
-    if registration.api_key is not None:
-        body["api_key"] = registration.api_key
+    told = RolloutServerRegistration(
+        host=host,
+        port=registration.port,
+        agent_loop_name=registration.agent_loop_name,
+        api_key=registration.api_key,
+    )
     with PlatformClient.from_credentials(
-        registration.credentials, git_identity=_repository(), timeout_s=REGISTRATION_TIMEOUT_S
+        registration.credentials, git_identity=_git_identity(), timeout_s=REGISTRATION_TIMEOUT_S
     ) as client:
-        client.hide([registration.api_key] if registration.api_key else [])
-        reply = client.post("/api/cli/rollout-server/register", body, model=RegistrationReply, git="optional")
-    return reply.model_dump()
+        return client.rollout_servers.register(told)
 
 
-def _repository() -> str | None:
-    """Return the identity of the repository that this directory is in: it says which workspace is meant."""
+def _git_identity() -> str | None:
+    """Return the repository that the agent is served from, by which a platform may know the workspace."""
     from osmosis_ai.api.git_identity import identify_origin
-    from osmosis_ai.workspace.git import read_origin, worktree_root
+    from osmosis_ai.workspace.git import read_origin
+    from osmosis_ai.workspace.layout import find_workspace
 
     try:
-        root = worktree_root(Path.cwd())
-        origin = read_origin(root) if root is not None else None
-        return identify_origin(origin, base=root).identity if origin is not None else None
-    except (OsmosisError, OSError):
-        return None
+        root = find_workspace(None, require_scaffold=False).root
+        origin = read_origin(root)
+        return None if origin is None else identify_origin(origin, base=root).identity
+    except OsmosisError:
+        return None  # served from anywhere else

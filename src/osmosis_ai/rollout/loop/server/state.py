@@ -161,6 +161,7 @@ class AppState:
         _, unfinished = await asyncio.wait(tasks, timeout=CANCEL_WAIT_S)
         if unfinished:
             logger.error("%d cancelled rollouts did not end in %gs", len(unfinished), CANCEL_WAIT_S)
+        self.rollout_tasks = {key: task for key, task in self.rollout_tasks.items() if not task.done()}
 
     async def _clean_up(self) -> None:
         while True:

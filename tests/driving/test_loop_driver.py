@@ -360,6 +360,26 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
+async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with() -> None:
+    loop, asked = ServedLoop(), []
+
+    def note(request: web.Request) -> web.Response | None:
+        asked.append(request.path)
+        return None
+
+    loop.health = note
+    async with served(loop) as port, driving(port) as world:
+        held = asyncio.Event()
+        world.model.respond = lambda _: Reply(wait_for=held)
+        made = asyncio.create_task(world.make("a"))
+        while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - it is looked at again and again
+            await asyncio.sleep(0.01)
+        assert await world.runner._ask_server() is None
+        held.set()
+        await made
+    assert set(asked) == {"/platform/health"}
+
+
 async def test_an_agent_elsewhere_needs_to_know_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(ServedLoop()) as port:
         monkeypatch.setattr(AgentAddress, "is_here", False)

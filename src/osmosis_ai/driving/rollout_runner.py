@@ -253,7 +253,8 @@ class RolloutRunner:
     async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
         """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
         cancelled = self._cancelled
-        if not cancelled or self._server.base_url is None:
+        # Nobody can tell an agent that is served elsewhere, and what it holds is its own.
+        if not cancelled or self._server.base_url is None or self._agent is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
         busy = await self._server.wait_until_ended(cancelled)
@@ -309,7 +310,8 @@ class RolloutRunner:
         )
 
     async def _ask_server(self) -> LoopState | None:
-        base_url = self._server.base_url
+        # How late another machine is, is not this one's doing; and it is asked for nothing but its own routes.
+        base_url = self._server.base_url if self._agent is None else None
         return await self._health.ask(base_url) if base_url is not None else None
 
     def _follow(self, pace: Pace, dispatcher: Dispatcher[Attempt]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -159,9 +160,18 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         minimum_cli_version=version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
     )
+    problems += _network_problems(text(NETWORKS_ENV))
     if problems:
         raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
     return config
+
+
+def _network_problems(networks: str) -> list[str]:
+    try:
+        allowed_networks(networks)
+    except OsmosisError as error:
+        return [error.message.rstrip(".")]
+    return []
 
 
 def _default_home() -> Path:

@@ -113,6 +113,7 @@ def test_settings_come_from_arguments_the_environment_the_dotenv_file_and_defaul
         (RolloutClientSettings, "max_connections", 1, 1000),
         (RolloutClientSettings, "max_keepalive_connections", 1, 100),
         (RolloutServerSettings, "max_concurrent_rollouts", 1, 10_000),
+        (RolloutServerSettings, "max_queued_rollouts", 0, 100_000),
         (RolloutServerSettings, "record_ttl_seconds", 60, 86_400),
         (RolloutServerSettings, "cleanup_interval_seconds", 10, 3600),
         (RolloutServerSettings, "request_timeout_seconds", 10, 3600),

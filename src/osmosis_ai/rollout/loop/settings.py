@@ -66,9 +66,10 @@ class RolloutServerSettings(_FromEnvironment):
 
     Attributes:
         max_concurrent_rollouts: rollouts that run at once.
+        max_queued_rollouts: rollouts that wait for a place; who asks for more is told to come again.
         record_ttl_seconds: how long a finished rollout is remembered, so that its request can be repeated.
         cleanup_interval_seconds: how often what is older is forgotten.
-        request_timeout_seconds: how long a request to the server may take.
+        request_timeout_seconds: how long a request to the server may take to arrive.
         registration_readiness_timeout_seconds: how long the server may take until it answers, before it registers.
         registration_readiness_poll_interval_seconds: how often it is asked in that time.
         registration_shutdown_timeout_seconds: how long a shutdown waits for a registration under way.
@@ -77,6 +78,7 @@ class RolloutServerSettings(_FromEnvironment):
     env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_SERVER_"
 
     max_concurrent_rollouts: int = Field(default=100, ge=1, le=10_000)
+    max_queued_rollouts: int = Field(default=1000, ge=0, le=100_000)
     record_ttl_seconds: float = Field(default=3600.0, ge=60, le=86_400)
     cleanup_interval_seconds: float = Field(default=60.0, ge=10, le=3600)
     request_timeout_seconds: float = Field(default=600.0, ge=10, le=3600)

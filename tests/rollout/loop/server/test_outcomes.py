@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.rollout.loop.server import completion
-from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutSettings
+from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
 from .agents import Calculator, Held
 from .trainer import Trainer, served
@@ -20,6 +20,10 @@ HURRIED = RolloutSettings(
         timeout_seconds=1, max_retries=0, complete_rollout_retries=0, retry_base_delay=0.1, retry_max_delay=1
     )
 )
+
+
+def room_for(waiting: int) -> RolloutSettings:
+    return RolloutSettings(server=RolloutServerSettings(max_queued_rollouts=waiting))
 
 
 async def start(server: Any, trainer: Trainer, rollout_id: str = "R1", **changes: Any) -> None:
@@ -103,11 +107,10 @@ async def test_a_shutdown_reports_what_it_cuts_off_and_what_still_waits(trainer:
 
 
 async def test_a_full_server_says_when_to_come_again_and_keeps_what_it_took(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.MAX_QUEUED", 1)
     agent = Held()
-    async with served(agent, max_concurrent=1) as server:
+    async with served(agent, max_concurrent=1, settings=room_for(1)) as server:
         await start(server, trainer, "R1")
         await start(server, trainer, "R2")
         refused = await server.post("/v1/rollout/init", json=trainer.init("R3"))
@@ -122,11 +125,10 @@ async def test_a_full_server_says_when_to_come_again_and_keeps_what_it_took(
 
 
 async def test_of_5000_requests_at_once_each_is_taken_or_sent_away_and_what_is_taken_is_reported_once(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.MAX_QUEUED", 300)
     agent = Calculator()
-    async with served(agent, max_concurrent=64) as server:
+    async with served(agent, max_concurrent=64, settings=room_for(300)) as server:
         app = server._transport.app
         statuses = await asyncio.gather(*(init(app, trainer, f"R{number}") for number in range(5000)))
         taken = {f"R{number}" for number, status in enumerate(statuses) if status == 202}

@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 MOST_BODY_BYTES = 16 * 1024 * 1024
 """How large a request may be beside its metadata, in bytes; metadata have a limit of their own."""
 
-BODY_TIMEOUT_S = 60.0
-"""How long the body of a request may take to arrive, in seconds."""
-
 RETRY_AFTER_S = 5
 """When a caller that found no room should come again, in seconds."""
 
@@ -86,7 +83,7 @@ class RolloutAdmission:
         """
         held = _HeldBytes(self._state)
         try:
-            request = _parsed(await _read(headers, body, held))
+            request = _parsed(await _read(headers, body, held, self._state.request_timeout))
             return self._admit(request, held)
         finally:
             held.release()
@@ -141,7 +138,9 @@ class _HeldBytes:
         self._size_bytes = 0
 
 
-async def _read(headers: Mapping[str, str], body: AsyncIterator[bytes], held: _HeldBytes) -> bytes:
+async def _read(
+    headers: Mapping[str, str], body: AsyncIterator[bytes], held: _HeldBytes, timeout_s: float
+) -> bytes:
     from ..schemas import get_max_metadata_size_bytes
 
     most = MOST_BODY_BYTES + get_max_metadata_size_bytes()
@@ -161,9 +160,9 @@ async def _read(headers: Mapping[str, str], body: AsyncIterator[bytes], held: _H
             parts.append(part)
 
     try:
-        await asyncio.wait_for(collect(), BODY_TIMEOUT_S)
+        await asyncio.wait_for(collect(), timeout_s)
     except asyncio.TimeoutError:
-        raise RefusedRequest(408, f"the request did not arrive within {BODY_TIMEOUT_S:g} seconds") from None
+        raise RefusedRequest(408, f"the request did not arrive within {timeout_s:g} seconds") from None
     return b"".join(parts)
 
 

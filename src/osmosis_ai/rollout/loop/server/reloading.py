@@ -6,21 +6,23 @@ import multiprocessing
 import os
 import sys
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, Field
+
 from osmosis_ai.errors import OsmosisError
+
+from ..settings import RolloutSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ..settings import RolloutSettings
+SERVED_AGENT_ENV = "_OSMOSIS_SERVED_AGENT"
 
 
-@dataclass(frozen=True)
-class ReloadedApp:
-    """Makes the application; pickled on its way to the process that serves it.
+class ReloadedApp(BaseModel):
+    """What is served, on its way to the process that serves it.
 
     Attributes:
         module: ``module:attribute`` of the agent.
@@ -30,38 +32,44 @@ class ReloadedApp:
     module: str
     host: str
     port: int
-    api_key: str | None = field(repr=False)
+    api_key: str | None = Field(repr=False)
     registers: bool
     public_host: str | None
     debug_dir: Path | None
     settings: RolloutSettings | None
 
-    def __call__(self) -> FastAPI:
-        """Load the agent and return the application; ends the process with one line when there is none."""
-        from osmosis_ai.api.credentials import require_credentials
 
-        from ..loading import load_agent_loop
-        from .app import create_app
+def make_app() -> FastAPI:
+    """Load the agent that the environment describes, and return its application.
 
-        _end_with_the_parent()
-        try:
-            agent = load_agent_loop(self.module)
-            credentials = require_credentials() if self.registers else None
-        except OsmosisError as error:
-            _say(f"Error: {error.message}")
-            _say("hint: it is loaded again when a file changes")
-            raise SystemExit(1) from None
-        return create_app(
-            agent,
-            settings=self.settings,
-            credentials=credentials,
-            server_host=self.host,
-            server_port=self.port,
-            api_key=self.api_key,
-            debug_dir=self.debug_dir,
-            public_host=self.public_host,
-            say=_say,
-        )
+    Raises:
+        SystemExit: when there is none; stderr has a line that says why.
+    """
+    from osmosis_ai.api.credentials import require_credentials
+
+    from ..loading import load_agent_loop
+    from .app import create_app
+
+    _end_with_the_parent()
+    served = ReloadedApp.model_validate_json(os.environ.pop(SERVED_AGENT_ENV))
+    try:
+        agent = load_agent_loop(served.module)
+        credentials = require_credentials() if served.registers else None
+    except OsmosisError as error:
+        _say(f"Error: {error.message}")
+        _say("hint: it is loaded again when a file changes")
+        raise SystemExit(1) from None
+    return create_app(
+        agent,
+        settings=served.settings,
+        credentials=credentials,
+        server_host=served.host,
+        server_port=served.port,
+        api_key=served.api_key,
+        debug_dir=served.debug_dir,
+        public_host=served.public_host,
+        say=_say,
+    )
 
 
 def _end_with_the_parent() -> None:

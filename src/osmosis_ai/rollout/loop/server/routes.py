@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from ..api_key import validate_api_key
 from ..schemas import InitResponse, RolloutRequest
@@ -54,6 +55,8 @@ def add_routes(app: FastAPI, state: AppState, admission: RolloutAdmission, api_k
             answer = await admission.init(request.headers, request.stream())
         except RefusedRequest as refusal:
             return _reply(refusal.status, {"detail": refusal.detail}, refusal.headers)
+        except ClientDisconnect:
+            return _reply(400, {"detail": "the request did not arrive whole"})
         return Response(answer, 202, media_type="application/json")
 
 

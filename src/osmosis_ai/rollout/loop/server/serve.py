@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import signal
 import socket
 import sys
@@ -123,12 +124,12 @@ class AgentServer:
         )
 
     def _run_and_reload(self) -> None:
-        from uvicorn import Server
+        import uvicorn
         from uvicorn.supervisors import ChangeReload
 
-        from .reloading import ReloadedApp
+        from . import reloading
 
-        app = ReloadedApp(
+        os.environ[reloading.SERVED_AGENT_ENV] = reloading.ReloadedApp(
             module=str(self.module),
             host=self.host,
             port=self.port,
@@ -137,9 +138,12 @@ class AgentServer:
             public_host=self.public_host,
             debug_dir=self.debug_dir,
             settings=self.settings,
+        ).model_dump_json()
+        # By its name: uvicorn watches no files for an app that is an object.
+        config = self._config(
+            f"{reloading.__name__}:{reloading.make_app.__name__}", reload=True, factory=True
         )
-        config = self._config(app, reload=True, factory=True)
-        ChangeReload(config, target=Server(config).run, sockets=[self.listener]).run()
+        ChangeReload(config, target=uvicorn.Server(config).run, sockets=[self.listener]).run()
 
     def _config(self, app: Any, **options: Any) -> Config:
         import uvicorn
@@ -330,7 +334,11 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
+        # Python adds the address to what the system says; where none was found, only Python says so.
+        number = getattr(error, "errno", None)
         what = getattr(error, "strerror", None) or str(error)
+        if isinstance(number, int) and number > 0:
+            what = os.strerror(number)
         raise ServeError(
             f"cannot listen on {host}:{port}: {what}", hint="choose another address with --host, --port"
         ) from error

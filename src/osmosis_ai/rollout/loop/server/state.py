@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 1000
-"""How many rollouts may wait for a place."""
-
 REMEMBERED_KEYS = 65_536
 """How many rollouts that have ended are known, however long their records are to be kept."""
 
@@ -39,12 +36,13 @@ class AppState:
         cleanup_interval_seconds: how often ended ones are looked through; the setting when None.
         settings: what is not given above (default: the process's).
         agent_loop_name: whose rollouts these are.
-        max_queued: how many may wait for a place (default: :data:`MAX_QUEUED`).
+        max_queued: how many may wait for a place; the setting when None.
 
     Attributes:
         rollout_tasks: key -> task of every rollout that runs, waits, or is being reported.
         completed_rollouts: key -> when it ended, on the monotonic clock.
         semaphore: the places.
+        request_timeout: how long a request may take to arrive, in seconds.
         closing: whether the server is shutting down.
     """
 
@@ -61,7 +59,8 @@ class AppState:
         configured = _server_settings(settings)
         self.agent_loop_name = agent_loop_name
         self.max_concurrent: int = max_concurrent or configured.max_concurrent_rollouts
-        self.max_queued: int = MAX_QUEUED if max_queued is None else max_queued
+        self.max_queued: int = configured.max_queued_rollouts if max_queued is None else max_queued
+        self.request_timeout: float = configured.request_timeout_seconds
         self.record_ttl: float = _given(record_ttl_seconds, configured.record_ttl_seconds)
         self.cleanup_interval: float = _given(cleanup_interval_seconds, configured.cleanup_interval_seconds)
         self.semaphore = asyncio.Semaphore(self.max_concurrent)

@@ -1,0 +1,171 @@
+"""A served agent tells its platform of itself, if it was asked to, and goes on whatever the platform says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from osmosis_ai.api.credentials import Credentials
+from osmosis_ai.rollout.loop import network
+from osmosis_ai.rollout.loop.settings import RolloutServerSettings, RolloutSettings
+
+from .agents import Calculator
+from .trainer import served
+
+SOON = RolloutSettings(
+    server=RolloutServerSettings(
+        registration_readiness_timeout_seconds=1, registration_readiness_poll_interval_seconds=0.05
+    )
+)
+
+
+class Platform:
+    """Answers registrations as it is told to, and keeps them."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.status = 200
+        self.answer: dict[str, Any] = {
+            "id": "rs_1",
+            "status": "healthy",
+            "health_check_result": {"server_info": {"active_rollouts": 0}},
+        }
+        self.registrations: list[dict[str, Any]] = []
+
+    async def _register(self, request: web.Request) -> web.Response:
+        sent = {**await request.json(), "authorization": request.headers["Authorization"]}
+        self.registrations.append(sent)
+        return web.json_response(self.answer, status=self.status)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Platform]:
+        app = web.Application()
+        app.router.add_post("/api/cli/rollout-server/register", self._register)
+        # The server under test has no socket of its own here: this is who answers its readiness check.
+        app.router.add_get("/health", self._health)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def platform() -> AsyncIterator[Platform]:
+    async with Platform().serving() as running:
+        yield running
+
+
+@pytest.fixture
+def asked_for_address(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    asked: list[bool] = []
+
+    def detect() -> str:
+        asked.append(True)
+        return "203.0.113.7"
+
+    monkeypatch.setattr(network, "detect_public_ip", detect)
+    return asked
+
+
+async def register(platform: Platform, **options: Any) -> str:
+    """Serve an agent until its registration is told of; return what was told."""
+    told: asyncio.Queue[str] = asyncio.Queue()
+    login = Credentials(token="osm_u_canary", platform_url=platform.url, source="environment")
+    options = {"server_host": "127.0.0.1", "server_port": platform.port, "credentials": login, **options}
+    async with served(Calculator(), settings=SOON, say=told.put_nowait, **options) as server:
+        line = await asyncio.wait_for(told.get(), 60)
+        assert (await server.get("/health")).status_code == 200
+    return line
+
+
+async def test_a_healthy_registration_is_told_and_carries_address_name_and_key(
+    platform: Platform, asked_for_address: list[bool]
+) -> None:
+    line = await register(platform, api_key="osm_rollout_k")
+    assert line == f"[OK] Registered with {platform.url} as 127.0.0.1:{platform.port} (0 active rollouts)"
+    assert platform.registrations == [
+        {
+            "host": "127.0.0.1",
+            "port": platform.port,
+            "agent_loop_name": "calculator",
+            "api_key": "osm_rollout_k",
+            "authorization": "Bearer osm_u_canary",
+        }
+    ]
+    assert asked_for_address == []
+
+
+async def test_weakness_10_the_network_is_asked_for_an_address_only_to_register_one_that_was_not_given(
+    platform: Platform, asked_for_address: list[bool]
+) -> None:
+    async with served(Calculator(), server_host="0.0.0.0", server_port=1) as server:
+        assert (await server.get("/health")).status_code == 200
+    await register(platform, server_host="0.0.0.0", public_host="agents.example")
+    assert asked_for_address == []
+    await register(platform, server_host="0.0.0.0")
+    assert asked_for_address == [True]
+    assert [sent["host"] for sent in platform.registrations] == ["agents.example", "203.0.113.7"]
+
+
+async def test_a_server_whose_address_nobody_knows_says_how_to_give_it(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_knows() -> str:
+        raise network.PublicIPDetectionError("nobody answered")
+
+    monkeypatch.setattr(network, "detect_public_ip", nobody_knows)
+    line = await register(platform, server_host="0.0.0.0")
+    assert line.startswith(f"[WARNING] Failed to register with {platform.url}: this machine's public address")
+    assert line.endswith("(give it with --public-host)")
+
+
+async def test_an_agent_that_the_platform_does_not_reach_is_told_so_and_served_on(platform: Platform) -> None:
+    platform.answer = {
+        "id": "rs_1",
+        "status": "unhealthy",
+        "health_check_result": {"error": "connection refused"},
+    }
+    assert await register(platform) == (
+        f"[WARNING] Registered but health check failed: {platform.url} did not reach "
+        f"127.0.0.1:{platform.port}: connection refused"
+    )
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+async def test_a_refused_registration_is_told_in_one_line_without_the_key(
+    platform: Platform, status: int
+) -> None:
+    platform.status = status
+    platform.answer = {"error": "no, not with osm_rollout_canary"}
+    line = await register(platform, api_key="osm_rollout_canary")
+    assert line.startswith(f"[WARNING] Failed to register with {platform.url}: ")
+    assert "\n" not in line
+    assert "canary" not in line
+
+
+async def test_a_shutdown_waits_for_a_registration_under_way(platform: Platform) -> None:
+    told: list[str] = []
+    login = Credentials(token="osm_u_canary", platform_url=platform.url, source="environment")
+    async with served(
+        Calculator(),
+        settings=SOON,
+        say=told.append,
+        credentials=login,
+        server_host="127.0.0.1",
+        server_port=platform.port,
+    ):
+        pass
+    assert len(platform.registrations) == len(told) == 1

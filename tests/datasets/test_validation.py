@@ -253,6 +253,7 @@ def peak_kilobytes(path: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, extension: str) -> None:

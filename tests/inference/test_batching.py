@@ -27,16 +27,21 @@ def ids(results: Results) -> list[list[int]]:
     return [[token.id for token in tokens] for tokens in results.values()]
 
 
-@pytest.mark.parametrize(("capacity", "joining"), [(32, 32), (32, 3), (5, 2)])
-def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
-    model: Model, prompts: list[tuple[int, ...]], capacity: int, joining: int
-) -> None:
+@pytest.fixture(scope="module")
+def alone(model: Model, prompts: list[tuple[int, ...]]) -> Results:
+    """Generations of all kinds, one after the other."""
     mix = [
         generation(prompt, seed, temperature=(1.0, 0.7, 1.5, 0.0)[seed % 4], top_p=(1.0, 0.9)[seed % 2])
         for seed, prompt in enumerate(prompts)
     ]
-    alone = run(model, mix, capacity=1, joining=1)
-    together = run(model, mix, capacity=capacity, joining=joining)
+    return run(model, mix, capacity=1, joining=1)
+
+
+@pytest.mark.parametrize(("capacity", "joining"), [(32, 32), (32, 3), (5, 2)])
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
+    model: Model, alone: Results, capacity: int, joining: int
+) -> None:
+    together = run(model, list(alone), capacity=capacity, joining=joining)
     assert ids(together) == ids(alone)
     assert len({tuple(tokens) for tokens in ids(alone)}) > 20
     for generation_, tokens in together.items():

@@ -63,7 +63,7 @@ def test_both_engines_give_the_same_tokens_for_the_same_seeds(
     model: Model, torch_model: TorchModel, tokenizer: Tokenizer, template: ChatTemplate
 ) -> None:
     texts = [
-        template.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(64)
+        template.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(32)
     ]
     wanted = [
         generation(tuple(tokenizer.encode(text)), seed, temperature=temperature, top_p=top_p, max_tokens=24)

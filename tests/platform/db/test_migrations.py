@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic.script import ScriptDirectory
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.migrations import alembic_config
+from osmosis_ai.platform.db.migrations import alembic_config, newest_step
 from osmosis_ai.platform.db.tables import Base
 from tests.platform.databases import postgres_database
 
@@ -82,6 +82,10 @@ def fill(connection: sa.Connection) -> Rows:
             rows = [{column.name: value(column, row) for column in table.columns} for row in range(ROWS)]
             connection.execute(table.insert(), rows)
     return rows_of(connection)
+
+
+def test_the_newest_step_is_told_by_its_files_name() -> None:
+    assert newest_step() == revisions()[-1]
 
 
 @pytest.mark.parametrize("revision", revisions())

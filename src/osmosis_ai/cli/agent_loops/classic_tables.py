@@ -108,7 +108,14 @@ def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Ite
         label = f"pass@{k}" if k > 1 else f"pass@1 (score >= {threshold:g})"
         over = f"{formats.count(estimate.clusters)} {'row' if estimate.clusters == 1 else 'rows'}"
         value = formats.percent(estimate.value)
-        yield "", label, value, formats.interval(estimate, percent=True), _error(estimate, percent=True), over
+        yield (
+            name,
+            label,
+            value,
+            formats.interval(estimate, percent=True),
+            _error(estimate, percent=True),
+            over,
+        )
 
 
 def _runs(result: ClassicEvalResult) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, create_engine, event, text
+from sqlalchemy import URL, Connection, create_engine, event, inspect, text
 from sqlalchemy.pool import NullPool
 
 from osmosis_ai.errors import OsmosisError
@@ -31,10 +31,13 @@ def upgrade(url: URL, sqlite_path: Path | None) -> None:
     Raises:
         OsmosisError: when the database knows steps that this release does not.
     """
-    from alembic import command
-    from alembic.util import CommandError
-
     with _locked(url, sqlite_path) as connection:
+        # Mostly there is nothing to do, which Alembic takes longer to import than to find out.
+        if _version(connection) == newest_step():
+            return
+        from alembic import command
+        from alembic.util import CommandError
+
         try:
             command.upgrade(alembic_config(connection), "head")
         except CommandError as error:
@@ -42,6 +45,18 @@ def upgrade(url: URL, sqlite_path: Path | None) -> None:
                 "the platform's database was written by a newer release of Osmosis.",
                 hint="upgrade this installation, or restore a backup that it wrote",
             ) from error
+
+
+def newest_step() -> str:
+    """Return the revision of the newest step: what its file's name begins with."""
+    return max(path.name.partition("_")[0] for path in (HERE / "versions").glob("[0-9]*.py"))
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    version: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return version
 
 
 def alembic_config(connection: Connection) -> Config:

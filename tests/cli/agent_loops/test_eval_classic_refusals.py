@@ -152,6 +152,16 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
     assert project.runs == []
 
 
+def test_without_what_serves_an_agent_the_line_that_installs_it_is_said(
+    cli: Cli, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    found = cli(*project.words())
+    assert found.status == 1
+    assert found.err.startswith("Error: this needs the `server` extra, which is not installed")
+    assert "hint: install it with: pip install" in found.err
+
+
 def test_an_endpoint_that_cannot_be_reached_is_found_by_one_question(cli: Cli, project: Project) -> None:
     found = cli(*project.words("-o", "out.json"))
     assert (found.status, found.out) == (1, "")

@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -166,6 +167,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     from osmosis_ai.rollout.loop.loading import load_agent_loop
 
     check_options(request)
+    _require_server()
     directory = Path.cwd()
     with _user_code():
         agent = load_agent_loop(request.module)
@@ -288,6 +290,17 @@ def check_options(request: ClassicEvalRequest) -> None:
     if not request.eval_fns:
         raise OsmosisError("--eval-fn is missing: name at least one, as in --eval-fn rewards:compute_reward")
     request.budget  # noqa: B018 - it refuses what makes no sense, too
+
+
+def _require_server() -> None:
+    """Refuse where the agent's server could not start for want of a package.
+
+    Raises:
+        MissingExtraError: there is one missing.
+    """
+    missing = next((name for name in ("fastapi", "uvicorn") if find_spec(name) is None), None)
+    if missing is not None:
+        raise MissingExtraError("server", missing)
 
 
 @contextlib.contextmanager

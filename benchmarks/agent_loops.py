@@ -7,8 +7,9 @@ A stand-in model answers after a set latency; the agent calls it once. It is run
     classic   `eval -m agent:agent_loop` in a directory of that loop, with `--batch-size`
 
 For each of them and each number in flight: rollouts per second from the first one's start to the last grading, and
-their ratio to the ideal, which is what the latency alone allows. The ways alternate and medians are shown, so that what
-else the machine does falls on all of them. At last one row waits for long among many: how long the others took with
+their ratio to the ideal, which is what the latency alone allows; and the CPU of all processes of the run per rollout,
+start-up taken off, which other work on the machine changes least. The ways alternate and medians are shown, so that
+what else the machine does falls on all of them. At last one row waits for long among many: how long the others took with
 it, as a ratio to how long they took without.
 
     python benchmarks/agent_loops.py                                                    # some minutes
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -115,6 +117,7 @@ class Cell:
     rollouts_per_s: float
     of_ideal: float
     of_workflow: float
+    cpu_ms: float
 
 
 def make_workspace(root: Path, rows: int) -> None:
@@ -138,6 +141,14 @@ def make_workspace(root: Path, rows: int) -> None:
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One evaluation: seconds from the first rollout's start to the last grading, the slow row's left out; CPU seconds."""
+
+    seconds: float
+    cpu_s: float
+
+
 class Bench:
     """Evaluations of one workspace against one model."""
 
@@ -151,8 +162,8 @@ class Bench:
             "BENCH_REPORT": str(self._report),
         }
 
-    def seconds(self, way: str, *, rows: int, in_flight: int, slow_s: float | None = None) -> float:
-        """Run one evaluation to its end; return how long its rows took, the slow one left out."""
+    def run(self, way: str, *, rows: int, in_flight: int, slow_s: float | None = None) -> Measured:
+        """Run one evaluation to its end."""
         run = ["--fresh", "--name", f"bench-{way}"]
         if way == "classic":
             directory = self._workspace / "rollouts" / "hosted"
@@ -165,6 +176,7 @@ class Bench:
             command += ["--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight)]
         slow = {} if slow_s is None else {"BENCH_SLOW_ROW": "0", "BENCH_SLOW_S": str(slow_s)}
         self._report.unlink(missing_ok=True)
+        before_s = _cpu_of_children_s()
         done = subprocess.run(
             [sys.executable, "-m", "osmosis_ai", "eval", *command, *run],
             cwd=directory,
@@ -174,30 +186,46 @@ class Bench:
         )
         if done.returncode != 0:
             raise SystemExit(f"`{way}` failed: {done.stderr[-2000:]}")
-        seconds: float = json.loads(self._report.read_text())["seconds"]
-        return seconds
+        return Measured(json.loads(self._report.read_text())["seconds"], _cpu_of_children_s() - before_s)
+
+
+def _cpu_of_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(bench: Bench, options: argparse.Namespace) -> list[Cell]:
     """Run every way at every number in flight, in turns, ``options.runs`` times."""
-    measured: dict[tuple[str, int], list[float]] = {}
+    # The first of each way fills caches and bytecode; the second is what it costs before its rows.
+    start_up_s = {}
+    for way in WAYS:
+        for _ in range(2):
+            start_up_s[way] = bench.run(way, rows=1, in_flight=1).cpu_s
+    measured: dict[tuple[str, int], list[Measured]] = {}
     for _ in range(options.runs):
         for in_flight in options.in_flight:
             rows = min(options.rows, in_flight * options.waves)
             for way in WAYS:
-                took_s = bench.seconds(way, rows=rows, in_flight=in_flight)
-                measured.setdefault((way, in_flight), []).append(rows / took_s)
-    rates = {cell: statistics.median(runs) for cell, runs in measured.items()}
-    return [
-        Cell(
-            way=way,
-            in_flight=in_flight,
-            rollouts_per_s=round(rate, 1),
-            of_ideal=round(rate * options.latency_ms / 1000 / in_flight, 3),
-            of_workflow=round(rate / rates["workflow", in_flight], 3),
+                measured.setdefault((way, in_flight), []).append(
+                    bench.run(way, rows=rows, in_flight=in_flight)
+                )
+    cells = []
+    for (way, in_flight), runs in measured.items():
+        rows = min(options.rows, in_flight * options.waves)
+        seconds = statistics.median(run.seconds for run in runs)
+        workflow = statistics.median(run.seconds for run in measured["workflow", in_flight])
+        cpu_s = statistics.median(run.cpu_s for run in runs) - start_up_s[way]
+        cells.append(
+            Cell(
+                way=way,
+                in_flight=in_flight,
+                rollouts_per_s=round(rows / seconds, 1),
+                of_ideal=round(rows / seconds * options.latency_ms / 1000 / in_flight, 3),
+                of_workflow=round(workflow / seconds, 3),
+                cpu_ms=round(max(cpu_s, 0.0) * 1000 / rows, 2),
+            )
         )
-        for (way, in_flight), rate in rates.items()
-    ]
+    return cells
 
 
 def main() -> None:
@@ -221,13 +249,14 @@ def main() -> None:
             for cell in cells:
                 print(
                     f"{cell.way:>8} {cell.in_flight:>4} in flight: {cell.rollouts_per_s:>7.1f} rollouts/s, "
-                    f"{cell.of_ideal:.2f} of the ideal, {cell.of_workflow:.2f} of the workflow"
+                    f"{cell.of_ideal:.2f} of the ideal, {cell.of_workflow:.2f} of the workflow, "
+                    f"CPU a rollout {cell.cpu_ms:.2f} ms"
                 )
             told: dict[str, object] = {"ways": [*map(asdict, cells)]}
             if options.slow_row_s:
                 rows = min(options.rows, 1000)
-                plain_s = bench.seconds("classic", rows=rows, in_flight=16)
-                others_s = bench.seconds("classic", rows=rows, in_flight=16, slow_s=options.slow_row_s)
+                plain_s = bench.run("classic", rows=rows, in_flight=16).seconds
+                others_s = bench.run("classic", rows=rows, in_flight=16, slow_s=options.slow_row_s).seconds
                 print(
                     f"one row of {options.slow_row_s:g} s among {rows}: the others {others_s / plain_s:.2f}x"
                 )

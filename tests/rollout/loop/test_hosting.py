@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -256,6 +257,14 @@ async def hangs(ctx: Any) -> Any:
     await asyncio.Event().wait()
 
 
+async def blocks(ctx: Any) -> Any:
+    """Hold up every other rollout of the process, and come back too late."""
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    return await done(ctx)
+
+
 @pytest.mark.parametrize(
     ("loop", "category", "words"),
     [
@@ -269,6 +278,7 @@ async def hangs(ctx: Any) -> Any:
         (agent(ends_oddly), "validation_error", "COMPLETED or ERROR, not 'DONE'"),
         (agent(leaves), "agent_error", "tried to exit the process"),
         (agent(hangs), "timeout", "the agent did not finish within its 0.05s deadline"),
+        (agent(blocks), "timeout", "the agent did not finish within its 0.05s deadline"),
         (agent(done, tools=None), "validation_error", "Tool validation error: .* returned None"),
         (agent(done, tools=({"type": "function"},)), "validation_error", "missing 'function'"),
     ],

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -71,6 +72,18 @@ def open_openai(base_url: str, api_key: str | None, http: httpx.AsyncClient) -> 
         timeout=http.timeout,
         max_retries=OPENAI_RETRIES,
     )
+
+
+def shared_session(url: str) -> aiohttp.ClientSession:
+    """Return the session over which this event loop's clients reach ``url``; it is nobody's to close.
+
+    For who needs no client of a known make: a call costs a millisecond less.
+    """
+    parts = urlsplit(url)
+    transport = _transport(_proxy_for(parts.scheme, parts.netloc))
+    if not isinstance(transport.client, aiohttp.ClientSession):
+        transport.client = transport.get_client()
+    return transport.client
 
 
 async def close_shared_connections() -> None:

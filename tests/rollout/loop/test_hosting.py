@@ -360,6 +360,33 @@ async def test_every_argument_of_a_call_reaches_the_model_and_its_answer_comes_b
     assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (4, 7, 2)
 
 
+async def test_a_model_that_cannot_be_reached_or_that_breaks_off_is_asked_again_before_it_is_a_failure() -> (
+    None
+):
+    asked: list[str | None] = []
+
+    async def chat(incoming: web.Request) -> web.Response:
+        asked.append(incoming.headers.get("x-stainless-retry-count"))
+        if len(asked) < 3:
+            assert incoming.transport is not None
+            incoming.transport.close()
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "ok"}}]})
+
+    async def ask(ctx: Any) -> RolloutResult:
+        reply = await ctx.chat(ctx.request.messages)
+        return ctx.complete([reply.message])
+
+    async with serve_chat(chat) as base_url:
+        with RolloutContext(base_url, "K", "r1"):
+            completion, _ = await execute(backend(agent(ask), correct), request())
+    assert completion.status is RolloutStatus.SUCCESS, completion.err_message
+    assert asked == [None, "1", "2"]
+    completion, _ = await host(agent(ask), correct)
+    assert completion.err_message is not None
+    assert completion.err_message.startswith("the model could not be reached: cannot connect to 127.0.0.1:1")
+    await close_shared_connections()
+
+
 async def test_many_rollouts_run_at_once_through_the_rollout_protocol() -> None:
     """A workflow without a configuration would get four places."""
     waiting, all_there = 0, asyncio.Event()

@@ -6,11 +6,13 @@ whose connection broke is sent again, and answered from the record of the first;
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.llm.wire_json import dumps
+from osmosis_ai.llm.transport import connection_failure
+from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
 from .exceptions import (
@@ -24,8 +26,6 @@ from .schemas import RolloutMetrics
 from .tool_schemas import tool_payload, tool_payloads
 
 if TYPE_CHECKING:
-    import httpx
-
     from ..context import RolloutContext
 
 RETRIES = 2
@@ -86,25 +86,37 @@ class BridgeLLMClient:
         return self._metrics.model_copy()
 
     async def _post(self, body: Mapping[str, Any]) -> Any:
-        import httpx
+        import aiohttp
+
+        from ..model_client import CALL_TIMEOUT_S
 
         content = dumps(body)
         for attempt in range(RETRIES + 1):
-            headers = {"Content-Type": "application/json"} | (
-                {_RETRY_HEADER: str(attempt)} if attempt else {}
-            )
             try:
-                response = await self._rollout.http().post(
-                    "/chat/completions", content=content, headers=headers
-                )
-            except httpx.TimeoutException as error:
-                raise OsmosisTimeoutError(f"the model did not answer in time: {error!r}") from error
-            except httpx.HTTPError as error:
-                if attempt < RETRIES:
-                    continue
-                raise OsmosisTransportError(f"the model could not be reached: {error!r}") from error
-            return _content(response)
+                return _content(*await self._send(content, attempt))
+            except asyncio.TimeoutError as error:
+                raise OsmosisTimeoutError(f"the model did not answer within {CALL_TIMEOUT_S:g}s") from error
+            except (aiohttp.ClientError, OSError) as error:
+                if attempt == RETRIES:
+                    words = f"the model could not be reached: {connection_failure(error)}"
+                    raise OsmosisTransportError(words) from error
         raise AssertionError("unreachable")
+
+    async def _send(self, content: bytes, attempt: int) -> tuple[int, bytes]:
+        """Send a call and return the answer's status and body; a redirection is an answer, too."""
+        import aiohttp
+
+        from ..model_client import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, shared_session
+
+        headers = {"Content-Type": "application/json"} | ({_RETRY_HEADER: str(attempt)} if attempt else {})
+        if self._rollout.api_key:
+            headers["Authorization"] = f"Bearer {self._rollout.api_key}"
+        url = f"{self._rollout.chat_completions_url.rstrip('/')}/chat/completions"
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=CALL_TIMEOUT_S)
+        async with shared_session(url).post(
+            url, data=content, headers=headers, timeout=timeout, allow_redirects=False
+        ) as reply:
+            return reply.status, await reply.read()
 
 
 def read_completion(body: Any) -> CompletionsResult:
@@ -135,13 +147,13 @@ def _plain(value: Any) -> Any:
     return tool_payload(value) if hasattr(value, "model_dump") else value
 
 
-def _content(response: httpx.Response) -> Any:
-    if response.status_code != 200:
-        raise _refusal(response.status_code, _reason(response))
+def _content(status: int, body: bytes) -> Any:
+    if status != 200:
+        raise _refusal(status, _reason(body))
     try:
-        return response.json()
+        return loads(body)
     except ValueError as error:
-        raise OsmosisServerError(f"the model's answer is no JSON: {response.text[:200]!r}", 200) from error
+        raise OsmosisServerError(f"the model's answer is no JSON: {_text(body)[:200]!r}", 200) from error
 
 
 def _refusal(status: int, reason: str) -> OsmosisRolloutError:
@@ -149,14 +161,18 @@ def _refusal(status: int, reason: str) -> OsmosisRolloutError:
     return OsmosisServerError(words, status) if status >= 500 else OsmosisValidationError(words, status)
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(body: bytes) -> str:
     """Return what an OpenAI-compatible endpoint said of its error, else its body."""
     try:
-        error = response.json().get("error")
+        error = loads(body).get("error")
         message = error.get("message") if isinstance(error, Mapping) else None
     except (ValueError, AttributeError):
         message = None
-    return (message if isinstance(message, str) else response.text)[:_MESSAGE_CHARS]
+    return (message if isinstance(message, str) else _text(body))[:_MESSAGE_CHARS]
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "replace")
 
 
 def _listed(choice: Mapping[str, Any], body: Mapping[str, Any], name: str) -> list[Any]:

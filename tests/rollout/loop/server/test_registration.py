@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from aiohttp import web
 from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.rollout.loop import network
 from osmosis_ai.rollout.loop.settings import RolloutServerSettings, RolloutSettings
+from tests.workspace.builders import git, make_workspace
 
 from .agents import Calculator
 from .trainer import served
@@ -36,9 +38,11 @@ class Platform:
             "health_check_result": {"server_info": {"active_rollouts": 0}},
         }
         self.registrations: list[dict[str, Any]] = []
+        self.repositories: list[str | None] = []
 
     async def _register(self, request: web.Request) -> web.Response:
         sent = {**await request.json(), "authorization": request.headers["Authorization"]}
+        self.repositories.append(request.headers.get("X-Osmosis-Git"))
         self.registrations.append(sent)
         return web.json_response(self.answer, status=self.status)
 
@@ -118,6 +122,18 @@ async def test_weakness_10_the_network_is_asked_for_an_address_only_to_register_
     await register(platform, server_host="0.0.0.0")
     assert asked_for_address == [True]
     assert [sent["host"] for sent in platform.registrations] == ["agents.example", "203.0.113.7"]
+
+
+async def test_an_agent_is_registered_for_the_repository_it_is_served_from_if_there_is_one(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await register(platform)
+    repository = make_workspace(tmp_path / "maze").root
+    git(repository, "remote", "add", "origin", "git@github.com:Fern/Maze.git")
+    monkeypatch.chdir(repository)
+    await register(platform)
+    assert platform.repositories == [None, "fern/maze"]
 
 
 async def test_a_server_whose_address_nobody_knows_says_how_to_give_it(

@@ -10,13 +10,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from osmosis_ai.rollout import ExecutionResult, RolloutContext
+from osmosis_ai.rollout import ExecutionResult, RolloutContext, create_app
 from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
 from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
 from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
@@ -451,7 +451,7 @@ def test_the_agent_is_the_one_bound_or_the_one_its_app_was_made_of(monkeypatch: 
     monkeypatch.setitem(sys.modules, "entry", module)
     with pytest.raises(AgentLoopLoadError, match=r"main.py holds no agent"):
         agent_of(module, "main.py")
-    module.app = SimpleNamespace(state=SimpleNamespace(agent_loop=made))
+    module.app = create_app(made)
     assert agent_of(module, "main.py") is made
     module.agent_loop = type(made)
     assert type(agent_of(module, "main.py")) is type(made)

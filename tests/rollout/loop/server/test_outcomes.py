@@ -124,6 +124,24 @@ async def test_a_full_server_says_when_to_come_again_and_keeps_what_it_took(
     assert sorted(offer["rollout_id"] for offer in trainer.offers) == ["R1", "R2", "R3"]
 
 
+async def test_requests_that_wait_take_so_many_bytes_and_no_more_however_few_they_are(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.HELD_BYTES", 25_000)
+    agent = Held()
+    large = {"metadata": {"much": "m" * 20_000}}
+    async with served(agent) as server:
+        await start(server, trainer, "R1", **large)
+        refused = await server.post("/v1/rollout/init", json=trainer.init("R2", **large))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+        await start(server, trainer, "R3")
+        agent.let_go.set()
+        await trainer.completed(2)
+        await asyncio.gather(*server_state(server).rollout_tasks.values())
+        await start(server, trainer, "R2", **large)
+        await trainer.completed(3)
+
+
 async def test_of_5000_requests_at_once_each_is_taken_or_sent_away_and_what_is_taken_is_reported_once(
     trainer: Trainer,
 ) -> None:

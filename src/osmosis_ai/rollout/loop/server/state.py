@@ -117,9 +117,9 @@ class AppState:
         if len(self.completed_rollouts) > REMEMBERED_KEYS:
             self._forget(next(iter(self.completed_rollouts)))
 
-    def hold(self, size_bytes: int, *, most_bytes: int = HELD_BYTES) -> bool:
+    def hold(self, size_bytes: int) -> bool:
         """Count bytes of a request as held, until :meth:`release`; refuse what is too much with the others."""
-        if self._held_bytes + size_bytes > most_bytes:
+        if self._held_bytes + size_bytes > HELD_BYTES:
             return False
         self._held_bytes += size_bytes
         return True

@@ -41,6 +41,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
+@pytest.fixture
+def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process starts of ours is forked from one that has imported everything, torch too."""
+    from tests.warm_osmosis import warm_python
+
+    monkeypatch.setattr(sys, "executable", warm_python(torch=True))
+
+
 @pytest.fixture(scope="session")
 def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("homes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -17,10 +18,10 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.metrics import series
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
+from osmosis_ai.training.runs.trainer import Trainer, TrainingSummary
 from osmosis_ai.training.runs.validation import ValidationPlan
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
 WORKSPACE = Path(__file__).parents[2]
 DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
@@ -82,9 +83,14 @@ def trainer(
     return Trainer(spec, run_dir, hooks, environ={**environ, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> TrainingSummary:
+    """What one process learns."""
+    return asyncio.run(trainer(tmp_path_factory.mktemp("alone") / "run", TrainingHooks()).run())
+
+
 @pytest.mark.parametrize("shard_model", [False, True])
-async def test_two_processes_learn_what_one_does_and_end_with_the_run(shard_model, tmp_path):
-    alone = await trainer(tmp_path / "alone", TrainingHooks()).run()
+async def test_two_processes_learn_what_one_does_and_end_with_the_run(shard_model, alone, tmp_path):
     hooks = Watching()
     together = await trainer(tmp_path / "together", hooks, learner_processes=2, shard_model=shard_model).run()
     assert all(hooks.seen)

@@ -21,7 +21,7 @@ from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 from tests.training.standin_vllm import __name__ as STANDIN
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
 WORKSPACE = Path(__file__).parents[2]
 DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
@@ -84,18 +84,19 @@ def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
     return Trainer(spec, run_dir, hooks, environ=environ, provenance={"commit_sha": "4be1" * 10})
 
 
-# PYTHONPATH is not inherited: it belongs to the trainer's environment, not to vLLM's.
-COMMAND = [
-    sys.executable,
-    "-c",
-    f"import sys; sys.path.insert(0, {str(WORKSPACE)!r}); from {STANDIN} import main; main()",
-]
+def standin() -> list[str]:
+    """The command of a server that stands in for vLLM's.
+
+    PYTHONPATH is not inherited: it belongs to the trainer's environment, not to vLLM's.
+    """
+    code = f"import sys; sys.path.insert(0, {str(WORKSPACE)!r}); from {STANDIN} import main; main()"
+    return [sys.executable, "-c", code]
 
 
 async def test_a_policy_is_trained_on_a_server_that_is_started_for_it_and_ends_with_the_run(tmp_path):
     run_dir = tmp_path / "run"
     hooks = Watching(run_dir)
-    summary = await trainer(run_dir, hooks, COMMAND).run()
+    summary = await trainer(run_dir, hooks, standin()).run()
     gaps = [value for _, value in series(summary.records, "train/logprob_gap_max")]
     assert len(gaps) == STEPS
     assert max(gaps) < 1e-4, "every version was served with its own adapter"
@@ -115,7 +116,7 @@ async def test_a_policy_is_trained_on_a_server_that_is_started_for_it_and_ends_w
 async def test_a_server_that_is_killed_is_started_again_and_goes_on_with_the_same_policy(tmp_path):
     run_dir = tmp_path / "run"
     hooks = Watching(run_dir, kill_after=1)
-    summary = await trainer(run_dir, hooks, COMMAND).run()
+    summary = await trainer(run_dir, hooks, standin()).run()
     assert [note for note in hooks.notes if "signal 9" in note] == [
         "the vLLM server ended (signal 9, as when the machine has no memory left). Starting it again."
     ]

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from safetensors.numpy import load_file
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
 from tests.e2e.test_kill_and_resume import rollout_server_of
 from tests.e2e.training_sessions import STEPS
+from tests.warm_osmosis import warm_python
 
 VALIDATED = [0, 5, STEPS]
 """After which steps there is a validation."""
@@ -52,7 +52,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.training_sessions"],
+            [warm_python(torch=True), "-m", "tests.e2e.training_sessions"],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

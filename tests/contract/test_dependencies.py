@@ -50,6 +50,7 @@ def runtime_dependencies() -> set[str]:
     return declared(PROJECT["dependencies"]).union(*map(declared, extras))
 
 
+@cache
 def imported_modules() -> set[str]:
     found = set()
     for path in (ROOT / "src").rglob("*.py"):

@@ -79,6 +79,7 @@ def test_a_wheel_that_is_there_is_not_written_again(tmp_path: Path, content: Sdk
     assert path.stat().st_mtime_ns == before
 
 
+@pytest.mark.e2e
 def test_pip_can_install_it_and_the_installation_gives_the_same_wheel(
     content: SdkContent, tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ async def test_a_port_lost_to_another_process_is_picked_again(
             assert server.base_url.endswith(f":{unused_tcp_port}")
 
 
+@pytest.mark.e2e
 async def test_a_server_killed_while_it_starts_is_started_again(make_spec: MakeSpec, tmp_path: Path) -> None:
     dying = """
 import os, pathlib, signal

@@ -146,6 +146,7 @@ def in_a_child(work) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint_whole(tmp_path, replaces):
     step = 1 if replaces else 2
@@ -194,6 +195,7 @@ def test_a_kill_before_earlier_checkpoints_were_dropped_leaves_them_to_whoever_o
     assert steps(CheckpointStore(tmp_path, keep_every=2)) == [2, 5]
 
 
+@pytest.mark.e2e
 def test_a_kill_at_a_random_time_loses_no_checkpoint_that_was_reported(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -14,7 +14,7 @@ INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status.
+    """Run one command line and return its exit status; ``osmosis_ai.cli.main(...)`` is the same.
 
     Args:
         argv: the arguments without the program's name; this process's own when None.
@@ -79,3 +79,13 @@ def _detach_stdout() -> None:
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)
+
+
+class _Callable(type(sys)):  # type: ignore[misc]  # `types.ModuleType`, without an import
+    """This module: its package has it under the name that code and scripts of 0.2 call."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        return main(argv)
+
+
+sys.modules[__name__].__class__ = _Callable

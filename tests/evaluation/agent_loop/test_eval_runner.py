@@ -136,8 +136,23 @@ async def test_runs_go_on_beside_each_other_on_clients_of_their_own_and_come_bac
     assert [each.row_index for each in result.rows] == list(range(5))
     assert [[run.run_index for run in each.runs] for each in result.rows] == [[0, 1]] * 5
     assert [each.runs[0].scores["exact"] for each in result.rows] == [0, 0, 1, 0, 0]
-    with pytest.raises(ValueError, match="llm_client_factory"):
-        await evaluator(agent, exact).run_eval([row(), row()], batch_size=2)
+
+
+async def test_without_a_factory_one_run_goes_on_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    running = most = 0
+
+    async def counts_the_others(ctx: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await without_reward(ctx)
+
+    runner = evaluator(Agent(counts_the_others), exact)
+    result = await runner.run_eval([row(f"is it {number}") for number in range(3)], batch_size=2)
+    assert ([each.runs[0].scores["exact"] for each in result.rows], most) == ([0, 0, 1], 1)
+    assert "llm_client_factory" in caplog.text
 
 
 async def test_one_run_can_be_made_alone() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
     from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "EvalEvalSummary",
@@ -101,7 +104,8 @@ class InProcessEvalRunner:
         eval_fns: what scores a run.
         debug: write an event file for every rollout.
         debug_dir: where; ``./local_debug`` by default.
-        llm_client_factory: makes the client of each run that goes on beside others.
+        llm_client_factory: makes the client of each run that goes on beside others; without it, one goes on at a time:
+            a client holds the tools and the counts of one rollout.
     """
 
     def __init__(
@@ -177,11 +181,12 @@ class InProcessEvalRunner:
             batch_size: how many runs go on at once.
 
         Raises:
-            ValueError: ``n_runs`` or ``batch_size`` is below 1, or ``batch_size`` is above it without a factory.
+            ValueError: ``n_runs`` or ``batch_size`` is below 1.
         """
         total = len(rows) * n_runs
-        at_once = max(1, min(batch_size, total))
-        self._require_sensible(n_runs, batch_size, at_once)
+        if n_runs < 1 or batch_size < 1:
+            raise ValueError("n_runs and batch_size must be >= 1.")
+        at_once = self._at_once(min(batch_size, total))
         started = time.perf_counter()
         found: dict[tuple[int, int], InProcessRunResult] = {}
         async with self._runners(at_once) as idle:
@@ -205,14 +210,12 @@ class InProcessEvalRunner:
         ]
         return self._result(results, n_runs, pass_threshold, (time.perf_counter() - started) * 1000.0)
 
-    def _require_sensible(self, n_runs: int, batch_size: int, at_once: int) -> None:
-        if n_runs < 1 or batch_size < 1:
-            raise ValueError("n_runs and batch_size must be >= 1.")
-        if at_once > 1 and self.llm_client_factory is None:
-            raise ValueError(
-                f"batch_size={batch_size} needs an llm_client_factory: each run that goes on beside others has "
-                "a client of its own."
-            )
+    def _at_once(self, wanted: int) -> int:
+        """Return how many runs go on beside each other."""
+        if wanted > 1 and self.llm_client_factory is None:
+            logger.warning("one run goes on at a time: running %d needs an llm_client_factory", wanted)
+            return 1
+        return max(1, wanted)
 
     @asynccontextmanager
     async def _runners(self, at_once: int) -> AsyncIterator[asyncio.Queue[LocalRolloutRunner]]:

@@ -171,7 +171,7 @@ class LocalRolloutRunner:
             result=result,
             error=error,
             duration_ms=(time.perf_counter() - started) * 1000.0,
-            token_usage=token_usage(self.llm_client.get_metrics()),
+            token_usage=self._token_usage(result),
             raised=failure,
         )
 
@@ -208,6 +208,12 @@ class LocalRolloutRunner:
             total_duration_ms=(time.perf_counter() - started) * 1000.0,
             total_tokens=sum(result.total_tokens for result in results),
         )
+
+    def _token_usage(self, result: RolloutResult | None) -> dict[str, int]:
+        """Return what the client counted; an agent that asks its model past the client tells it in its result."""
+        counted = token_usage(self.llm_client.get_metrics())
+        told = getattr(result, "metrics", None)
+        return counted if told is None or any(counted.values()) else token_usage(told)
 
     async def _run_agent(self, request: RolloutRequest) -> RolloutResult:
         from osmosis_ai.rollout.loop.context import AgentLoopContext
@@ -292,11 +298,15 @@ def validate_tools(tools: Any) -> None:
         given = "None" if tools is None else type(tools).__name__
         raise ToolValidationError(f"get_tools returned {given}; it must return a list.")
     for number, tool in enumerate(tools):
-        for problem in tool_problems(_tool_view(tool), f"tools[{number}]"):
+        wrong = [
+            f"{problem.field}: {problem.message}"
+            for problem in tool_problems(_tool_view(tool), f"tools[{number}]")
             # A dict goes to the model as it stands; a schema promises OpenAI's shape.
-            promised = problem.code == "PARAMETERS_TYPE_NOT_OBJECT" and not isinstance(tool, Mapping)
-            if problem.is_error or promised:
-                raise ToolValidationError(f"{problem.field}: {problem.message}.")
+            if problem.is_error
+            or (problem.code == "PARAMETERS_TYPE_NOT_OBJECT" and not isinstance(tool, Mapping))
+        ]
+        if wrong:
+            raise ToolValidationError(f"{'; '.join(wrong)}.")
 
 
 def _tool_view(tool: Any) -> Any:
@@ -336,10 +346,14 @@ def _error_of(result: Any) -> str | None:
 
 
 def token_usage(metrics: RolloutMetrics) -> dict[str, int]:
-    """Return the token counts of a result."""
+    """Return the token counts of a result; what a test's own client counts may be no number, which is 0."""
+    prompt, written, calls = (
+        count if isinstance(count, int) else 0
+        for count in (metrics.prompt_tokens, metrics.response_tokens, metrics.num_llm_calls)
+    )
     return {
-        "prompt_tokens": metrics.prompt_tokens,
-        "completion_tokens": metrics.response_tokens,
-        "total_tokens": metrics.prompt_tokens + metrics.response_tokens,
-        "num_llm_calls": metrics.num_llm_calls,
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "num_llm_calls": calls,
     }

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.loop.agent import (
+    CompletionsResult,
+    LLMClientProtocol,
+    RolloutAgentLoop,
+    RolloutResult,
+)
 
-__all__ = ["RolloutAgentLoop", "RolloutContext", "RolloutResult"]
+__all__ = ["CompletionsResult", "LLMClientProtocol", "RolloutAgentLoop", "RolloutContext", "RolloutResult"]

@@ -236,7 +236,7 @@ class OsmosisLLMClient:
             raise OsmosisTimeoutError(
                 f"{self.server_url}{path} did not answer within {self.timeout_seconds:g} s"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             told = str(error) or type(error).__name__
             raise OsmosisTransportError(f"{self.server_url}{path} cannot be reached: {told}") from error
         except httpx.DecodingError as error:

@@ -63,10 +63,13 @@ class EvalFnWrapper:
         EvalFnError: for what cannot be called, or has another first parameter.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str = "") -> None:
-        self.fn = fn
-        self.name = name or str(getattr(fn, "__name__", type(fn).__name__))
-        self.mode: EvalFnMode = _mode_of(fn, self.name)
+    def __init__(self, fn: Callable[..., Any] | str, name: str | Callable[..., Any] = "") -> None:
+        self.fn: Any = fn
+        self.name: str = name if isinstance(name, str) else str(fn)
+        if isinstance(fn, str) and callable(name):
+            self.fn = name  # either order tells which is which
+        self.name = self.name or str(getattr(fn, "__name__", type(fn).__name__))
+        self.mode: EvalFnMode = _mode_of(self.fn, self.name)
 
     async def __call__(
         self, messages: Messages, ground_truth: str | None = None, metadata: Mapping[str, Any] | None = None

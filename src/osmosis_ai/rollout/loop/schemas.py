@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_serializer,
 )
+from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from ..types.protocol import RolloutStatus
@@ -213,7 +214,7 @@ class RolloutRequest(BaseModel):
         idempotency_key: two requests with the same one start one rollout.
     """
 
-    rollout_id: str = Field(min_length=1, max_length=_MAX_ROLLOUT_ID_CHARACTERS)
+    rollout_id: str = Field(max_length=_MAX_ROLLOUT_ID_CHARACTERS, json_schema_extra={"minLength": 1})
     server_url: str
     messages: list[MessageDict]
     completion_params: dict[str, Any]
@@ -228,7 +229,9 @@ class RolloutRequest(BaseModel):
     @classmethod
     def _is_not_blank(cls, value: str) -> str:
         if not value.strip():
-            raise ValueError("rollout_id cannot be empty or whitespace")
+            # Of the kind that `min_length` would give, whose text says nothing of whitespace.
+            kind: Literal["string_too_short", "value_error"] = "value_error" if value else "string_too_short"
+            raise PydanticCustomError(kind, "rollout_id cannot be empty or whitespace")
         return value
 
     @field_validator("server_url")

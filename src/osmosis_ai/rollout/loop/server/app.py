@@ -80,7 +80,9 @@ def create_app(
     def open_client(**about: Any) -> OsmosisLLMClient:
         # Looked up where users know it: what a test puts there is what rollouts get.
         public = import_module("osmosis_ai.rollout.server.app")
-        client: OsmosisLLMClient = public.OsmosisLLMClient(settings=settings and settings.client, **about)
+        if settings is not None:
+            about["settings"] = settings.client
+        client: OsmosisLLMClient = public.OsmosisLLMClient(**about)
         if isinstance(client, OsmosisLLMClient):
             client.send_over(SharedConnections())
         return client

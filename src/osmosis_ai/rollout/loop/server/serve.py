@@ -23,6 +23,8 @@ from osmosis_ai.errors import OsmosisError
 
 from ..agent import RolloutAgentLoop
 from ..exceptions import OsmosisRolloutError
+from ..validation import ValidationResult, validate_agent_loop
+from .app import create_app
 
 if TYPE_CHECKING:
     from uvicorn import Config, Server
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.credentials import Credentials
 
     from ..settings import RolloutSettings
-    from ..validation import ValidationResult
 
 DEFAULT_HOST = "0.0.0.0"
 DEFAULT_PORT = 9000
@@ -109,8 +110,6 @@ class AgentServer:
             server.run(sockets=[self.listener])
 
     def _app(self, say: Say) -> Any:
-        from .app import create_app
-
         return create_app(
             self.agent,
             settings=self.settings,
@@ -235,8 +234,6 @@ def prepare_server(
     credentials = None if skip_register or local_debug else _login()
     agent, module = _loaded(agent_loop, reload=reload)
     if validate:
-        from ..validation import validate_agent_loop
-
         validate_agent_loop(agent).raise_if_invalid()
     directory = None if debug_dir is None else _new_debug_directory(Path(debug_dir))
     listener = _listen(host, port)
@@ -256,22 +253,21 @@ def prepare_server(
     )
 
 
-def validate_and_report(agent_loop: RolloutAgentLoop, *, verbose: bool = False) -> ValidationResult:
-    """Check an agent loop, tell the result on stderr, and return it.
+def validate_and_report(agent_loop: RolloutAgentLoop, verbose: bool = False) -> ValidationResult:
+    """Check an agent loop, tell what it is on stdout and its errors on stderr, and return the result.
 
     Args:
         agent_loop: what is checked.
         verbose: tell what is only suspicious, too.
     """
-    from ..validation import validate_agent_loop
-
     result = validate_agent_loop(agent_loop)
     for error in result.errors:
         _say(f"error: {error}")
-    for warning in result.warnings if verbose else ():
-        _say(f"warning: {warning}")
     verdict = "valid" if result.valid else "not valid"
-    _say(f"Agent loop '{result.agent_name}' is {verdict}: {result.tool_count} tools")
+    counts = f"{result.tool_count} tools, {len(result.warnings)} warnings"
+    sys.stdout.write(f"Agent loop '{result.agent_name}' is {verdict}: {counts}\n")
+    for warning in result.warnings if verbose else ():
+        sys.stdout.write(f"warning: {warning}\n")
     return result
 
 

@@ -1,0 +1,161 @@
+"""What tests of projects written for 0.2 do: they patch by path, bring clients of their own, and call the program."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock, patch
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from osmosis_ai import cli
+from osmosis_ai.rollout.client import OsmosisLLMClient
+from osmosis_ai.rollout.config import RolloutClientSettings, RolloutSettings
+from osmosis_ai.rollout.core.base import CompletionsResult, RolloutResult
+from osmosis_ai.rollout.core.exceptions import OsmosisTransportError
+from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.eval.common.errors import ToolValidationError
+from osmosis_ai.rollout.eval.common.runner import LocalRolloutRunner, validate_tools
+from osmosis_ai.rollout.eval.evaluation import EvalFnWrapper
+from osmosis_ai.rollout.server import create_app, serve_agent_loop, validate_and_report
+from osmosis_ai.rollout.validator import ValidationResult
+
+from .agents import Echo
+
+INIT = {
+    "rollout_id": "R1",
+    "server_url": "http://controller",
+    "messages": [{"role": "user", "content": "hi"}],
+    "completion_params": {},
+    "api_key": "CB",
+}
+ROW = {"system_prompt": "s", "user_prompt": "u", "ground_truth": "1"}
+
+
+class OwnClient:
+    """A controller's client as a test writes it: no more than what is documented."""
+
+    made: list[dict[str, Any]]
+
+    def __init__(self, server_url: str, rollout_id: str, api_key: str | None = None) -> None:
+        self.made.append({"server_url": server_url, "rollout_id": rollout_id, "api_key": api_key})
+
+    async def __aenter__(self) -> OwnClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def chat_completions(self, messages: list[dict[str, Any]], **_: Any) -> CompletionsResult:
+        return CompletionsResult({"role": "assistant", "content": "ok"})
+
+    def get_metrics(self) -> RolloutMetrics:
+        return RolloutMetrics()
+
+    ended: threading.Event
+
+    async def complete_rollout(self, status: str, final_messages: list[Any], **_: Any) -> None:
+        self.made[-1]["status"] = status
+        self.ended.set()
+
+
+def test_a_served_agent_uses_the_client_that_a_test_puts_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    OwnClient.made, OwnClient.ended = [], threading.Event()
+    monkeypatch.setattr("osmosis_ai.rollout.server.app.OsmosisLLMClient", OwnClient)
+    with TestClient(create_app(Echo())) as server:
+        assert server.post("/v1/rollout/init", json=INIT).status_code == 202
+        assert OwnClient.ended.wait(60)
+    told = {"server_url": "http://controller", "rollout_id": "R1", "api_key": "CB", "status": "COMPLETED"}
+    assert OwnClient.made == [told]
+
+
+def test_the_client_of_a_served_agent_has_the_settings_that_its_app_was_given() -> None:
+    settings = RolloutSettings(client=RolloutClientSettings(max_retries=7))
+    controller = MagicMock()
+    controller.return_value.__aenter__.side_effect = RuntimeError("no further")
+    with (
+        patch("osmosis_ai.rollout.server.app.OsmosisLLMClient", controller),
+        TestClient(create_app(Echo(), settings=settings)) as server,
+    ):
+        server.post("/v1/rollout/init", json=INIT)
+    assert controller.call_args.kwargs["settings"].max_retries == 7
+
+
+def test_what_serve_calls_can_be_replaced_where_it_is_called() -> None:
+    with (
+        patch("osmosis_ai.rollout.server.serve.validate_agent_loop") as validate,
+        patch("osmosis_ai.rollout.server.serve.create_app") as create,
+        patch("uvicorn.Server.run"),
+    ):
+        validate.return_value = ValidationResult(True)
+        serve_agent_loop(Echo(), host="127.0.0.1", port=0, skip_register=True, api_key="K")
+    assert validate.called and create.call_args.kwargs["api_key"] == "K"
+
+
+def test_a_validation_says_what_is_valid_on_stdout_and_errors_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert validate_and_report(Echo(), True)
+    assert "Agent loop 'echo' is valid: 0 tools, 0 warnings" in capsys.readouterr().out
+    assert not validate_and_report(MagicMock(name=None, spec=["name"]))
+    assert "error: [MISSING_RUN_METHOD]" in capsys.readouterr().err
+
+
+def test_the_program_is_called_by_the_name_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("osmosis-ai ")
+
+
+async def test_any_failure_to_ask_is_one_of_transport() -> None:
+    client = OsmosisLLMClient("http://controller", "R1", max_retries=0)
+    with (
+        patch("httpx.AsyncClient.post", AsyncMock(side_effect=httpx.RequestError("no way"))),
+        pytest.raises(OsmosisTransportError, match="no way"),
+    ):
+        await client.chat_completions([])
+
+
+def test_an_empty_id_is_refused_as_too_short_and_as_a_blank_one_is() -> None:
+    with pytest.raises(ValidationError, match=r"cannot be empty or whitespace.*string_too_short"):
+        RolloutRequest(rollout_id="", server_url="http://h", messages=[], completion_params={})
+
+
+@pytest.mark.parametrize("tool", [{}, {"name": "add"}])
+def test_of_a_tool_that_lacks_several_things_each_is_told(tool: dict[str, Any]) -> None:
+    with pytest.raises(ToolValidationError, match=r"missing 'type'.*missing 'function'"):
+        validate_tools([tool])
+
+
+class CountsItself(Echo):
+    """Asks nobody, and says what that cost."""
+
+    name = "counts-itself"
+
+    async def run(self, ctx: Any) -> RolloutResult:
+        if ctx.request.metadata["row_index"]:
+            raise RuntimeError("broken")
+        metrics = RolloutMetrics(prompt_tokens=100, response_tokens=50, num_llm_calls=2)
+        return RolloutResult("COMPLETED", [], "stop", metrics=metrics)
+
+
+async def test_a_client_that_counts_nothing_leaves_the_counts_to_the_agent() -> None:
+    runner = LocalRolloutRunner(CountsItself(), MagicMock())
+    ok, failed = [await runner.run_single(ROW, index) for index in range(2)]
+    assert (ok.success, ok.token_usage["total_tokens"], ok.token_usage["num_llm_calls"]) == (True, 150, 2)
+    assert (failed.error, failed.token_usage["total_tokens"]) == ("broken", 0)
+
+
+def _exact(solution_str: str, ground_truth: str, extra_info: Any) -> float:
+    return float(solution_str == ground_truth)
+
+
+@pytest.mark.parametrize("given", [(_exact, "m:exact"), ("m:exact", _exact)])
+async def test_an_eval_function_and_its_name_are_told_apart(given: tuple[Any, Any]) -> None:
+    wrapped = EvalFnWrapper(*given)
+    assert (wrapped.name, wrapped.mode) == ("m:exact", "simple")
+    assert await wrapped([{"role": "assistant", "content": "1"}], "1", {}) == 1.0

@@ -144,24 +144,6 @@ def start_demo(directory: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.e2e
-def test_the_demo_runs_with_nothing_but_this_machine_and_leaves_the_user_alone(
-    home: Path, tmp_path: Path
-) -> None:
-    (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
-    (home / ".config" / "osmosis").mkdir(parents=True)
-    (home / ".config" / "osmosis" / "credentials.json").write_text("{}")
-    before = sorted(home.rglob("*"))
-    demo = start_demo(tmp_path / "d", "--local")
-    out, err = demo.communicate(timeout=300)
-    assert demo.returncode == 0, err
-    assert "The demo scored 400 of 400 samples." in out
-    assert "tool: " in out
-    assert "Evaluating: 400/400" in err
-    assert sorted(home.rglob("*")) == before
-    assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     "options, under_way, how",

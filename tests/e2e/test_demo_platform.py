@@ -114,10 +114,19 @@ def test_a_kept_platform_can_be_used(kept: tuple[Path, subprocess.CompletedProce
 
 
 def test_the_platform_finds_what_an_evaluation_on_this_machine_finds_sample_by_sample(
-    kept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    kept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, home: Path
 ) -> None:
-    local = osmosis("demo", "--local", "--json", "--keep-dir", str(tmp_path / "local"))
+    (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
+    (home / ".config" / "osmosis").mkdir(parents=True)
+    (home / ".config" / "osmosis" / "credentials.json").write_text("{}")
+    before = sorted(home.rglob("*"))
+    local = osmosis("demo", "--local", "--plain", "--keep-dir", str(tmp_path / "local"))
     assert local.returncode == 0, local.stderr
+    assert "The demo scored 400 of 400 samples." in local.stdout
+    assert "tool: " in local.stdout
+    assert "Evaluating: 400/400" in local.stderr
+    assert sorted(home.rglob("*")) == before
+    assert list(Path.cwd().iterdir()) == []
 
     (through,) = (kept[0] / "workspace" / ".osmosis" / "evals").iterdir()
     here = tmp_path / "local" / "workspace" / ".osmosis" / "evals" / "demo"

@@ -74,12 +74,13 @@ def test_a_served_agent_uses_the_client_that_a_test_puts_in_its_place(
     assert OwnClient.made == [told]
 
 
-def test_the_client_of_a_served_agent_has_the_settings_that_its_app_was_given() -> None:
+@pytest.mark.parametrize("where", ["osmosis_ai.rollout.server.app", "osmosis_ai.rollout.client"])
+def test_the_client_of_a_served_agent_has_the_settings_that_its_app_was_given(where: str) -> None:
     settings = RolloutSettings(client=RolloutClientSettings(max_retries=7))
     controller = MagicMock()
     controller.return_value.__aenter__.side_effect = RuntimeError("no further")
     with (
-        patch("osmosis_ai.rollout.server.app.OsmosisLLMClient", controller),
+        patch(f"{where}.OsmosisLLMClient", controller),
         TestClient(create_app(Echo(), settings=settings)) as server,
     ):
         server.post("/v1/rollout/init", json=INIT)

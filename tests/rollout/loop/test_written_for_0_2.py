@@ -160,3 +160,19 @@ async def test_an_eval_function_and_its_name_are_told_apart(given: tuple[Any, An
     wrapped = EvalFnWrapper(*given)
     assert (wrapped.name, wrapped.mode) == ("m:exact", "simple")
     assert await wrapped([{"role": "assistant", "content": "1"}], "1", {}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"local_debug": True}, "API key: disabled"),
+        ({"skip_register": True, "api_key": "K"}, "API key: (provided)"),
+        ({"skip_register": True}, "API key: osm_rollout_"),
+    ],
+)
+def test_serve_tells_which_key_it_wants(
+    options: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch("uvicorn.Server.run"):
+        serve_agent_loop(Echo(), host="127.0.0.1", port=0, **options)
+    assert told in capsys.readouterr().err

@@ -80,7 +80,7 @@ class AgentServer:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what whoever starts it should know, the key among it when it was made here."""
-        key = self.api_key if self.generated_key else "(provided)"
+        key = "(provided)" if self.api_key and not self.generated_key else self.api_key
         facts = [
             ("Agent", self.agent.name),
             ("Address", self.url),

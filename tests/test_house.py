@@ -33,6 +33,7 @@ SHORT = {
 PATHS_OF_0_2 = {
     "consts.py",
     "rollout/client.py",
+    "rollout/cli_utils.py",
     "rollout/config.py",
     "rollout/core/base.py",
     "rollout/core/exceptions.py",

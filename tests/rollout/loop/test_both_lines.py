@@ -151,6 +151,7 @@ TOP_LEVEL = [
 # Path of 0.2 -> the module that it is.
 SAME_MODULE = {
     "rollout.client": "rollout.loop.client",
+    "rollout.cli_utils": "rollout.loop.loading",
     "rollout.config": "rollout.loop.settings",
     "rollout.network": "rollout.loop.network",
     "rollout.registry": "rollout.loop.registry",
@@ -171,6 +172,7 @@ NAMES_OF_PATHS = {
     "consts": "package_name PACKAGE_VERSION",
     "utils": "osmosis_reward osmosis_rubric",
     "rollout.client": "OsmosisLLMClient CompletionsResult httpx",
+    "rollout.cli_utils": "load_agent_loop",
     "rollout.config": "RolloutSettings RolloutClientSettings RolloutServerSettings get_settings configure",
     "rollout.core": "RolloutAgentLoop RolloutRequest OsmosisServerError",
     "rollout.core.base": "RolloutAgentLoop RolloutContext RolloutResult",

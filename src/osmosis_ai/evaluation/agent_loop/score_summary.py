@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.statistics import Estimate
 DOCUMENTED_KS = (1, 3, 5, 10)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvalEvalSummary:
     """The numbers of one eval function.
 

@@ -151,6 +151,28 @@ async def test_a_client_that_counts_nothing_leaves_the_counts_to_the_agent() -> 
     assert (failed.error, failed.token_usage["total_tokens"]) == ("broken", 0)
 
 
+class TwoMethods:
+    """A model as ``LLMClientProtocol`` has it, which counts and never starts over."""
+
+    def __init__(self) -> None:
+        self.counted = RolloutMetrics()
+
+    async def chat_completions(self, messages: list[dict[str, Any]], **_: Any) -> CompletionsResult:
+        self.counted.prompt_tokens += 10
+        self.counted.num_llm_calls += 1
+        return CompletionsResult({"role": "assistant", "content": "1"})
+
+    def get_metrics(self) -> RolloutMetrics:
+        return self.counted.model_copy()
+
+
+async def test_a_client_of_two_methods_will_do_and_each_row_has_its_own_tokens() -> None:
+    runner = LocalRolloutRunner(Echo(), TwoMethods())  # type: ignore[arg-type]
+    rows = [await runner.run_single(ROW, index) for index in range(2)]
+    usage = {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10, "num_llm_calls": 1}
+    assert [(each.success, each.token_usage) for each in rows] == [(True, usage)] * 2
+
+
 def _exact(solution_str: str, ground_truth: str, extra_info: Any) -> float:
     return float(solution_str == ground_truth)
 

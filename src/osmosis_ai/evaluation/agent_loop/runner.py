@@ -143,7 +143,8 @@ class LocalRolloutRunner:
         """
         from osmosis_ai.evaluation.agent_loop.dataset import dataset_row_to_request
 
-        self.llm_client.reset_metrics()
+        self._tell_client("reset_metrics")
+        before = self._counted_before()
         started = time.perf_counter()
         result, error, failure = None, None, None
         try:
@@ -164,14 +165,14 @@ class LocalRolloutRunner:
             error = str(raised) or type(raised).__name__
             failure = describe_raised(raised)
         finally:
-            self.llm_client.clear_tools()
+            self._tell_client("clear_tools")
         return LocalRunResult(
             row_index,
             success=error is None,
             result=result,
             error=error,
             duration_ms=(time.perf_counter() - started) * 1000.0,
-            token_usage=self._token_usage(result),
+            token_usage=self._token_usage(result, before),
             raised=failure,
         )
 
@@ -209,9 +210,23 @@ class LocalRolloutRunner:
             total_tokens=sum(result.total_tokens for result in results),
         )
 
-    def _token_usage(self, result: RolloutResult | None) -> dict[str, int]:
+    def _tell_client(self, method: str, *given: Any) -> None:
+        """Call a method of the client; a test's own may have ``chat_completions`` and ``get_metrics`` alone."""
+        call = getattr(self.llm_client, method, None)
+        if call is not None:
+            call(*given)
+
+    def _counted_before(self) -> dict[str, int]:
+        """Return what a client that cannot count from zero has counted up to now."""
+        resets = hasattr(self.llm_client, "reset_metrics")
+        return {} if resets else token_usage(self.llm_client.get_metrics())
+
+    def _token_usage(self, result: RolloutResult | None, before: Mapping[str, int]) -> dict[str, int]:
         """Return what the client counted; an agent that asks its model past the client tells it in its result."""
-        counted = token_usage(self.llm_client.get_metrics())
+        counted = {
+            name: count - before.get(name, 0)
+            for name, count in token_usage(self.llm_client.get_metrics()).items()
+        }
         told = getattr(result, "metrics", None)
         return counted if told is None or any(counted.values()) else token_usage(told)
 
@@ -220,7 +235,7 @@ class LocalRolloutRunner:
 
         tools = self.agent_loop.get_tools(request)
         validate_tools(tools)
-        self.llm_client.set_tools(tools)
+        self._tell_client("set_tools", tools)
         if self.debug_dir is not None:
             Path(self.debug_dir).mkdir(parents=True, exist_ok=True)
         context = AgentLoopContext(

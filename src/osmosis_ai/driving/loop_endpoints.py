@@ -26,6 +26,7 @@ from pydantic import BaseModel, Field, ValidationError
 from osmosis_ai.driving.bridge_errors import RefusedCallError, refusal
 from osmosis_ai.driving.callback_registry import UnknownRolloutIdError
 from osmosis_ai.llm.wire_json import loads
+from osmosis_ai.rollout.loop.outcome import CANCELLED
 from osmosis_ai.rollout.types import (
     ExecutionResult,
     GraderCompleteRequest,
@@ -50,8 +51,6 @@ NO_REWARD = "the served agent reported no reward, and nothing else grades its ro
 # What clients of the agent-loop line write into every call, whether or not the agent asked for it.
 _UNASKED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
-# The finish reason of a rollout that ended with its server, and for no reason of its own.
-_CANCELLED = "cancelled"
 
 
 class _Completion(BaseModel):
@@ -180,7 +179,7 @@ class LoopEndpoints:
         rollout_id = opened.rollout_id
         if opened.completed:
             return _said(409, f"the rollout {rollout_id} was completed before; the first completion stands")
-        if completion.status == "ERROR" and completion.finish_reason == _CANCELLED:
+        if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
             opened.completed = True
             opened.cancelled.set()
             return _accepted()

@@ -13,6 +13,9 @@ from typing import Any
 
 DETAILS_KEY = "agent_loop"
 
+CANCELLED = "cancelled"
+"""The finish reason of a rollout that ended with its server, and for no reason of its own: it is made again."""
+
 
 @dataclass
 class LoopOutcome:

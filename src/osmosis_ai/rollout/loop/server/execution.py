@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import RolloutAgentLoop, RolloutResult
 from ..context import AgentLoopContext
+from ..outcome import CANCELLED
 from .completion import COMPLETION_WINDOW_S, SHUTDOWN_WINDOW_S, Outcome, outcome_of, report
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 ENDING_S = 5.0
 """How long an agent that is cancelled may take to end, in seconds."""
-
-CANCELLED = "cancelled"
-"""The finish reason of a rollout that ended with its server, and for no reason of its own."""
 
 OpenClient = Callable[..., "OsmosisLLMClient"]
 
@@ -84,6 +82,7 @@ class ServedRollout:
                 if not state.closing:
                     raise
                 outcome = _failure(context, "the agent's server was shut down before the rollout had ended")
+                outcome = replace(outcome, finish_reason=CANCELLED)
             await self._report(client, outcome, state)
 
     async def _run_agent(self, context: AgentLoopContext) -> Outcome:

@@ -294,6 +294,11 @@ async def recorded(world: World, count: int) -> None:
         ("168.63.129.16", False),
         ("0.0.0.0", False),
         ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::169.254.169.254", False),
+        ("64:ff9b::169.254.169.254", False),
+        ("::ffff:0:169.254.169.254", False),
+        ("64:ff9b::10.1.2.3", True),
     ],
 )
 def test_addresses_of_metadata_services_are_refused(address: str, allowed: bool) -> None:
@@ -305,7 +310,11 @@ def test_addresses_of_metadata_services_are_refused(address: str, allowed: bool)
 
 
 @pytest.mark.parametrize(
-    "text", ["host", "host:", ":9000", "host:0", "host:70000", "a b:1", "http://x:1", "x/y:1", "u@x:1"]
+    "text",
+    [
+        *("host", "host:", ":9000", "host:0", "host:70000", "a b:1", "http://x:1", "x/y:1", "u@x:1"),
+        *("2852039166:80", "0xa9fea9fe:80", "169.254.43518:80", "a.0x1:80", "h\r\nX:80"),
+    ],
 )
 def test_what_is_no_host_and_port_is_refused(text: str) -> None:
     with pytest.raises(AgentAddressError):

@@ -25,6 +25,10 @@ NETWORKS_ENV = "OSMOSIS_AGENT_NETWORKS"
 """Names the networks that served agents may be in; anywhere, but for what is always refused, where it is not set."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# `2852039166`, `0xa9fea9fe` and `169.254.43518` are addresses to those who resolve them; no name ends in a number.
+_SPELT_ADDRESS = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
+# IPv6 addresses that lead to the IPv4 address in their last 32 bits.
+_LEADS_TO_IPV4 = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
 # What clouds answer with credentials on, beyond the link-local addresses that most of them use.
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
 
@@ -50,7 +54,8 @@ class AgentAddress:
         try:
             address = ipaddress.ip_address(self.host)
         except ValueError:
-            if len(self.host) > 253 or not _NAME.fullmatch(self.host):
+            is_name = _NAME.fullmatch(self.host) and not _SPELT_ADDRESS.fullmatch(self.host)
+            if len(self.host) > 253 or not is_name:
                 raise AgentAddressError(
                     f"{self.host[:253]!r} is neither a host name nor an IP address."
                 ) from None
@@ -114,10 +119,9 @@ def require_allowed(address: str) -> None:
         AgentAddressError: it is link-local, of a cloud's metadata service, or of no single machine; or the operator
             has named the networks of served agents, and it is in none of them.
     """
-    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found.sixtofour or found
-    if found.is_link_local or found.is_multicast or found.is_unspecified or found in _METADATA:
+    found = _reached(ipaddress.ip_address(address.partition("%")[0]))
+    is_nobody = found.is_multicast or found.is_unspecified or (found.version == 4 and found.is_reserved)
+    if found.is_link_local or is_nobody or found in _METADATA:
         raise AgentAddressError(
             f"{address} is refused: no agent is served on link-local, multicast or unspecified addresses, "
             "nor on those of a cloud's metadata service."
@@ -125,6 +129,18 @@ def require_allowed(address: str) -> None:
     networks = allowed_networks(os.environ.get(NETWORKS_ENV, ""))
     if networks and not any(found in network for network in networks):
         raise AgentAddressError(f"{address} is refused: it is in none of the networks of {NETWORKS_ENV}.")
+
+
+def _reached(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the IPv4 address that an IPv6 address stands for; other addresses as they are."""
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback or address.is_unspecified:
+        return address
+    if any(address in network for network in _LEADS_TO_IPV4):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    client = address.teredo[1] if address.teredo is not None else None
+    return address.ipv4_mapped or address.sixtofour or client or address
 
 
 def open_agent_session(*, timeout_s: float) -> aiohttp.ClientSession:

@@ -92,14 +92,24 @@ def _by_name(name: str, env: Mapping[str, str], api_key: str | None) -> ModelEnd
 
 
 def _address(text: str) -> str:
-    parts = urlsplit(text.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(text.strip())
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_address = urlsplit(""), False
+    # It is written down with the run, and said in errors: nothing secret may be in it.
+    if "@" in text or "?" in text or "#" in text:
         raise OsmosisError(
-            f"`--base-url {text}` is not an http(s) address.",
+            "`--base-url` holds more than an address: no user name, password, query or fragment may be in it.",
+            hint="give the key by `OPENAI_API_KEY` instead",
+        )
+    if not is_address or not text.strip().isprintable() or " " in text.strip():
+        raise OsmosisError(
+            f"`--base-url {_shown(text)}` is not an http(s) address.",
             hint="for instance `--base-url http://localhost:8000/v1`",
         )
-    if parts.username or parts.password:
-        raise OsmosisError(
-            "`--base-url` holds a user name or password; give the key by `OPENAI_API_KEY` instead."
-        )
     return text.strip().rstrip("/").removesuffix("/chat/completions").rstrip("/")
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:200])

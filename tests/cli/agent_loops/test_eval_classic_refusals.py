@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.agent_loops.classic_project import Project
+from tests.cli.agent_loops.classic_project import AGENT, Project
 from tests.cli.conftest import Cli
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -142,6 +142,21 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
     )
     assert "no built-in model `osmosis/tinny`" in refusal(cli, *classic, "--model", "osmosis/tinny")
     assert "not an http(s) address" in refusal(cli, *classic, "--model", "m", "--base-url", "localhost:8000")
+    for address in (
+        "http://sk-secret@models.invalid/v1",
+        "http://u:sk-secret@models.invalid/v1",
+        "https://models.invalid/v1?key=sk-secret",
+        "https://models.invalid/v1#sk-secret",
+        "ftp://sk-secret@models.invalid",
+        "http://[::1?sk-secret",
+    ):
+        # Whatever is wrong with it, a key in it is not said, and the run that would keep it is not made.
+        found = refusal(cli, *classic, "--model", "m", "--base-url", address)
+        assert "holds more than an address" in found and "sk-secret" not in found
+    assert "is not an http(s) address" in refusal(
+        cli, *classic, "--model", "m", "--base-url", "http://x:99999"
+    )
+    assert "\x1b" not in refusal(cli, *classic, "--model", "m", "--base-url", "http://x/\x1b[2J")
     assert "the price of `m`" in refusal(
         cli, *classic, "--model", "m", "--base-url", "https://models.invalid/v1", "--max-cost", "1"
     )
@@ -168,3 +183,35 @@ def test_an_endpoint_that_cannot_be_reached_is_found_by_one_question(cli: Cli, p
     assert "Error: " in found.err and "127.0.0.1:9" in found.err
     assert project.journal() == []
     assert not (project.root / "out.json").exists()
+
+
+def test_an_agent_without_usable_tools_for_any_row_is_refused_before_the_first(
+    cli: Cli, project: Project
+) -> None:
+    written = 0
+
+    def tools(body: str) -> None:
+        sys.modules.pop("server", None)
+        agent = AGENT.replace("        return []\n", f"        {body}\n", 1)
+        assert agent != AGENT
+        # Of another size each time, or what was compiled of the last one would be taken for it.
+        nonlocal written
+        written += 1
+        (project.root / "server.py").write_text(agent + "#" * 100 * written)
+
+    for body, said in (
+        ("return None", "get_tools of 'echo' returned None; it must return a list"),
+        ("return [{}]", "tools[0]"),
+        (
+            "raise KeyError('no such tool')",
+            "get_tools of 'echo' failed: KeyError: 'no such tool' (server.py:",
+        ),
+        ("raise SystemExit(3)", "get_tools of 'echo' failed: SystemExit: 3 (server.py:"),
+    ):
+        tools(body)
+        assert said in refusal(cli, *project.words())
+    assert project.runs == []
+
+    # Wrong for some rows only: the others are worth a run, which gets as far as the model here.
+    tools("return [] if request.messages[-1]['content'] == 'two' else None")
+    assert "127.0.0.1:9" in cli(*project.words()).err

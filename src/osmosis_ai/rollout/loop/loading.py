@@ -93,7 +93,9 @@ def import_user_module(name: str, *, what: str) -> Any:
 
 def describe_failure(error: BaseException) -> str:
     """Return an exception of the user's code as one line: type, text, and the last line of the user's own in it."""
-    lines = str(error).strip().splitlines()
+    from ..backend.local.in_process import text_of
+
+    lines = text_of(error).strip().splitlines()
     told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     where = _last_own_frame(error)
     return f"{told} ({where})" if where else told

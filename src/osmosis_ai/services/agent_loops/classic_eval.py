@@ -173,6 +173,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent = load_agent_loop(request.module)
     dataset, selection = _rows(request)
     with _user_code():
+        _require_tools(request, agent, selection)
         eval_fns = tuple(load_eval_fns(request.eval_fns))
     open_model = _model(request)
     results = ResultsFile(request.output.expanduser(), _config(request, agent)) if request.output else None
@@ -328,6 +329,21 @@ def _rows(request: ClassicEvalRequest) -> tuple[LoopDataset, Selection]:
     path = reader.file_path.absolute()
     dataset = LoopDataset(path, path.stem, file_digest(path), "explicit")
     return dataset, Selection(range(start, stop), total, "first" if start == 0 else "chosen")
+
+
+def _require_tools(request: ClassicEvalRequest, agent: RolloutAgentLoop, selection: Selection) -> None:
+    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
+    from osmosis_ai.evaluation.agent_loop.offered_tools import require_tools
+
+    rows = DatasetReader(request.dataset.expanduser()).iter_rows(limit=len(selection), offset=request.offset)
+    require_tools(
+        agent,
+        rows,
+        first_index=request.offset,
+        max_turns=request.max_turns,
+        completion_params=request.completion_params,
+        rollout_id_prefix="eval",
+    )
 
 
 def _model(

@@ -125,6 +125,14 @@ async def test_health_is_open_and_the_platform_s_needs_a_key_to_exist() -> None:
         {"rollout_id": "  "},
         {"server_url": "ftp://controller"},
         {"server_url": "file:///etc/passwd"},
+        {"server_url": "http://controller/\r\nX-Other: y"},
+        {"server_url": "http://controller/\0"},
+        {"server_url": "http://controller:99999"},
+        {"server_url": "http://" + "\u2603" * 300},
+        {"server_url": "http://user:password@controller"},
+        {"server_url": "http://controller/?path="},
+        {"api_key": "k\r\nX-Other: y"},
+        {"api_key": "schl\u00fcssel"},
         {"metadata": {"much": "m" * 1_100_000}},
         {"messages": None},
     ],
@@ -210,6 +218,17 @@ async def test_weakness_13_tools_that_are_valid_are_served_without_their_descrip
         assert (await trainer.completed())[0]["status"] == "COMPLETED"
 
 
+class Mute(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [
@@ -220,6 +239,7 @@ async def test_weakness_13_tools_that_are_valid_are_served_without_their_descrip
         (lambda ctx: ctx.complete([{"role": "user", "content": object()}]), "cannot be reported"),
         (lambda ctx: ctx.complete("all of it"), "cannot be reported"),
         (lambda ctx: exec("raise SystemExit(3)"), "sys.exit(3)"),
+        (lambda ctx: _raise(Mute()), "Mute, whose text cannot be had (RuntimeError)"),
     ],
 )
 async def test_whatever_an_agent_does_its_rollout_is_reported_once(

@@ -215,13 +215,21 @@ def _categorize(error: BaseException) -> RolloutErrorCategory:
     return RolloutErrorCategory.AGENT_ERROR
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an error of user code, which may raise another one when it is asked for it."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"{type(error).__name__}, whose text cannot be had ({type(failure).__name__})"
+
+
 def describe(error: BaseException) -> str:
     """Return what an error of user code says, in one line and of bounded length."""
     if isinstance(error, ValidationError):
         # Its own text is several lines, with an address of its makers' documentation.
         places = ((".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors())
         return "; ".join(f"{place}: {what}" if place else what for place, what in places)[:_MESSAGE_LIMIT]
-    text = str(error)
+    text = text_of(error)
     # A KeyError's text is only the key; some errors have none at all.
     if not text or isinstance(error, KeyError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")

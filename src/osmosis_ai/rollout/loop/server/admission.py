@@ -10,8 +10,11 @@ import asyncio
 import hashlib
 import logging
 import unicodedata
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import httpx
 
 from .execution import OpenClient, ServedRollout
 
@@ -178,20 +181,44 @@ def _parsed(body: bytes) -> RolloutRequest:
         for problem in problems:
             problem["loc"] = ("body", *problem["loc"])
         raise RefusedRequest(422, problems) from error
-    if not _is_plain_id(request.rollout_id):
-        problem = {
-            "type": "value_error",
-            "loc": ("body", "rollout_id"),
-            "msg": "an id has no slashes, no backslashes and no control characters, and is neither '.' nor '..'",
-        }
-        raise RefusedRequest(422, [problem])
+    for field, problem in _unusable(request):
+        raise RefusedRequest(422, [{"type": "value_error", "loc": ("body", field), "msg": problem}])
     return request
+
+
+def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:
+    """Yield which field of a request nothing could be done with, and why: such a rollout could never be reported."""
+    if not _is_plain_id(request.rollout_id):
+        yield (
+            "rollout_id",
+            "an id has no slashes, no backslashes and no control characters, and is neither '.' nor '..'",
+        )
+    if not _is_plain_address(request.server_url):
+        yield (
+            "server_url",
+            "the controller's address is http(s)://HOST[:PORT][/PATH], without a user name, query or fragment",
+        )
+    key = request.api_key
+    if key is not None and not (key.isascii() and key.isprintable()):
+        yield "api_key", "a key is made of printable ASCII characters"
 
 
 def _is_plain_id(rollout_id: str) -> bool:
     if rollout_id in (".", "..") or "/" in rollout_id or "\\" in rollout_id:
         return False
     return not any(unicodedata.category(character) in ("Cc", "Cs") for character in rollout_id)
+
+
+def _is_plain_address(url: str) -> bool:
+    """Tell whether a path can be appended to an address, and a key sent there."""
+    parts = urlsplit(url)
+    try:
+        has_port = parts.port != 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        return False
+    plain = url.isprintable() and not any(c.isspace() for c in url)
+    return has_port and plain and "@" not in parts.netloc and not parts.query and not parts.fragment
 
 
 def _key_of(request: RolloutRequest) -> str:

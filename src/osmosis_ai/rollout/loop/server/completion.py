@@ -157,4 +157,6 @@ async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -
         return _Trouble(str(error), passing=True)
     except asyncio.TimeoutError:
         return _Trouble("the controller did not answer in time", passing=True)
+    except Exception as error:  # what cannot be sent now cannot be sent later; the loss of it is told
+        return _Trouble(f"it cannot be sent: {type(error).__name__}: {error}", passing=False)
     return None

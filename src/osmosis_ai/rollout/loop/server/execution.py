@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...backend.local.in_process import text_of
 from ..agent import RolloutAgentLoop, RolloutResult
 from ..context import AgentLoopContext
 from ..outcome import CANCELLED
@@ -101,7 +102,7 @@ class ServedRollout:
             outcome = outcome_of(self._request.rollout_id, agent.result())
             return outcome if outcome.metrics else replace(outcome, metrics=context.error("").metrics)
         logger.error("rollout %s: the agent failed", self._request.rollout_id, exc_info=error)
-        return _failure(context, str(error) or type(error).__name__)
+        return _failure(context, text_of(error) or type(error).__name__)
 
     async def _report(self, client: OsmosisLLMClient, outcome: Outcome, state: AppState) -> None:
         window_s = SHUTDOWN_WINDOW_S if state.closing else COMPLETION_WINDOW_S

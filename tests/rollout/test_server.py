@@ -260,6 +260,19 @@ class TestSamplesOnTheWire:
 
         assert body["sample"] == sample_of([], reward=1.0)
 
+    async def test_a_grader_that_spoils_the_conversation_leaves_the_score(
+        self, controller: Controller
+    ) -> None:
+        class Spoils(Grader):
+            async def grade(self, ctx: GraderContext) -> None:
+                assert ctx.sample is not None
+                ctx.sample.messages.append("junk")  # type: ignore[arg-type]
+                ctx.set_reward(1.0)
+
+        body = await self.graded_body(controller, SayOk, Spoils)
+
+        assert body["sample"] == sample_of([], reward=1.0)
+
 
 class TestAdmission:
     @pytest.mark.parametrize(

@@ -178,6 +178,19 @@ async def test_numbers_of_every_kind_are_scores() -> None:
         assert score.value == float(value)
 
 
+async def test_what_a_function_does_to_what_it_is_given_reaches_no_other_and_is_not_kept() -> None:
+    def careless(messages: Any, ground_truth: str, metadata: Any) -> float:
+        messages[0].clear()
+        messages[:] = ["junk"]
+        metadata["nested"].clear()
+        metadata.clear()
+        return 1.0
+
+    messages, row = [{"role": "assistant", "content": "42"}], {"nested": {"a": 1}}
+    assert (await EvalFnWrapper(careless).score(messages, "42", row)).value == 1.0
+    assert (messages, row) == ([{"role": "assistant", "content": "42"}], {"nested": {"a": 1}})
+
+
 async def test_a_function_that_hangs_is_left_after_its_time_and_hurts_no_other() -> None:
     released = threading.Event()
     try:

@@ -410,6 +410,26 @@ async def test_many_rollouts_run_at_once_through_the_rollout_protocol() -> None:
     assert {body["sample"]["reward"] for body in controller.bodies("grader")} == {1.0}
 
 
+async def test_a_conversation_without_a_json_form_leaves_every_score_and_every_reason() -> None:
+    async def circular(ctx: Any) -> RolloutResult:
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = [message]
+        return ctx.complete([message])
+
+    def half(messages: Any, ground_truth: str, metadata: Any) -> float:
+        messages.append("junk")
+        return 0.5
+
+    hosted = backend(agent(circular), half, correct)
+    async with Controller().serving() as controller, serving(hosted) as client:
+        assert (await client.post("/rollout", json=controller.init_body())).status_code == 202
+        sample = (await controller.wait_for("grader"))["sample"]
+    assert (sample["messages"], sample["reward"]) == ([], 0.5)
+    outcome = read_outcome(sample["extra_fields"])
+    assert (outcome.finish_reason, outcome.scores["half"]) == ("stop", 0.5)
+    assert set(outcome.scores) | set(outcome.unscored) == {"half", "correct"}
+
+
 @pytest.mark.parametrize(
     ("source", "holds"),
     [

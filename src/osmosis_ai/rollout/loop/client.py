@@ -236,13 +236,13 @@ class OsmosisLLMClient:
             raise OsmosisTimeoutError(
                 f"{self.server_url}{path} did not answer within {self.timeout_seconds:g} s"
             ) from error
-        except httpx.RequestError as error:
-            told = str(error) or type(error).__name__
-            raise OsmosisTransportError(f"{self.server_url}{path} cannot be reached: {told}") from error
         except httpx.DecodingError as error:
             raise OsmosisServerError(
                 f"{self.server_url}{path} answered with what cannot be decoded: {error}", 200
             ) from error
+        except httpx.RequestError as error:
+            told = str(error) or type(error).__name__
+            raise OsmosisTransportError(f"{self.server_url}{path} cannot be reached: {told}") from error
         refusal = self._refusal(reply, path)
         if refusal is not None:
             raise refusal

@@ -22,6 +22,7 @@ from osmosis_ai.errors import OsmosisError
 
 from ..backend.local.deadline import DeadlineExceededError, run_within
 from ..backend.local.in_process import describe
+from ..types.sample import snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +121,11 @@ class EvalFnWrapper:
         timeout_s: float | None,
     ) -> float:
         expected = "" if ground_truth is None else ground_truth
-        about = {} if metadata is None else metadata
+        about = {} if metadata is None else _own_copy(metadata)
         given: dict[str, Any] = (
             {"solution_str": last_answer(messages), "ground_truth": expected, "extra_info": about}
             if self.mode == "simple"
-            else {"messages": messages, "ground_truth": expected, "metadata": about}
+            else {"messages": _own_copy(messages), "ground_truth": expected, "metadata": about}
         )
         return finite_score(await run_within(_called(self.fn, given, timeout_s), timeout_s))
 
@@ -207,6 +208,14 @@ def finite_score(value: Any) -> float:
     if not math.isfinite(score):
         raise EvalFnError(f"the function must return a finite number, not {score}")
     return score
+
+
+def _own_copy(value: Any) -> Any:
+    """Return what a function may change without changing what others see, and what is kept."""
+    try:
+        return snapshot(value)
+    except Exception:  # the objects inside are the agent's own, and may not be copied
+        return value
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from ..loop.outcome import DETAILS_KEY, read_outcome
 from ..types.execution import ExecutionResult
 from ..types.protocol import GraderStatus, RolloutStatus
 from ..types.sample import RolloutSample
@@ -49,6 +50,7 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
         "extra_fields": {},
     }
     try:
+        _require_messages(sample.messages)
         safe = sample.json_safe_copy()
         whole = {"messages": sample.messages, "metrics": safe.metrics, "extra_fields": safe.extra_fields}
         return _encode({**payload, "sample": {**minimal, **whole}}, sample)
@@ -57,7 +59,20 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
         logger.warning(
             "rollout %s: its sample has no JSON form; only its score is sent", rollout_id, exc_info=True
         )
-        return _encode({**payload, "sample": minimal})
+    # An agent loop has several scores, and this is where they are.
+    if DETAILS_KEY in sample.extra_fields:
+        minimal["extra_fields"] = read_outcome(sample.extra_fields).to_fields()
+    return _encode({**payload, "sample": minimal})
+
+
+def _require_messages(messages: Any) -> None:
+    """Refuse what no controller reads as a conversation, and would refuse the score with.
+
+    Raises:
+        TypeError: a grader has put something else there.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise TypeError("the messages are no list of dicts any more")
 
 
 def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> bytes:

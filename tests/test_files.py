@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import resource
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai import files
 from osmosis_ai.files import cache_dir, sync_directory, write_atomic, write_json
 
 
@@ -96,3 +98,22 @@ def test_the_cache_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.Mo
     assert cache_dir() == Path.home() / "somewhere"
     monkeypatch.delenv("OSMOSIS_CACHE_DIR")
     assert cache_dir().name == "osmosis"
+
+
+def test_a_pipe_or_a_link_of_dev_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.require_writable(pipe)
+    write_json(pipe, {"said": "yes"})
+    assert os.read(reading, 100) == b'{\n  "said": "yes"\n}\n'
+    os.close(reading)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    with (tmp_path / "file").open("wb") as file:
+        assert files.is_stream(Path(f"/dev/fd/{file.fileno()}")) and files.is_stream(Path("/dev/null"))
+    assert not files.is_stream(tmp_path / "file")
+
+
+def test_half_a_character_is_written_as_the_escape_that_json_has(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"said": "\ud83d"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"said": "\ud83d"}

@@ -55,6 +55,43 @@ def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterato
         sync_directory(path.parent)
 
 
+@contextlib.contextmanager
+def replacing_or_streaming(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[IO[bytes]]:
+    """As :func:`replacing`, for a path that a user named: a device or a pipe there is written to and stays."""
+    if not is_stream(path):
+        with replacing(path, mode=mode, durable=durable) as handle:
+            yield handle
+    else:
+        with path.open("wb") as stream:
+            yield stream
+
+
+def is_stream(path: Path) -> bool:
+    """Tell whether there is a device or a pipe, or one of the links that stand for them, such as ``/dev/stdout``."""
+    return path.exists() and (not path.is_file() or (path.is_symlink() and path.is_relative_to("/dev")))
+
+
+def require_writable(path: Path) -> None:
+    """Find out whether a file can be written, by writing beside it; its directory is made.
+
+    Raises:
+        OSError: it cannot; what is at ``path`` is as it was.
+    """
+    import errno
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    if is_stream(path):
+        # Not opened: a pipe that nobody reads yet would hold us, and one that is read would end.
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    # Whether a file can be made there is not only a matter of permissions.
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new names in ``directory`` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -67,13 +104,16 @@ def sync_directory(directory: Path) -> None:
 def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
     """Write ``value`` as JSON, indented by two spaces and ended by a newline, in one step.
 
+    Half of a surrogate pair, which a model may well give, becomes the escape that JSON has for it.
+
     Raises:
         ValueError: when ``value`` holds NaN or an infinity.
     """
     import json
 
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text + "\n", mode=mode, durable=durable)
+    with replacing_or_streaming(path, mode=mode, durable=durable) as out:
+        out.write(f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary, summarize_scores
@@ -23,7 +22,7 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.files import replacing
+from osmosis_ai.files import replacing_or_streaming, require_writable
 
 _INDENT = "  "
 
@@ -222,15 +221,7 @@ class ResultsFile:
             OsmosisError: it cannot.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_dir():
-                raise IsADirectoryError(21, "it is a directory")
-            if self._is_a_stream:
-                self.path.open("ab").close()
-                return
-            with replacing(self.path.with_name(f".{self.path.name}.writable"), durable=False):
-                pass
-            self.path.with_name(f".{self.path.name}.writable").unlink()
+            require_writable(self.path)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -245,7 +236,7 @@ class ResultsFile:
             OsmosisError: it cannot be written; what was at its path is as it was.
         """
         try:
-            with self._open() as out:
+            with replacing_or_streaming(self.path, mode=0o644) as out:
                 head = json.dumps({"config": self.config, "summary": summary}, indent=2, ensure_ascii=False)
                 out.write(_encoded(head.removesuffix("\n}")) + b',\n  "rows": [')
                 separator = "\n"
@@ -256,20 +247,6 @@ class ResultsFile:
                 out.write(b"]\n}\n" if separator == "\n" else b"\n  ]\n}\n")
         except OSError as error:
             raise self._unwritable(error) from None
-
-    @contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
-        if self._is_a_stream:
-            with self.path.open("wb") as out:
-                yield out
-        else:
-            with replacing(self.path, mode=0o644) as out:
-                yield out
-
-    @property
-    def _is_a_stream(self) -> bool:
-        """Whether there is a device or a pipe, which cannot be replaced by a file."""
-        return self.path.exists() and not self.path.is_file()
 
     def _unwritable(self, error: OSError) -> OsmosisError:
         return OsmosisError(

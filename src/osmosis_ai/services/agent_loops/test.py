@@ -6,7 +6,6 @@ model is asked; what is wrong with the model is found by one probe before the fi
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -282,24 +281,23 @@ def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
     if output is None or not outcome.rows:
         return
     try:
-        write_json(output, outcome.to_json())
+        write_json(output, outcome.to_json(), mode=0o644)
     except OSError as error:
         raise OsmosisError(f"cannot write the results to {output}: {error.strerror}.") from None
 
 
 def require_writable_file(path: Path) -> None:
-    """Make the directory of a file, and make sure that the file can be made there.
+    """Make sure that the results file can be made, and its directory.
 
     Raises:
         OsmosisError: it cannot.
     """
+    from osmosis_ai.files import require_writable
+
     if path.is_dir():
         raise OsmosisError(f"`--output {path}` is a directory; name a file, for instance results.json.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whether a file can be made there is not only a matter of permissions.
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        require_writable(path)
     except OSError as error:
         raise OsmosisError(f"cannot write `--output {path}`: {error.strerror}.") from None
 

@@ -58,7 +58,7 @@ async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> No
     assert world.model.calls == 0
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"[" * 200_000])
 async def test_a_body_that_is_no_json_object_is_a_bad_request(world: BridgeWorld, body: bytes) -> None:
     status, _, answer = await world.ask(body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")

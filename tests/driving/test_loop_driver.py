@@ -162,6 +162,8 @@ async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says
 async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
     async with served(ServedLoop()) as port, driving(port) as world:
         error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
+    assert right.grader is not None and right.grader.sample is not None
+    assert right.grader.sample.extra_fields == {"agent_loop": {"finish_reason": "stop"}}
     assert (error.verdict.boundary, error.verdict.category) == ("agent", "exception")
     assert error.verdict.error == "the tool broke"
     assert (missing.reward, missing.verdict.category) == (None, "nothing_to_grade")
@@ -237,6 +239,18 @@ async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_mad
         (result,) = await world.make("told to end")
     assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
     assert [status for status, _ in loop.replies] == [200, 200, 200]
+
+
+async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_else() -> None:
+    loop, nested = ServedLoop(), b'{"tools":[' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}"
+    loop.before_init = lambda body: (
+        web.Response(status=202, body=nested) if body["messages"][-1]["content"] == "tools" else None
+    )
+    async with served(loop) as port, driving(port) as world:
+        bad, good = await world.make("tools", "ok")
+    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert "nested too deeply" in (bad.verdict.error or "")
+    assert good.reward == 1.0
 
 
 async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:

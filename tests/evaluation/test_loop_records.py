@@ -44,6 +44,10 @@ def test_scores_reasons_and_the_end_of_an_agent_loop_are_kept_and_read_again() -
     assert list(record.unscored) == ["rewards:judge"]
     assert "the-secret-key" not in record.unscored["rewards:judge"]
     assert record.finish_reason == "max_turns"
+    long = {"finish_reason": "the-secret-key " * 999, "unscored": {"a": "x" * 9999}}
+    record = recorded({"agent_loop": long}, Verdict("success", reward=1.0))
+    assert len(record.finish_reason or "") == 200 and "the-secret-key" not in (record.finish_reason or "")
+    assert record.unscored is not None and len(record.unscored["a"]) == 2000
     assert recorded({"agent_loop": said}, failed("agent_error", "grader", "no judge")).scores is None
 
 

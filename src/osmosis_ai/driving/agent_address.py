@@ -81,13 +81,13 @@ class AgentAddress:
 
     @property
     def is_here(self) -> bool:
-        """Whether it names this very machine: what is served there can call this one's loopback."""
+        """Whether it names this very machine, whose loopback is then the agent's, too; blocks while a name is looked up."""
         if is_loopback(self.host):
             return True
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             socket.create_server((self.host, 0), family=family).close()
-        except OSError:
+        except (OSError, UnicodeError):
             return False
         return True
 

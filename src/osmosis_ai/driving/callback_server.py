@@ -125,6 +125,8 @@ class CallbackAddress:
         for port in range(self.ports[0], self.ports[1] + 1):
             try:
                 return socket.create_server((listen, port), family=family, backlog=BACKLOG)
+            except UnicodeError:
+                reason = "it is no host name"
             except OSError as error:
                 reason = error.strerror or str(error)
         raise OsmosisError(

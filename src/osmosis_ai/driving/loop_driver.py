@@ -15,6 +15,7 @@ from osmosis_ai.driving.agent_address import open_agent_session
 from osmosis_ai.driving.driver import DEFAULT_DEADLINE_S, RolloutRunRequest
 from osmosis_ai.driving.http_driver import (
     CallbackRolloutDriver,
+    RolloutProtocolError,
     admission_pause_s,
     encode_request,
     refuse_admission,
@@ -75,7 +76,13 @@ class LoopRolloutDriver(CallbackRolloutDriver):
         self._agent.admitted.add(request.rollout_id)
         tools = accepted.get("tools") if isinstance(accepted, dict) else None
         offered = tools if isinstance(tools, list) else []
-        self._endpoints.offer_tools(request.rollout_id, [tool for tool in offered if isinstance(tool, dict)])
+        try:
+            self._endpoints.offer_tools(
+                request.rollout_id, [tool for tool in offered if isinstance(tool, dict)]
+            )
+        except RecursionError:
+            said = f"the tools of {self._agent.name} are nested too deeply to be told to a model."
+            raise RolloutProtocolError(said, status_code=422) from None
 
     async def _await_terminal(self, rollout_id: str) -> TerminalCallbackResult:
         """Wait for the rollout's end.

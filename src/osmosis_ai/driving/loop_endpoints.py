@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, ValidationError
 from osmosis_ai.driving.bridge_errors import RefusedCallError, refusal
 from osmosis_ai.driving.callback_registry import UnknownRolloutIdError
 from osmosis_ai.llm.wire_json import loads
-from osmosis_ai.rollout.loop.outcome import CANCELLED
+from osmosis_ai.rollout.loop.outcome import CANCELLED, LoopOutcome
 from osmosis_ai.rollout.types import (
     ExecutionResult,
     GraderCompleteRequest,
@@ -231,9 +231,8 @@ def _ungraded(
 
 
 def _sample_of(completion: _Completion) -> RolloutSample:
-    extra = dict(completion.extra_fields or {})
-    if completion.finish_reason is not None:
-        extra["finish_reason"] = completion.finish_reason
+    # In the words of loops that are hosted here; what else the agent says under that key is not its to say.
+    extra = (completion.extra_fields or {}) | LoopOutcome(completion.finish_reason).to_fields()
     return RolloutSample(
         messages=completion.final_messages, metrics=completion.metrics or {}, extra_fields=extra
     )

@@ -182,7 +182,7 @@ class ServedAgent:
             health = await self._look()
             if health.error is not None:
                 raise ServedAgentError(f"{self.name} cannot be used: {health.error}.", hint=self._hint)
-            if not self._can_call_back():
+            if not await self._can_call_back():
                 raise ServedAgentError(
                     f"{self.name} is on another machine, and would look for the model on its own loopback.",
                     hint="set OSMOSIS_BRIDGE_HOST to the name or address that this machine has there",
@@ -242,8 +242,11 @@ class ServedAgent:
             await asyncio.sleep(min(1.0, self._poll_s))
         return True
 
-    def _can_call_back(self) -> bool:
-        return self.location.address.is_here or not is_loopback(self.callback_address.host)
+    async def _can_call_back(self) -> bool:
+        if not is_loopback(self.callback_address.host):
+            return True
+        address = self.location.address
+        return await asyncio.to_thread(lambda: address.is_here)
 
     async def _look(self) -> AgentHealth:
         """Find it anew, and ask it."""

@@ -34,8 +34,8 @@ class TerminalRecord:
         row_digest: what the row is (``datasets.row_digest``); rows of equal digest are copies of one another.
         scores: of an agent loop, what each eval function gave, by its name, and its own reward as ``agent``;
             of a success alone.
-        unscored: why the others of them gave none, without secrets.
-        finish_reason: why an agent loop ended, in its own word.
+        unscored: why the others of them gave none, without secrets, 2,000 characters at most each.
+        finish_reason: why an agent loop ended, in its own word, without secrets, 200 characters at most.
     """
 
     row_index: int

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.redaction import Redactor
 
 _MAX_ERROR_CHARS = 2000
+_MAX_REASON_CHARS = 200
 _SHOWN_ROWS = 10
 
 
@@ -145,6 +146,6 @@ def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
         lost_attempts=(attempt.losses + attempt.overloads) or None,
         row_digest=attempt.row_digest,
         scores=(loop.scores or None) if verdict.status == "success" else None,
-        unscored={name: redact.text(why) for name, why in loop.unscored.items()} or None,
-        finish_reason=loop.finish_reason,
+        unscored={name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()} or None,
+        finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,
     )

@@ -16,12 +16,15 @@ def loads(content: bytes) -> Any:
     """Read JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or nested without end.
     """
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        return json.loads(content)
+        try:
+            return json.loads(content)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 def dumps(value: Any) -> bytes:

@@ -98,7 +98,9 @@ class _OneNameOfTwo(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        of_a_loop = {"request", "tools", "llm"} & kwargs.keys() or (args and not isinstance(args[0], str))
+        of_a_loop = {"request", "tools", "llm"} & kwargs.keys() or (
+            args and not isinstance(args[0], (str, type(None)))
+        )
         if cls is RolloutContext and of_a_loop:
             from .loop.context import AgentLoopContext
 

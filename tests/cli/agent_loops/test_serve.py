@@ -49,7 +49,7 @@ def test_a_port_in_use_is_told_in_one_line(cli: Cli, write_agent: WriteModule) -
     ]
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "::bad::"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "::bad::", "x" * 64])
 def test_an_address_that_is_not_this_machine_s_is_told_in_one_line(
     cli: Cli, write_agent: WriteModule, host: str
 ) -> None:

@@ -142,6 +142,10 @@ async def test_what_may_pass_is_tried_again_with_waits_that_double_up_to_a_limit
     result = await connect(controller, max_retries=3, settings=settings).chat_completions([])
 
     assert result.content == "hi" and waits == [1.0, 2.0, 3.0]
+    # By this the bridge knows that it has been asked before: nothing is sampled or counted twice.
+    counts = [request.headers.get("x-stainless-retry-count") for request in controller.requests]
+    assert counts == [None, "1", "2", "3"]
+    assert len({request.content for request in controller.requests}) == 1
 
 
 @pytest.mark.parametrize(

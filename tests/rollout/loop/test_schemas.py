@@ -136,6 +136,12 @@ def test_a_variable_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         settings_module.get_settings()
 
 
+def test_a_dotenv_file_that_is_no_text_is_said_to_be_the_trouble(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES=\xff\n")
+    with pytest.raises(OsmosisError, match=r"\.env` cannot be read: 'utf-8' codec"):
+        settings_module.get_settings()
+
+
 def test_a_property_keeps_every_key_of_json_schema() -> None:
     schema = {
         "type": ["array", "null"],

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 RETRIES = 2
 """How often a call is sent again whose connection broke."""
 
-# The bridge answers a request with this header from the record of the one before it.
-_RETRY_HEADER = "x-stainless-retry-count"
+RETRY_HEADER = "x-stainless-retry-count"
+"""Says how often a call was sent before: our bridge answers it from the record of the one before it."""
+
 _MESSAGE_CHARS = 2000
 
 
@@ -108,7 +109,7 @@ class BridgeLLMClient:
 
         from ..model_client import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, shared_session
 
-        headers = {"Content-Type": "application/json"} | ({_RETRY_HEADER: str(attempt)} if attempt else {})
+        headers = {"Content-Type": "application/json"} | ({RETRY_HEADER: str(attempt)} if attempt else {})
         if self._rollout.api_key:
             headers["Authorization"] = f"Bearer {self._rollout.api_key}"
         url = f"{self._rollout.chat_completions_url.rstrip('/')}/chat/completions"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from .agent import CompletionsResult
+from .bridge_client import RETRY_HEADER
 from .exceptions import (
     OsmosisRolloutError,
     OsmosisServerError,
@@ -213,7 +214,7 @@ class OsmosisLLMClient:
         attempt = 0
         while True:
             try:
-                return await self._post_once(path, body)
+                return await self._post_once(path, body, attempt)
             except (OsmosisServerError, OsmosisTimeoutError, OsmosisTransportError):
                 if attempt >= retries:
                     raise
@@ -224,9 +225,11 @@ class OsmosisLLMClient:
         wait_s: float = min(self._settings.retry_base_delay * 2.0**attempt, self._settings.retry_max_delay)
         return wait_s
 
-    async def _post_once(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def _post_once(self, path: str, body: dict[str, Any], attempt: int) -> httpx.Response:
         client = await self._get_client()
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        if attempt:
+            headers[RETRY_HEADER] = str(attempt)
         try:
             # httpx counts the time between two packets; a controller that drips would keep us for ever.
             reply = await asyncio.wait_for(

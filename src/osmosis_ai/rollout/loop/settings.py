@@ -136,10 +136,21 @@ def reset_settings() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of agent loops, names in capitals; the environment wins over ``.env``."""
+    """Return the variables of agent loops, names in capitals; the environment wins over ``.env``.
+
+    Raises:
+        OsmosisError: there is a ``.env`` that cannot be read.
+    """
     from dotenv import dotenv_values
 
-    in_file = dotenv_values(Path.cwd() / ".env", verbose=False)
+    path = Path.cwd() / ".env"
+    try:
+        in_file = dotenv_values(path, verbose=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OsmosisError(
+            f"`{path}` cannot be read: {error}",
+            hint="it is a text file in UTF-8, with NAME=VALUE in each line",
+        ) from None
     return {
         name.upper(): value
         for name, value in [*in_file.items(), *os.environ.items()]

@@ -103,12 +103,13 @@ async def _until_it_answers(registration: Registration, limits: Any) -> None:
     """Wait until the server answers its own health check; a while at most, since it may be slow to start."""
     import aiohttp
 
+    from osmosis_ai.llm.transport import open_session
+
     host = "127.0.0.1" if registration.host in EVERY_ADDRESS else registration.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{registration.port}/health"
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + limits.registration_readiness_timeout_seconds
-    timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with open_session(timeout_s=_READY_TIMEOUT_S) as session:
         while loop.time() < give_up_at:
             try:
                 async with session.get(url) as reply:

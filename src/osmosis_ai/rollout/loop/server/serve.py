@@ -329,7 +329,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         # Python adds the address to what the system says; where none was found, only Python says so.
         number = getattr(error, "errno", None)
         what = getattr(error, "strerror", None) or str(error)

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from hypothesis import settings
 
 SOAK = bool(os.environ.get("SOAK"))
 """Whether to run what takes long and rarely tells anything, too: ``make soak`` sets it."""
+
+# A shell starts what is in its background with Ctrl-C ignored, and every process that a test interrupts inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 # The suite draws the same examples every time, so that red means a change; `make soak` looks for new ones.

@@ -1,15 +1,20 @@
-"""What `osmosis serve` says instead of serving."""
+"""What `osmosis serve` serves, to whom, and what it says instead."""
 
 from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from osmosis_ai.rollout.loop import network
+from osmosis_ai.rollout.loop.server.serve import AgentServer
 from tests.cli.agent_loops.conftest import WriteModule
 from tests.cli.conftest import Cli
+from tests.logins import FERN, save_login, use_platform
 
 LOCAL = ("--host", "127.0.0.1", "--port", "0")
 
@@ -96,3 +101,72 @@ def test_errors_are_json_where_it_is_asked_for(cli: Cli, write_agent: WriteModul
     status, out, err = cli("serve", "-m", write_agent(""), *LOCAL, "--json")
     assert (status, out) == (1, "")
     assert json.loads(err)["error"]["code"] == "AUTH_REQUIRED"
+
+
+class Caller:
+    """Is in a server's place: asks the app whom it lets in, and ends."""
+
+    def __init__(self) -> None:
+        self.served: AgentServer
+        self.lets_in: dict[str | None, bool] = {}
+        self.health = 0
+
+    def run(self, server: AgentServer, *, say: Callable[[str], None]) -> None:
+        self.served = server
+        with server.listener:
+            client = TestClient(server._app(say))
+            for key in (None, "of-mine", server.api_key):
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                # No request at all: who is let in is told what it lacks.
+                self.lets_in[key] = client.post("/v1/rollout/init", headers=headers).status_code == 422
+            self.health = client.get("/platform/health", headers=headers).status_code
+
+
+@pytest.fixture
+def caller(monkeypatch: pytest.MonkeyPatch) -> Caller:
+    caller = Caller()
+    monkeypatch.setattr(AgentServer, "run", lambda server, *, say: caller.run(server, say=say))
+    monkeypatch.setattr(network, "detect_public_ip", lambda: pytest.fail("the network was asked"))
+    return caller
+
+
+# The published options -> whether the key is made, a key is needed, and it registers.
+SERVED = {
+    "": (True, True, True),
+    "--public-host agents.example": (True, True, True),
+    "--skip-register": (True, True, False),
+    "--skip-register --api-key of-mine": (False, True, False),
+    "--api-key of-mine": (False, True, True),
+    "--local": (False, False, False),
+    "--no-validate": (True, True, True),
+    "--no-validate --local --log-level debug": (False, False, False),
+}
+
+
+@pytest.mark.parametrize("options", SERVED)
+def test_who_is_let_in_and_what_is_told_is_as_the_options_say(
+    cli: Cli, write_agent: WriteModule, caller: Caller, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, needed, registers = SERVED[options]
+    if registers:
+        use_platform(monkeypatch)
+        save_login()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Without a check it is served whatever it is.
+    module = write_agent("Calculator.run = None" if "--no-validate" in options else "")
+    status, out, err = cli("serve", "-m", module, "-p", str(port), *options.split())
+    assert status == 0, err
+    assert f"Serving calculator at http://0.0.0.0:{port}" in out
+    key = caller.served.api_key
+    assert caller.lets_in == {None: not needed, "of-mine": key in (None, "of-mine"), key: True}
+    assert caller.health == (200 if needed else 404)
+    told = (out + err).count(str(key))
+    if made:
+        assert str(key).startswith("osm_rollout_") and told == 1
+    else:
+        assert told == 0
+        assert ("API key: (provided)" if needed else "API key: disabled: everybody") in err
+    assert (f"Registration: with {FERN}" if registers else "Registration: skipped") in err
+    assert (caller.served.credentials is not None) is registers
+    assert caller.served.public_host == ("agents.example" if "public" in options else None)

@@ -129,6 +129,14 @@ async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, writte
     assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
 
 
+async def test_a_run_that_is_not_async_fails_the_row_and_says_so() -> None:
+    class Synchronous(Agent):
+        def run(self, ctx: Any) -> Any:
+            return ctx.complete([])
+
+    assert (await run(Synchronous())).error == "Synchronous.run must be `async def`."
+
+
 async def test_an_agent_that_hangs_is_cut_off_and_one_in_time_is_not() -> None:
     async def hang(ctx: Any) -> Any:
         await asyncio.Event().wait()

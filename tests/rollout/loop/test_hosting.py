@@ -79,6 +79,21 @@ def agent(run: Callable[[Any], Any], tools: Any = ()) -> RolloutAgentLoop:
     return Built()
 
 
+class Synchronous(RolloutAgentLoop):
+    """Written without a single `async`."""
+
+    name = "synchronous"
+
+    def __init__(self, tools: Callable[[], Any] = list) -> None:
+        self._tools = tools
+
+    def get_tools(self, request: Any) -> Any:
+        return self._tools()
+
+    def run(self, ctx: Any) -> Any:
+        return ctx.complete([])
+
+
 async def done(ctx: Any) -> RolloutResult:
     return ctx.complete([*ctx.request.messages, {"role": "assistant", "content": "ok"}])
 
@@ -281,6 +296,9 @@ async def blocks(ctx: Any) -> Any:
         (agent(blocks), "timeout", "the agent did not finish within its 0.05s deadline"),
         (agent(done, tools=None), "validation_error", "Tool validation error: .* returned None"),
         (agent(done, tools=({"type": "function"},)), "validation_error", "missing 'function'"),
+        (Synchronous(), "validation_error", "`run` must be `async def`"),
+        (Synchronous(tuple), "validation_error", "returned tuple; it must return a list"),
+        (Synchronous(lambda: {}["catalogue"]), "agent_error", "catalogue"),
     ],
 )
 async def test_an_agent_that_fails_is_a_failure_in_its_own_words(

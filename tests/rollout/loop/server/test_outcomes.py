@@ -181,9 +181,10 @@ async def test_a_controller_that_redirects_does_not_lead_the_key_to_another_host
         trainer.on_chat = lambda _: web.Response(
             status=307, headers={"Location": f"{other.url}/v1/chat/completions"}
         )
+        trainer.refusals, trainer.elsewhere = [307], other.url
         async with served(Calculator(), settings=HURRIED) as server:
             await start(server, trainer)
-            (told,) = await trainer.completed()
+            (told,) = await trainer.offered()
     assert told["status"] == "ERROR"
     assert (other.chats, other.offers) == ([], [])
 

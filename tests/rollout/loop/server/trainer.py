@@ -37,6 +37,7 @@ class Trainer:
     Attributes:
         on_chat: answers a chat call.
         refusals: statuses of the next completions; 200 when there are none left.
+        elsewhere: where a completion that is redirected should go.
         chats, completions: what came, oldest first, each with its ``authorization``.
     """
 
@@ -44,6 +45,7 @@ class Trainer:
         self.url = ""
         self.on_chat: Answer = model_reply
         self.refusals: list[int] = []
+        self.elsewhere = ""
         self.chats: list[dict[str, Any]] = []
         self.offers: list[dict[str, Any]] = []
         self.completions: list[dict[str, Any]] = []
@@ -96,7 +98,8 @@ class Trainer:
         status = self.refusals.pop(0) if self.refusals else 200
         if status < 300:
             await self._keep(self.completions, request)
-        return web.json_response({"detail": "as it was told to answer"}, status=status)
+        headers = {"Location": f"{self.elsewhere}/v1/rollout/completed"} if 300 <= status < 400 else {}
+        return web.json_response({"detail": "as it was told to answer"}, status=status, headers=headers)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Trainer]:

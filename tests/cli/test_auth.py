@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,6 +300,22 @@ def test_an_interruption_exits_with_130_and_saves_nothing(cli: Cli, platform: re
     platform.post("/api/cli/device/token").mock(side_effect=interrupt)
     assert cli("login").status == 130
     assert CredentialStore().all() == ()
+
+
+def test_weakness_9_a_login_that_fails_cuts_off_no_reply_for_the_browser_is_answered_by_the_platform_alone(
+    cli: Cli, platform: respx.MockRouter, home: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening: list[object] = []
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: listening.append(_))
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
+    platform.post("/api/cli/device/token").respond(400, json={"error": "access_denied"})
+    outcome = cli("login")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "Error: The login was declined in the browser." in outcome.err.splitlines()
+    assert (opened, listening) == ([f"{FERN}/device?code=WXYZ-1234"], [])
+    assert CredentialStore().all() == ()
+    _hides_tokens(outcome, home=home)
 
 
 # logout

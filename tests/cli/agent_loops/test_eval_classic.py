@@ -220,6 +220,16 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     assert budget.status == 1
     assert "tokens used of `--max-total-tokens 1`" in budget.out
     assert "1 of 2 runs are left" in budget.out
+    late = await project.eval("--name", "b", "--max-time", "0.01", "--plain")
+    assert late.status == 1 and "passed of `--max-time 0.01`" in late.out
+    assert "1 of 2 runs are left" in late.out
+    anew = await project.eval("--name", "b", "--fresh", "--json")
+    assert anew.status == 0, anew.err
+    assert anew.document["resource"]["summary"]["succeeded_runs"] == 2
+    (aside,) = (
+        path for path in (project.root / ".osmosis" / "evals").iterdir() if path.name.startswith("b.")
+    )
+    assert len((aside / "events.jsonl").read_text().splitlines()) == 1
 
 
 async def test_a_key_is_used_and_written_nowhere_and_a_rejected_one_is_found_before_the_first_row(

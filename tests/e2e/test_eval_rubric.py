@@ -256,5 +256,5 @@ async def test_memory_does_not_grow_with_the_file(world: World) -> None:
         outcome = await world.run("--json", program=["-c", _WITH_PEAK_MEMORY])
         assert outcome.status == 0
         used.append(int(outcome.err))
-    # The file grew by 15 MB and the results by more; a record may cost a few hundred bytes.
+    # The file grew by 15 MB and the results by more; a record may cost a kilobyte.
     assert used[1] - used[0] < 2_000

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field, ValidationError
 
 from osmosis_ai.driving.bridge_errors import RefusedCallError, refusal
 from osmosis_ai.driving.callback_registry import UnknownRolloutIdError
@@ -58,7 +58,8 @@ class _Completion(BaseModel):
 
     rollout_id: str
     status: Literal["COMPLETED", "ERROR"]
-    final_messages: list[dict[str, Any]] = Field(default_factory=list)
+    # One wrong message says enough: a body may hold millions, and each would become a problem of its own.
+    final_messages: Annotated[list[dict[str, Any]], FailFast()] = Field(default_factory=list)
     finish_reason: str | None = None
     error_message: str | None = None
     reward: float | None = None

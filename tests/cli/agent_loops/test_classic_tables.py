@@ -47,6 +47,11 @@ def test_a_score_that_is_not_there_is_no_number_and_says_why() -> None:
     )
 
 
+def test_a_score_of_hundreds_of_digits_is_short() -> None:
+    record = TerminalRecord(0, 0, "r", "success", 5, scores={"rewards:exact": 1e308, "rewards:style": -2e9})
+    assert "[rewards:exact=1.000e+308, rewards:style=-2.000e+09]" in on_a_terminal(record)
+
+
 def test_weakness_7_a_failed_run_shows_its_error_and_what_it_used_on_one_line() -> None:
     record = TerminalRecord(0, 0, "r", "failed", 1500, error="gave up\x1b[31m\n" + "x" * 300, tokens=7)
     shown = on_a_terminal(record)

@@ -285,3 +285,17 @@ async def test_a_slow_row_delays_no_other(project: Project, model: StandInModel)
     assert outcome.status == 0, outcome.err
     assert project.journal()[0]["row_index"] != 0
     assert len(project.journal()) == 31
+
+
+async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(project: Project) -> None:
+    assert (await project.eval("--name", "kept", "-q")).status == 0
+    (run,) = project.runs
+    journal = run / "events.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"reward":1.0', b'"reward":9.0', 1))
+    refused = await project.eval("--name", "kept")
+    assert refused.status == 1 and "is damaged at line 1" in refused.err
+    assert "--name kept --salvage" in refused.err
+    salvaged = await project.eval("--name", "kept", "--salvage", "-q", "-o", "out.json")
+    assert salvaged.status == 0, salvaged.err
+    results = json.loads((project.root / "out.json").read_bytes())["summary"]
+    assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)

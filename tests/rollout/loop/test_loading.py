@@ -103,3 +103,10 @@ def test_a_module_that_fails_on_import_names_the_users_last_line(
 ) -> None:
     (directory / "broken.py").write_text(code)
     assert told in refusal("broken:agent")
+
+
+def test_a_file_that_is_hidden_by_a_module_of_python_s_is_pointed_out(directory: Path) -> None:
+    (directory / "json.py").write_text(AGENT)
+    assert "there is another module 'json' (" in refusal("json:agent_loop")
+    assert "call json.py something else" in refusal("json:agent_loop")
+    assert "another module" not in refusal("my_server:missing")

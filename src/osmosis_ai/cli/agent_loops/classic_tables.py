@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.classic_eval import ClassicEvalResult, PreparedClassicEval
 
 _MOST_ERROR = 160
+_LARGE = 1e9
 _UNSCORED = "unscored"
 
 
@@ -47,7 +48,7 @@ def run_line(record: TerminalRecord, ended: int, total: int, settings: ClassicSe
         return f"{head} - {_shortened(record.error or 'it failed without saying why')}"
     scores = run_scores(record)
     names = [*settings.eval_fns, *(name for name in scores if name not in settings.eval_fns)]
-    shown = (f"{name}={scores[name]:.3f}" if name in scores else f"{name}={_UNSCORED}" for name in names)
+    shown = (f"{name}={_number(scores[name])}" if name in scores else f"{name}={_UNSCORED}" for name in names)
     reasons = "".join(f" - {name}: {_shortened(why)}" for name, why in (record.unscored or {}).items())
     return f"{head} [{', '.join(shown)}]{reasons}"
 
@@ -103,7 +104,7 @@ def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Ite
         return
     over = f"{formats.count(summary.scored)} of {formats.count(ended)} runs scored"
     mean = summary.estimate
-    yield name, "Mean", Styled(f"{mean.value:.3f}", "strong"), formats.interval(mean), _error(mean), over
+    yield name, "Mean", Styled(_number(mean.value), "strong"), formats.interval(mean), _error(mean), over
     for k, estimate in summary.pass_at_k_estimates.items():
         label = f"pass@{k}" if k > 1 else f"pass@1 (score >= {threshold:g})"
         over = f"{formats.count(estimate.clusters)} {'row' if estimate.clusters == 1 else 'rows'}"
@@ -141,7 +142,12 @@ def _runs(result: ClassicEvalResult) -> Iterator[Row]:
 def _error(estimate: Estimate, *, percent: bool = False) -> str:
     if estimate.stderr is None:
         return formats.MISSING
-    return f"{estimate.stderr * 100:.1f} %" if percent else f"{estimate.stderr:.3f}"
+    return f"{estimate.stderr * 100:.1f} %" if percent else _number(estimate.stderr)
+
+
+def _number(value: float) -> str:
+    # A function may give 1e308: as long as a line is no number that anybody reads.
+    return f"{value:.3f}" if abs(value) < _LARGE else f"{value:.3e}"
 
 
 def _shortened(text: str) -> str:

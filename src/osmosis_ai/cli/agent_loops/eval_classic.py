@@ -101,6 +101,12 @@ def eval_classic(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Also redo failed runs.", rich_help_panel=RUN)
     ] = False,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage", help="Keep what is intact of a damaged journal, redo the rest.", rich_help_panel=RUN
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the results to this JSON file.", rich_help_panel=RUN),
@@ -153,6 +159,7 @@ def eval_classic(
         name=name,
         fresh=fresh,
         retry_failed=retry_failed,
+        salvage=salvage,
         seed=seed,
         max_cost_usd=max_cost,
         max_total_tokens=max_total_tokens,

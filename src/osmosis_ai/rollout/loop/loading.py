@@ -62,8 +62,9 @@ def load_attribute(path: str, *, what: str, example: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         names = [name for name in vars(module) if not name.startswith("_")]
+        hint = _hidden_module_hint(module_name, module) or _closest(attribute, names)
         raise AgentLoopLoadError(
-            f"module '{module_name}' has no attribute '{attribute}'", hint=_closest(attribute, names)
+            f"module '{module_name}' has no attribute '{attribute}'", hint=hint
         ) from None
 
 
@@ -135,6 +136,15 @@ def _module_hint(name: str) -> str | None:
         return f"a module's name has neither slashes nor a suffix: {stem}"
     names = [file.stem for file in Path.cwd().glob("*.py")]
     return _closest(name, names) or "run the command in the directory that holds the module"
+
+
+def _hidden_module_hint(name: str, module: Any) -> str | None:
+    """Return what to do when a file here is called like a module that was imported before, from elsewhere."""
+    own = Path.cwd() / f"{name}.py"
+    file = getattr(module, "__file__", None)
+    if not own.is_file() or (file is not None and Path(file).resolve() == own.resolve()):
+        return None
+    return f"there is another module '{name}' ({file or 'built in'}); call {own.name} something else"
 
 
 def _closest(word: str, known: list[str]) -> str | None:

@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -216,7 +217,8 @@ class RolloutRequest(BaseModel):
 
     rollout_id: str = Field(max_length=_MAX_ROLLOUT_ID_CHARACTERS, json_schema_extra={"minLength": 1})
     server_url: str
-    messages: list[MessageDict]
+    # One wrong message says enough: a body may hold millions, and each would become a problem of its own.
+    messages: Annotated[list[MessageDict], FailFast()]
     completion_params: dict[str, Any]
     tool_server_url: str | None = None
     max_turns: int = 10

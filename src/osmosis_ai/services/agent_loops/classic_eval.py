@@ -82,6 +82,7 @@ class ClassicEvalRequest:
     name: str | None = None
     fresh: bool = False
     retry_failed: bool = False
+    salvage: bool = False
     seed: int = 0
     max_cost_usd: float | None = None
     max_total_tokens: int | None = None
@@ -229,6 +230,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             name=request.name,
             fresh=request.fresh,
             retry_failed=request.retry_failed,
+            salvage=request.salvage,
             max_in_flight=request.batch_size,
             preflight=False,
             seed=request.seed,

@@ -156,6 +156,13 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
         assert (await server.post("/v1/rollout/init", content=body)).status_code == 422
 
 
+async def test_a_body_with_a_million_mistakes_is_told_the_first() -> None:
+    body = b'{"rollout_id": "r", "server_url": "http://c", "completion_params": {}, "messages": [%s1]}'
+    async with served(Calculator()) as server:
+        reply = await server.post("/v1/rollout/init", content=body % (b"1," * 1_000_000))
+    assert (reply.status_code, len(reply.json()["detail"])) == (422, 1)
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_of_50_mb_is_refused_once_it_is_known_to_be_too_large(declared: bool) -> None:
     sent = []

@@ -160,6 +160,12 @@ def test_ctrl_c_leaves_cleanly_at_a_prompt_and_while_the_model_thinks() -> None:
         screen.press(b"\x03")
         assert "Traceback" not in screen.until("0 of 1 rows passed.")
         assert screen.process.wait(120) == 0
+    with serving(StandInModel(latency_s=300)) as model, session(model) as screen:
+        while not model.calls:  # the probe, before anything was asked
+            select.select([], [], [], 0.01)
+        screen.press(b"\x03")
+        assert "Traceback" not in screen.until("Interrupted")
+        assert screen.process.wait(120) == 130
     with serving(StandInModel(latency_s=300)) as model, session(model, "--no-probe", "--row", "1") as screen:
         screen.until("question 1")
         while not model.calls:

@@ -132,6 +132,8 @@ def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
 
 
 def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
+    import asyncio
+
     from osmosis_ai.cli.agent_loops.session_screen import SessionScreen
     from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_session
 
@@ -143,7 +145,11 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
             details={"flags": ["--interactive"]},
         )
     output.note(f"stepping through agent '{prepared.agent.name}' with {request.model}; ? helps")
-    return event_loop.run(SessionScreen(output).show(lambda screen: run_session(prepared, screen)))
+    try:
+        return event_loop.run(SessionScreen(output).show(lambda screen: run_session(prepared, screen)))
+    except asyncio.CancelledError:
+        # Ctrl-C before there was a session: while the model is looked for.
+        raise KeyboardInterrupt from None
 
 
 def _status(outcome: AgentTestOutcome) -> str:

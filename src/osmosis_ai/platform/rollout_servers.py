@@ -7,6 +7,7 @@ asks for lies sealed in the database, and comes out where the agent is spoken to
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 MAX_SERVERS = 500
 """Per workspace; who serves an agent again under its name takes no further place."""
+MAX_PROBES = 8
+"""How many agents are asked at once."""
 _LONGEST_NAME = 255
 _LONGEST_KEY = 1024
+_probes = threading.BoundedSemaphore(MAX_PROBES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +153,21 @@ class RolloutServerStore:
 
 
 def probe(location: AgentLocation) -> AgentHealth:
-    """Ask an agent how it does; blocking, for as long as one probe may take."""
+    """Ask an agent how it does; blocking, for as long as one probe may take, or not at all where too many wait."""
 
     async def ask() -> AgentHealth:
         async with open_agent_session(timeout_s=PROBE_TIMEOUT_S) as http:
             return await probe_agent(http, location)
 
-    return asyncio.run(ask())
+    # Each probe of an agent that never answers holds one of the threads that answer everybody's requests.
+    if not _probes.acquire(blocking=False):
+        return AgentHealth(
+            error="too many agents are being asked at this moment: probe it again in a few seconds"
+        )
+    try:
+        return asyncio.run(ask())
+    finally:
+        _probes.release()
 
 
 def find_server(db: Database, workspace_id: str, agent: str) -> DbRolloutServer | None:

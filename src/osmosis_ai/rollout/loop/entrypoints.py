@@ -50,7 +50,10 @@ def is_agent_loop_module(tree: ast.Module) -> bool:
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yield the names that statements at the top level bind, each with its value where that is an expression."""
+    """Yield the names that statements at the top level bind, each with its value where that is an expression.
+
+    What stands under an ``if`` or a ``try`` counts, but for what only the main program or a type checker reads.
+    """
     for node in body:
         if isinstance(node, ast.Assign):
             yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
@@ -58,6 +61,16 @@ def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
             yield node.target.id, node.value
         elif isinstance(node, ast.ImportFrom):
             yield from ((alias.asname or alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.If):
+            yield from _bindings(node.orelse if _is_for_others(node.test) else node.body + node.orelse)
+        elif isinstance(node, ast.Try):
+            handled = (statement for handler in node.handlers for statement in handler.body)
+            yield from _bindings([*node.body, *handled, *node.orelse, *node.finalbody])
+
+
+def _is_for_others(test: ast.expr) -> bool:
+    """Tell whether a condition is that of the main program (`__name__ == …`) or of a type checker."""
+    return any(_last_name(node) in ("__name__", "TYPE_CHECKING") for node in ast.walk(test))
 
 
 def _names_of_this_package(tree: ast.Module) -> Iterator[str]:

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,19 +64,29 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test's own home directory; the current directory is an empty one beside it."""
-    root = _homes / str(next(_numbers))
+    return _move_into(_homes / str(next(_numbers)), monkeypatch)
+
+
+@contextmanager
+def home_of_a_module(root: Path) -> Iterator[Path]:
+    """Give what is made once for several tests such a home, too: it is made before any test has its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield _move_into(root, patch)
+
+
+def _move_into(root: Path, patch: pytest.MonkeyPatch) -> Path:
     home, here = root / "home", root / "here"
     home.mkdir(parents=True)
     here.mkdir()
     for name in list(os.environ):
         if _OWNED.search(name):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm-256color")
+            patch.delenv(name)
+    patch.setenv("HOME", str(home))
+    patch.setenv("COLUMNS", "80")
+    patch.setenv("TERM", "xterm-256color")
     # What a test asks of the keyring must never reach the developer's own.
-    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
-    monkeypatch.chdir(here)
+    patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+    patch.chdir(here)
     # No power is cut here, and a busy disk takes longer to reach than most tests take.
-    monkeypatch.setattr(os, "fsync", os.fstat)
+    patch.setattr(os, "fsync", os.fstat)
     return home

@@ -81,7 +81,10 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         os.close(parent)
 
 
-@pytest.mark.parametrize("key, said", [(b"\x1b", "Cancelled."), (b"\x03", "Cancelled."), (b"y", "Sunk.")])
+@pytest.mark.parametrize(
+    "key, said",
+    [(b"\x1b", "Cancelled."), (b"\x03", "Cancelled."), (b"\x04", "Cancelled."), (b"y", "Sunk.")],
+)
 def test_the_question_is_asked_and_answered_by_one_key(key: bytes, said: str) -> None:
     with terminal("fleet", "sink") as screen:
         screen.wait_for("Sink the Argo? [y/N] ")

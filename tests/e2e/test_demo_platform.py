@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import home_of_a_module
 from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
@@ -83,19 +84,19 @@ def numbers(results: Path) -> dict[str, Any]:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
     """A demo whose platform goes on, and what it said."""
     directory = tmp_path_factory.mktemp("kept") / "demo"
-    home, here = (tmp_path_factory.mktemp(name) for name in ("home", "here"))
-    (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
-    options = ("--keep", "--plain", "--keep-dir", str(directory))
-    demo = osmosis("demo", *options, cwd=here, env={"HOME": str(home)})
-    try:
-        assert demo.returncode == 0, demo.stderr
-        yield directory, demo
-    finally:
-        stopped = osmosis("platform", "stop", env=exports(directory))
-    assert stopped.returncode == 0
-    assert osmosis("platform", "status", env=exports(directory)).returncode == 1
-    assert [path.name for path in home.rglob("*")] == [".gitconfig"]
-    assert list(here.iterdir()) == []
+    with home_of_a_module(tmp_path_factory.mktemp("user")) as home:
+        here = Path.cwd()
+        (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
+        demo = osmosis("demo", "--keep", "--plain", "--keep-dir", str(directory))
+        try:
+            assert demo.returncode == 0, demo.stderr
+            yield directory, demo
+        finally:
+            stopped = osmosis("platform", "stop", env=exports(directory))
+        assert stopped.returncode == 0
+        assert osmosis("platform", "status", env=exports(directory)).returncode == 1
+        assert [path.name for path in home.rglob("*")] == [".gitconfig"]
+        assert list(here.iterdir()) == []
 
 
 def test_a_kept_platform_can_be_used(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -257,4 +257,4 @@ async def test_memory_does_not_grow_with_the_file(world: World) -> None:
         assert outcome.status == 0
         used.append(int(outcome.err))
     # The file grew by 15 MB and the results by more; a record may cost a kilobyte.
-    assert used[1] - used[0] < 2_000
+    assert used[1] - used[0] < 3_000

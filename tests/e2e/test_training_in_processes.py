@@ -20,6 +20,7 @@ from osmosis_ai.training.runs.metrics import series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer, TrainingSummary
 from osmosis_ai.training.runs.validation import ValidationPlan
+from tests.conftest import home_of_a_module
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
@@ -86,7 +87,9 @@ def trainer(
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> TrainingSummary:
     """What one process learns."""
-    return asyncio.run(trainer(tmp_path_factory.mktemp("alone") / "run", TrainingHooks()).run())
+    root = tmp_path_factory.mktemp("alone")
+    with home_of_a_module(root):
+        return asyncio.run(trainer(root / "run", TrainingHooks()).run())
 
 
 @pytest.mark.parametrize("shard_model", [False, True])

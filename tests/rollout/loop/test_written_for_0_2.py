@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
@@ -198,3 +199,37 @@ def test_serve_tells_which_key_it_wants(
     with patch("uvicorn.Server.run"):
         serve_agent_loop(Echo(), host="127.0.0.1", port=0, **options)
     assert told in capsys.readouterr().err
+
+
+class Waits(Echo):
+    """Waits for ever."""
+
+    name = "waits"
+    task: asyncio.Task[Any]
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+
+    async def run(self, ctx: Any) -> RolloutResult:
+        self.task = asyncio.current_task()  # type: ignore[assignment]
+        self.began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_rollout_ends_with_its_event_loop_as_requests_without_a_lifespan_have_one_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    OwnClient.made, OwnClient.ended = [], threading.Event()
+    monkeypatch.setattr("osmosis_ai.rollout.server.app.OsmosisLLMClient", OwnClient)
+    app = create_app(agent := Waits())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as caller:
+        assert (await caller.post("/v1/rollout/init", json=INIT)).status_code == 202
+    await agent.began.wait()
+    [rollout] = app.state.rollouts.rollout_tasks.values()
+    # As the end of a loop does, in the order in which the agent is done first.
+    agent.task.cancel()
+    await asyncio.sleep(0)
+    rollout.cancel()
+    await asyncio.wait({rollout}, timeout=60)
+    assert rollout.cancelled() and "status" not in OwnClient.made[-1]

@@ -77,7 +77,7 @@ class ServedRollout:
             )
             try:
                 async with state.semaphore:
-                    outcome = await self._run_agent(context)
+                    outcome = await self._run_agent(context, state)
             except asyncio.CancelledError:
                 # Whoever cancels without closing the server is ending its event loop: nobody can be told.
                 if not state.closing:
@@ -86,7 +86,7 @@ class ServedRollout:
                 outcome = replace(outcome, finish_reason=CANCELLED)
             await self._report(client, outcome, state)
 
-    async def _run_agent(self, context: AgentLoopContext) -> Outcome:
+    async def _run_agent(self, context: AgentLoopContext, state: AppState) -> Outcome:
         agent = asyncio.ensure_future(_until_a_result(self._agent, context))
         try:
             await asyncio.wait({agent})
@@ -94,6 +94,9 @@ class ServedRollout:
             if not agent.done():
                 agent.cancel()
                 await asyncio.wait({agent}, timeout=ENDING_S)
+                raise
+            # Where an event loop ends, agent and rollout are cancelled together, and once: nothing may go on after it.
+            if agent.cancelled() or not state.closing:
                 raise
         if agent.cancelled():
             return _failure(context, "the agent cancelled itself")

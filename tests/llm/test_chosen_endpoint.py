@@ -21,6 +21,14 @@ def test_an_address_needs_no_key_and_takes_the_name_as_it_is_registered() -> Non
     assert choose_endpoint("openai/org/name", {}, base_url=HERE).model == "org/name"
 
 
+def test_an_adapter_that_a_platform_has_deployed_is_asked_for_by_its_whole_name() -> None:
+    endpoint = choose_endpoint(
+        "osmosis/tiny:calm-fern-1-step-40", {}, base_url=HERE, api_key="of-the-platform"
+    )
+    assert (endpoint.model, endpoint.base_url) == ("osmosis/tiny:calm-fern-1-step-40", HERE)
+    assert (endpoint.transport, endpoint.api_key) == ("openai", "of-the-platform")
+
+
 def test_the_key_given_wins_over_the_variable() -> None:
     env = {"OPENAI_API_KEY": "from-env"}
     assert choose_endpoint("m", env, base_url=HERE).api_key == "from-env"

@@ -64,4 +64,9 @@ def built_in_model(name: str) -> BuiltInModel:
         if name == model.name:
             return model
     known = ", ".join(f"`{model.name}`" for model in _MODELS)
-    raise NotFoundError(f"there is no built-in model `{name}`; the built-in ones are: {known}.")
+    raise NotFoundError(
+        f"there is no built-in model `{name}`; the built-in ones are: {known}.",
+        hint="a trained model answers at its platform: give the platform's /v1 address, and an API key"
+        if ":" in name
+        else None,
+    )

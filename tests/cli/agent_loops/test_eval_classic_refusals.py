@@ -141,6 +141,8 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
         cli, *classic, "--model", "openai/gpt-5-mini"
     )
     assert "no built-in model `osmosis/tinny`" in refusal(cli, *classic, "--model", "osmosis/tinny")
+    trained = cli(*classic, "--model", "osmosis/tiny:calm-fern-1-step-40")
+    assert trained.status == 1 and "hint: a trained model answers at its platform" in trained.err
     assert "not an http(s) address" in refusal(cli, *classic, "--model", "m", "--base-url", "localhost:8000")
     for address in (
         "http://sk-secret@models.invalid/v1",

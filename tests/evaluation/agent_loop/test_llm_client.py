@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.agent_loop.errors import LocalExecutionError, ProviderError
 from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient, open_model
 from osmosis_ai.llm.client import ModelClient
@@ -96,3 +97,14 @@ async def test_opening_a_model_can_ask_it_once_first() -> None:
                 pass
         async with open_model("m", api_base=model.base_url, api_key="right", probing=True):
             assert model.calls == 2
+
+
+async def test_a_model_of_ours_that_is_not_built_in_is_said_to_be_none() -> None:
+    with pytest.raises(NotFoundError, match="no built-in model `osmosis/tinny`") as caught:
+        async with open_model("osmosis/tinny"):
+            pass
+    assert caught.value.hint is None
+    with pytest.raises(NotFoundError) as caught:
+        async with open_model("osmosis/tiny:calm-fern-1-step-40"):
+            pass
+    assert "give the platform's /v1 address" in (caught.value.hint or "")

@@ -190,12 +190,13 @@ async def open_model(
         OsmosisError: the model's name or the address makes no sense, a key is missing, or the probe failed.
     """
     from osmosis_ai.evaluation.policy import open_policy
-    from osmosis_ai.inference import served_models
+    from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
     from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
     from osmosis_ai.llm.client import ModelClient
 
     async with AsyncExitStack() as opened:
-        if api_base is None and named in served_models():
+        if api_base is None and named.startswith(BUILT_IN_PREFIX):
+            built_in_model(named)
             # A server that ends too early is told of by the calls that fail.
             endpoint = await opened.enter_async_context(open_policy(named, os.environ, lambda _: None))
         else:

@@ -66,9 +66,9 @@ async def measure(levels: list[int], rounds: int) -> dict[str, Any]:
     for name, way in ways.items():
         async with way() as ask:
             await one_round(ask, 8)  # fills caches, opens connections
-            speeds = {
-                level: [await one_round(ask, level) for _ in range(rounds)] for level in sorted({1, *levels})
-            }
+            speeds: dict[int, list[tuple[float, float]]] = {}
+            for level in sorted({1, *levels}):
+                speeds[level] = [await one_round(ask, level) for _ in range(rounds)]
         alone = statistics.median(tokens for tokens, _ in speeds[1])
         figures[name] = [
             {

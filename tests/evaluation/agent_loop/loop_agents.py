@@ -71,7 +71,7 @@ class Agent(RolloutAgentLoop):
         self.requests: list[Any] = []
 
     def get_tools(self, request: Any) -> Any:
-        if isinstance(self._tools, Exception):
+        if isinstance(self._tools, BaseException):
             raise self._tools
         return self._tools
 

@@ -186,6 +186,7 @@ async def test_tools_that_no_model_can_be_offered_fail_the_row_and_say_why(tools
 
 async def test_get_tools_that_raises_fails_the_row() -> None:
     assert (await run(Agent(tools=RuntimeError("no catalogue")))).error == "no catalogue"
+    assert (await run(Agent(tools=SystemExit("no catalogue")))).error == "no catalogue"
 
 
 def test_good_tools_of_either_form_are_accepted() -> None:

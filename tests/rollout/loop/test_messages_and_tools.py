@@ -53,7 +53,13 @@ def test_results_are_messages_of_their_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), [("{", "Invalid JSON"), ("[1]", "Expected dict"), (3, "Expected str or dict")]
+    ("arguments", "told"),
+    [
+        ("{", "Invalid JSON"),
+        ("[" * 200_000, "Invalid JSON"),
+        ("[1]", "Expected dict"),
+        (3, "Expected str or dict"),
+    ],
 )
 def test_arguments_that_cannot_be_read_name_the_call(arguments: Any, told: str) -> None:
     with pytest.raises(ToolArgumentError, match=told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def test_get_tools_sees_a_request_that_says_it_is_a_validation() -> None:
         ({"name": 3}, "INVALID_NAME_TYPE"),
         ({"name": " "}, "EMPTY_NAME"),
         ({"get_tools": lambda self, request: 1 / 0}, "GET_TOOLS_EXCEPTION"),
+        ({"get_tools": lambda self, request: sys.exit(3)}, "GET_TOOLS_EXCEPTION"),
         ({"get_tools": lambda self, request: None}, "GET_TOOLS_RETURNS_NONE"),
         ({"get_tools": lambda self, request: ()}, "GET_TOOLS_INVALID_TYPE"),
         ({"get_tools": Echo.run}, "GET_TOOLS_INVALID_TYPE"),

@@ -161,7 +161,10 @@ class LocalRolloutRunner:
             error = _error_of(result)
         except ToolValidationError as refused:
             error = f"Tool validation error: {refused}"
-        except Exception as raised:  # the agent is the user's code, and what it raises is its row's result
+        except (
+            Exception,
+            SystemExit,
+        ) as raised:  # the agent is the user's code, and what it raises is its row's result
             error = str(raised) or type(raised).__name__
             failure = describe_raised(raised)
         finally:
@@ -342,7 +345,7 @@ def _tool_view(tool: Any) -> Any:
     return {"type": "function", "function": seen}
 
 
-def describe_raised(error: Exception) -> str:
+def describe_raised(error: BaseException) -> str:
     """Return an exception as one line: our own in its words, the user's with its type and place."""
     from osmosis_ai.errors import OsmosisError
     from osmosis_ai.rollout.loop.loading import describe_failure

@@ -157,7 +157,7 @@ def _closest(word: str, known: list[str]) -> str | None:
 def _build(kind: type[RolloutAgentLoop], path: str) -> RolloutAgentLoop:
     try:
         return kind()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AgentLoopLoadError(
             f"{path} cannot be built without arguments: {describe_failure(error)}",
             hint="name an object that your module builds instead",

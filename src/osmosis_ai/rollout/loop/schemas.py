@@ -158,7 +158,7 @@ class OpenAIFunctionCallSchema(BaseModel):
         """Read the arguments; when they are no JSON object, return a call without any, and True."""
         try:
             arguments = json.loads(parsed_schema.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         readable = isinstance(arguments, dict)
         call = OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments if readable else {})

@@ -46,7 +46,7 @@ def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
         raise ToolArgumentError(f"Expected str or dict as tool arguments, got {type(arguments).__name__}")
     try:
         read = json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ToolArgumentError(f"Invalid JSON in tool arguments: {error}") from error
     if not isinstance(read, dict):
         raise ToolArgumentError(f"Expected dict as tool arguments, got {type(read).__name__}")

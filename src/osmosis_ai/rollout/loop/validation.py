@@ -125,7 +125,7 @@ def _tools(agent_loop: Any, request: RolloutRequest) -> tuple[list[Any], list[Va
 
     try:
         tools = agent_loop.get_tools(request)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return failed("GET_TOOLS_EXCEPTION", f"get_tools raised {describe_failure(error)}")
     if tools is None:
         return failed("GET_TOOLS_RETURNS_NONE", "get_tools returned None; return [] when there are no tools")

@@ -156,7 +156,7 @@ class HostedLoop:
             return check_tools(self.agent.get_tools(request), self.agent.name)
         except InvalidToolError as error:
             raise ValueError(f"Tool validation error: {error.message}") from error
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise AgentFailedError(f"`get_tools` failed: {describe(error)}") from error
 
 

@@ -225,6 +225,18 @@ async def test_weakness_13_tools_that_are_valid_are_served_without_their_descrip
         assert (await trainer.completed())[0]["status"] == "COMPLETED"
 
 
+async def test_tools_that_would_end_the_process_refuse_their_rollout_and_nothing_else(
+    trainer: Trainer,
+) -> None:
+    class Leaves(Calculator):
+        def get_tools(self, request: Any) -> list[Any]:
+            raise SystemExit(3)
+
+    async with served(Leaves()) as server:
+        assert (await server.post("/v1/rollout/init", json=trainer.init())).status_code == 500
+        assert (await server.get("/health")).json()["active_rollouts"] == 0
+
+
 class Mute(Exception):
     """Cannot even say what it is."""
 

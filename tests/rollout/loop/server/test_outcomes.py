@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.rollout.loop.server import completion
+from osmosis_ai.rollout.loop.server.state import AppState
 from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
 from .agents import Calculator, Held
@@ -209,3 +210,15 @@ async def test_a_controller_that_never_answers_is_not_waited_for_without_end(
 
 def server_state(server: Any) -> Any:
     return server._transport.app.state.rollouts
+
+
+async def test_answers_to_rollouts_that_have_ended_take_so_many_bytes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.REMEMBERED_BYTES", 2500)
+    state, task = AppState(), asyncio.ensure_future(asyncio.sleep(0))
+    for key in ("a", "b", "c", "d"):
+        state.mark_started(key, task, b"x" * 1000)
+        state.mark_completed(key)
+    assert [key for key in "abcd" if state.reply_to(key) is not None] == ["c", "d"]
+    await task

@@ -241,7 +241,7 @@ def _read_tools(agent: RolloutAgentLoop, request: RolloutRequest) -> tuple[list[
     try:
         tools = normalize_tools(check_tools(agent.get_tools(request), agent.name))
         reply = InitResponse(rollout_id=request.rollout_id, tools=tools).model_dump_json()
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         logger.exception("the agent's tools for rollout %s cannot be had", request.rollout_id)
         raise RefusedRequest(
             500, f"the agent's tools cannot be had: {type(error).__name__}: {error}"

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 REMEMBERED_KEYS = 65_536
 """How many rollouts that have ended are known, however long their records are to be kept."""
 
+REMEMBERED_BYTES = 64 * 1024 * 1024
+"""How many bytes the answers to the requests of known rollouts may have; the oldest that have ended are forgotten."""
+
 HELD_BYTES = 128 * 1024 * 1024
 """How many bytes the requests of all rollouts that have not ended may have."""
 
@@ -68,6 +71,7 @@ class AppState:
         self.completed_rollouts: dict[str, float] = {}
         self.closing = False
         self._replies: dict[str, bytes] = {}
+        self._reply_bytes = 0
         self._held_bytes = 0
         self._cleanup: asyncio.Task[None] | None = None
 
@@ -106,15 +110,17 @@ class AppState:
         """
         self.completed_rollouts.pop(key, None)
         self.rollout_tasks[key] = task
+        self._drop_reply(key)
         if reply is not None:
             self._replies[key] = reply
+            self._reply_bytes += len(reply)
 
     def mark_completed(self, key: str) -> None:
         """Remember that a rollout has ended and been reported."""
         self.rollout_tasks.pop(key, None)
         self.completed_rollouts.pop(key, None)
         self.completed_rollouts[key] = time.monotonic()
-        if len(self.completed_rollouts) > REMEMBERED_KEYS:
+        while len(self.completed_rollouts) > (1 if self._reply_bytes > REMEMBERED_BYTES else REMEMBERED_KEYS):
             self._forget(next(iter(self.completed_rollouts)))
 
     def hold(self, size_bytes: int) -> bool:
@@ -170,7 +176,10 @@ class AppState:
     def _forget(self, key: str) -> None:
         self.completed_rollouts.pop(key, None)
         if key not in self.rollout_tasks:
-            self._replies.pop(key, None)
+            self._drop_reply(key)
+
+    def _drop_reply(self, key: str) -> None:
+        self._reply_bytes -= len(self._replies.pop(key, b""))
 
 
 def _given(value: float | None, otherwise: float) -> float:

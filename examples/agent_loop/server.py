@@ -1,5 +1,6 @@
 """A calculator as an agent loop: it lets the model call tools until the model has an answer.
 
+osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model osmosis/tiny --n 4
 osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
 osmosis test -m server:agent_loop -d test_data.jsonl --interactive
 osmosis serve -m server:agent_loop --local
@@ -36,7 +37,9 @@ class CalculatorAgentLoop(RolloutAgentLoop):
     name = "calculator"
 
     def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
-        return TOOLS
+        """Offer the tools that the row names in its column `tools`; all of them where it has none."""
+        wanted = request.metadata.get("tools")
+        return [tool for tool in TOOLS if wanted is None or tool.function.name in wanted]
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         messages = list(ctx.request.messages)

@@ -83,12 +83,18 @@ async def test_the_agent_runs_its_tools_and_tells_the_model_what_goes_wrong(
     result = await example["server"].agent_loop.run(given)
 
     told = [message["content"] for message in result.final_messages if message["role"] == "tool"]
-    assert told[:2] == ["8.0", "Error: a number cannot be divided by zero"]
+    assert told[:2] == ["8", "Error: a number cannot be divided by zero"]
     assert "there is no tool 'power'" in told[2] and "Invalid JSON" in told[3]
     assert "'b' is missing" in told[4] and told[5].startswith("Error: ")
     assert (result.finish_reason, result.metrics.num_tool_calls) == ("stop", 6)
     assert model.calls[0][1] == {"temperature": 0}
     assert len((tmp_path / "r1.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_row_may_name_the_tools_that_it_is_offered(example: dict[str, ModuleType]) -> None:
+    agent = example["server"].agent_loop
+    offered = [tool.function.name for tool in agent.get_tools(request(metadata={"tools": ["multiply"]}))]
+    assert (offered, len(agent.get_tools(request()))) == (["multiply"], 4)
 
 
 async def test_the_agent_stops_at_the_turns_and_tokens_it_may_have(example: dict[str, ModuleType]) -> None:
@@ -200,7 +206,7 @@ async def test_python_m_server_serves_the_agent_and_uvicorn_does(words: str) -> 
     (end,) = tracker.responses
     assert end["status"] == "COMPLETED"
     assert [message.get("content") for message in end["final_messages"]][-2:] == [
-        "8.0",
+        "8",
         "The calculation is complete.",
     ]
 
@@ -241,13 +247,21 @@ async def test_the_commands_of_the_published_guide_run_on_the_example(tmp_path: 
             OPENAI_BASE_URL=model.base_url,
         )
         await osmosis(f"test -m server:agent_loop -d test_data.jsonl {served} --limit 2", project)
+    await osmosis(
+        f"{common} --eval-fn rewards:compute_reward --model osmosis/tiny --n 4 --limit 4 -o first.json -q",
+        project,
+    )
+    first_try = json.loads((project / "first.json").read_text())["summary"]["eval_fns"][
+        "rewards:compute_reward"
+    ]
+    assert 0 < first_try["mean"] < 1, "without a key, somebody sees the example at work"
     results = json.loads((project / "results.json").read_text())
     assert asked == {"org/calculator"}
     assert results["config"]["eval_fns"] == ["rewards:exact_match", "rewards:partial_match"]
-    assert (results["summary"]["total_rows"], results["summary"]["total_runs"]) == (8, 40)
+    assert (results["summary"]["total_rows"], results["summary"]["total_runs"]) == (12, 60)
     exact = results["summary"]["eval_fns"]["rewards:exact_match"]
-    assert (exact["mean"], exact["pass_at_1"], exact["pass_at_5"]) == (0.25, 0.25, 0.25)
-    (first, *_) = results["rows"][0]["runs"]
+    assert (exact["mean"], exact["pass_at_1"], exact["pass_at_5"]) == pytest.approx((1 / 6,) * 3)
+    (first, *_) = results["rows"][4]["runs"]
     assert first["success"] and first["scores"] == {"rewards:exact_match": 1.0, "rewards:partial_match": 1.0}
 
 

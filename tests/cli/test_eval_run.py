@@ -259,10 +259,10 @@ async def _first_run(world: World) -> str:
     ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("10m", 600), ("2h", 7200), (" 1d ", 86400)]
 )
 def test_durations_are_read_as_people_type_them(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+    assert parse_duration(text, "--max-time") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "10 parsecs", "1h30m", "nan"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(Exception, match="is no duration; write 90, 90s, 10m or 2h"):
-        parse_duration(text)
+        parse_duration(text, "--max-time")

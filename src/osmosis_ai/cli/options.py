@@ -35,8 +35,8 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d)?\s*", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def parse_duration(text: str) -> float:
-    """Return a number of seconds of what people type: ``90``, ``90s``, ``10m``, ``2h``.
+def parse_duration(text: str, option: str) -> float:
+    """Return a number of seconds of what people type as an option's value: ``90``, ``90s``, ``10m``, ``2h``.
 
     Raises:
         typer.BadParameter: when ``text`` is no positive duration.
@@ -44,5 +44,7 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90, 90s, 10m or 2h.")
+        raise typer.BadParameter(
+            f"{text!r} is no duration; write 90, 90s, 10m or 2h.", param_hint=f"'{option}'"
+        )
     return seconds

@@ -63,7 +63,7 @@ class CommandGroup(TyperGroup):
             return args
         if not has_module:
             ctx.fail(f"'{PROGRAM} eval' without a subcommand needs -m. {TWO_FORMS}")
-        if meant := _positional(args, self.list_commands(ctx)):
+        if meant := _positional(args, [name for name in self.list_commands(ctx) if name != CLASSIC_EVAL]):
             ctx.fail(f"'{PROGRAM} eval -m' has no subcommand '{meant}'. {TWO_FORMS}")
         # What follows are options of a command whose own name looks like one.
         words = ["--help"] if any(word in _HELP for word in args) else args

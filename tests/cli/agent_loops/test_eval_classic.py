@@ -220,6 +220,7 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     assert budget.status == 1
     assert "tokens used of `--max-total-tokens 1`" in budget.out
     assert "1 of 2 runs are left" in budget.out
+    assert "Go on: the same command with a higher limit, or without one." in budget.out
     late = await project.eval("--name", "b", "--max-time", "0.01", "--plain")
     assert late.status == 1 and "passed of `--max-time 0.01`" in late.out
     assert "1 of 2 runs are left" in late.out

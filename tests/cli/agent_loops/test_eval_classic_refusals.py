@@ -83,6 +83,19 @@ def test_a_line_that_is_neither_form_or_both_says_which_two_there_are(cli: Cli, 
     assert cli("eval").out == cli("eval", "--help").out
 
 
+def test_the_agent_may_stand_anywhere_on_the_line(cli: Cli, project: Project) -> None:
+    options = ("-d", "none.jsonl", "--model", "m", "--eval-fn", "rewards:score", "-m", "server:agent_loop")
+    assert refusal(cli, "eval", *options) == "Dataset file not found: none.jsonl is not there."
+
+
+def test_a_duration_that_is_none_names_its_option(cli: Cli, project: Project) -> None:
+    words = ("-m", "server:agent_loop", "-d", "data.jsonl", "--model", "m", "--eval-fn", "rewards:score")
+    for option in ("--timeout", "--max-time"):
+        found = cli("eval", *words, option, "soon")
+        assert found.status == 2
+        assert f"Error: Invalid value for '{option}': 'soon' is no duration" in found.err
+
+
 def test_parts_are_checked_in_order_and_what_is_wrong_is_named(cli: Cli, project: Project) -> None:
     (project.root / "broken.py").write_text("import json\nraise RuntimeError('not today')\n")
 

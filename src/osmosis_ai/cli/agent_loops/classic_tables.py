@@ -86,8 +86,10 @@ def next_steps(result: ClassicEvalResult) -> list[str]:
     """Return what the user may want to do now."""
     summary, steps = result.summary, []
     if summary.pending:
+        spent = summary.stop is not None and summary.stop.kind == "budget"
+        how = "with a higher limit, or without one" if spent else "again"
         steps.append(
-            f"Go on: the same command again. What is finished is kept in {shown_path(summary.run_dir)}"
+            f"Go on: the same command {how}. What is finished is kept in {shown_path(summary.run_dir)}"
         )
         hint = getattr(summary.stop and summary.stop.error, "hint", None)
         if hint:

@@ -154,7 +154,7 @@ def eval_classic(
         output=output,
         debug=debug,
         ks=tuple(k or ()),
-        timeout_s=parse_duration(timeout) if timeout else None,
+        timeout_s=parse_duration(timeout, "--timeout") if timeout else None,
         probe=probe,
         name=name,
         fresh=fresh,
@@ -163,7 +163,7 @@ def eval_classic(
         seed=seed,
         max_cost_usd=max_cost,
         max_total_tokens=max_total_tokens,
-        max_time_s=parse_duration(max_time) if max_time else None,
+        max_time_s=parse_duration(max_time, "--max-time") if max_time else None,
     )
     prepared = prepare_classic_eval(request)
     with ClassicRun(current(), prepared, quiet=quiet) as live:

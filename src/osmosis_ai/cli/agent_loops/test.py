@@ -102,7 +102,7 @@ def try_agent(
         limit=limit,
         offset=offset,
         batch_size=batch_size,
-        timeout_s=parse_duration(timeout),
+        timeout_s=parse_duration(timeout, "--timeout"),
         output=output.expanduser().absolute() if output is not None else None,
         debug=debug,
         probe=not no_probe,

@@ -98,7 +98,7 @@ def run(
         max_in_flight=max_in_flight,
         secret_values=read_secrets_file(secrets_file) if secrets_file else {},
         seed=seed,
-        budget=Budget(max_cost, max_tokens, parse_duration(max_time) if max_time else None),
+        budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
         rollout_port=rollout_port,
         verbose=verbose,
     )

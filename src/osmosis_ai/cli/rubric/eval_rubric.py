@@ -162,7 +162,7 @@ def rubric(
         seed=seed,
         swap=swap,
         concurrency=concurrency,
-        budget=Budget(max_cost, max_tokens, parse_duration(max_time) if max_time else None),
+        budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
     )
     outcome = judge(request, ["eval", "rubric"])
     return conclude("eval.rubric", outcome, resource(outcome, with_records=request.output is None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import signal
 import subprocess
@@ -168,6 +169,49 @@ def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(loop: Loop) -> 
     assert "blocked the event loop for 0.5 s" in rows[0]["error"]
     assert "blocking" in outcome.err
     assert loop.test("--no-probe", "--offset", "1").status == 0
+
+
+def test_no_row_pays_for_what_is_imported_of_ours(loop: Loop) -> None:
+    loop.rows("one")
+    Path("bare_agent.py").write_text(
+        "import sys\n"
+        "from osmosis_ai.rollout.loop.agent import RolloutAgentLoop\n"
+        "class Agent(RolloutAgentLoop):\n"
+        "    name = 'bare'\n"
+        "    def get_tools(self, request):\n"
+        "        return []\n"
+        "    async def run(self, ctx):\n"
+        "        await ctx.chat(ctx.request.messages)\n"
+        "        return ctx.complete([])\n"
+    )
+    watched = (
+        "import sys\n"
+        "from osmosis_ai.cli.agent_loops.live_rows import LiveRows\n"
+        "from osmosis_ai.cli.main import main\n"
+        "def started(self, interrupt): self.before = set(sys.modules)\n"
+        "def ended(self): print(sorted(set(sys.modules) - self.before), file=sys.stderr)\n"
+        "LiveRows.started, LiveRows.ended = started, ended\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = [
+        "test",
+        "-m",
+        "bare_agent:Agent",
+        "-d",
+        "rows.jsonl",
+        "--base-url",
+        loop.model.base_url,
+        "--model",
+        "m",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", watched, *words, "--plain"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 of 1 rows passed." in ran.stdout, ran.stderr
+    assert "'osmosis_ai" not in ran.stderr
 
 
 def test_ctrl_c_keeps_the_rows_that_had_ended(loop: Loop) -> None:

@@ -114,4 +114,6 @@ def test_a_run_asks_the_built_in_model_and_one_that_fails_is_not_valid(
     assert cli("validate", "-m", broken).status == 0
     status, out, err = cli("validate", "-m", broken, "--run")
     assert (status, out) == (1, "")
-    assert err.startswith("Error: agent loop 'calculator' looks valid, but its run failed: no such tool")
+    assert err.startswith(
+        "Error: agent loop 'calculator' looks valid, but its run failed: LookupError: no such tool ("
+    )

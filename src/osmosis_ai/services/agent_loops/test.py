@@ -197,6 +197,10 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
     from osmosis_ai.evaluation.agent_loop.runner import run_all
 
+    # An agent answers for the time of its row; what the first row would import of ours is no part of that.
+    from osmosis_ai.rollout.backend.local import deadline  # noqa: F401
+    from osmosis_ai.rollout.loop import context, eval_functions, schemas, tool_schemas  # noqa: F401
+
     request = prepared.request
     outcome = AgentTestOutcome(planned=prepared.total)
     early: dict[int, LocalRunResult] = {}

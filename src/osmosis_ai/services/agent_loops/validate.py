@@ -74,7 +74,7 @@ def _try(agent: RolloutAgentLoop) -> TrialRun:
     result = asyncio.run(_run_once(agent))
     if not result.success:
         raise OsmosisError(
-            f"agent loop '{agent.name}' looks valid, but its run failed: {result.error}",
+            f"agent loop '{agent.name}' looks valid, but its run failed: {result.raised or result.error}",
             details={"errors": [{"code": "RUN_FAILED", "message": result.error, "field": "run"}]},
         )
     ended = result.result

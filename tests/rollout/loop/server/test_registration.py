@@ -12,7 +12,9 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.api.credentials import Credentials
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop import network
+from osmosis_ai.rollout.loop.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.loop.settings import RolloutServerSettings, RolloutSettings
 from tests.workspace.builders import git, make_workspace
 
@@ -23,6 +25,12 @@ SOON = RolloutSettings(
     server=RolloutServerSettings(
         registration_readiness_timeout_seconds=1, registration_readiness_poll_interval_seconds=0.05
     )
+)
+ELSEWHERE = Registration(
+    Credentials(token="osm_u_canary", platform_url="https://platform.example", source="environment"),
+    host="0.0.0.0",
+    port=9000,
+    agent_loop_name="calculator",
 )
 
 
@@ -119,9 +127,11 @@ async def test_weakness_10_the_network_is_asked_for_an_address_only_to_register_
         assert (await server.get("/health")).status_code == 200
     await register(platform, server_host="0.0.0.0", public_host="agents.example")
     assert asked_for_address == []
-    await register(platform, server_host="0.0.0.0")
+    await register(platform, server_host="0.0.0.0")  # for a platform on this very machine
+    assert asked_for_address == []
+    assert [sent["host"] for sent in platform.registrations] == ["agents.example", "127.0.0.1"]
+    assert reachable_host(ELSEWHERE) == "203.0.113.7"
     assert asked_for_address == [True]
-    assert [sent["host"] for sent in platform.registrations] == ["agents.example", "203.0.113.7"]
 
 
 async def test_an_agent_is_registered_for_the_repository_it_is_served_from_if_there_is_one(
@@ -136,16 +146,14 @@ async def test_an_agent_is_registered_for_the_repository_it_is_served_from_if_th
     assert platform.repositories == [None, "fern/maze"]
 
 
-async def test_a_server_whose_address_nobody_knows_says_how_to_give_it(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_whose_address_nobody_knows_says_how_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody_knows() -> str:
         raise network.PublicIPDetectionError("nobody answered")
 
     monkeypatch.setattr(network, "detect_public_ip", nobody_knows)
-    line = await register(platform, server_host="0.0.0.0")
-    assert line.startswith(f"[WARNING] Failed to register with {platform.url}: this machine's public address")
-    assert line.endswith("(give it with --public-host)")
+    with pytest.raises(OsmosisError, match="this machine's public address is not known") as refused:
+        reachable_host(ELSEWHERE)
+    assert refused.value.hint == "give it with --public-host"
 
 
 async def test_an_agent_that_the_platform_does_not_reach_is_told_so_and_served_on(platform: Platform) -> None:

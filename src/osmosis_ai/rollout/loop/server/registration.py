@@ -1,7 +1,7 @@
 """Telling a platform of a served agent, once it answers: whatever comes of it, the server goes on.
 
 The network is asked for this machine's public address only here, and only when a server that binds to every address
-was not told its own.
+was not told its own, for a platform on another machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
 
@@ -78,7 +79,7 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
     platform_url = registration.credentials.platform_url
     try:
         await _until_it_answers(registration, limits)
-        host = await asyncio.to_thread(_reachable_host, registration)
+        host = await asyncio.to_thread(reachable_host, registration)
         reply = await asyncio.to_thread(_send, registration, host)
     except OsmosisError as error:
         hint = f" ({error.hint})" if error.hint else ""
@@ -120,12 +121,22 @@ async def _until_it_answers(registration: Registration, limits: Any) -> None:
             await asyncio.sleep(limits.registration_readiness_poll_interval_seconds)
 
 
-def _reachable_host(registration: Registration) -> str:
+def reachable_host(registration: Registration) -> str:
+    """Return where the platform finds the server.
+
+    Raises:
+        OsmosisError: the network was asked, and does not know.
+    """
     if registration.public_host:
         return registration.public_host
     if registration.host not in EVERY_ADDRESS:
         return registration.host
+    from osmosis_ai.api.platform_url import is_loopback
+
     from ..network import PublicIPDetectionError, detect_public_ip
+
+    if is_loopback(urlsplit(registration.credentials.platform_url).hostname):
+        return "127.0.0.1"  # it is on this very machine, which its public address need not lead back to
 
     try:
         return detect_public_ip()

@@ -116,7 +116,8 @@ def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None
         session(model, "-o", "out.json", "--no-probe", "--row", "7") as screen,
     ):
         assert "Row 7 is out of range [1-2]." in screen.until(CHOOSE)
-        assert "go on to the next reply" in screen.type("what?", CHOOSE)
+        assert "run the last row again" in screen.type("what?", CHOOSE)
+        assert "run the last row again" in screen.type("r", CHOOSE)  # there is no last row yet
 
         first = screen.type("1", STEP_PROMPT)
         assert "question 1 [/b]" in first
@@ -143,6 +144,8 @@ def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None
 
         screen.type("row 1", STEP_PROMPT)
         assert "Aborted by user." in screen.type("q", CHOOSE)  # whatever the agent catches
+        assert "question 1" in screen.type("r", STEP_PROMPT)
+        screen.type("q", CHOOSE)
         screen.type("r 2", STEP_PROMPT)
         screen.type("c", RESULT_PROMPT)
         screen.type("", CHOOSE)

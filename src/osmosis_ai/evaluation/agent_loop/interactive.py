@@ -40,6 +40,12 @@ HELP = """\
   q, quit, exit      leave this run; where rows are chosen, leave the session
   ?, help            show this
   Ctrl-D, Ctrl-C     leave the session"""
+CHOOSING_HELP = """\
+  N, row N           run row N
+  r, row             run the last row again
+  q, quit, exit      leave the session
+  ?, help            show this
+  Ctrl-D, Ctrl-C     leave the session"""
 
 _NEXT, _CONTINUE, _MESSAGES, _TOOLS = ("", "n", "next"), ("c", "continue"), ("m", "messages"), ("t", "tools")
 _ROW, _QUIT, _HELP = ("r", "row"), ("q", "quit", "exit"), ("?", "help")
@@ -204,6 +210,7 @@ class InteractiveRunner:
         self.debug_dir = debug_dir
         self.results: list[LocalRunResult] = []
         self._chosen: int | None = None
+        self._last: int | None = None
 
     async def run_session(
         self,
@@ -232,6 +239,7 @@ class InteractiveRunner:
                 if index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                     continue
+                self._last = index
                 result = await self.run_row(row_at(index), index, max_turns, completion_params)
                 if result.error == ABORTED:
                     self.terminal.say(f"{ABORTED}.")
@@ -278,10 +286,10 @@ class InteractiveRunner:
             raise SessionLeft
         if word.isdecimal():
             self._chosen = int(word)
-        elif word in _ROW and number is not None:
-            self._chosen = number
+        elif word in _ROW and (number is not None or self._last is not None):
+            self._chosen = self._last if number is None else number
         else:
-            self.terminal.say(HELP)
+            self.terminal.say(CHOOSING_HELP)
 
     async def _pause(self, client: InteractiveLLMClient, step: InteractiveStep, row_index: int) -> None:
         self._show_step(step)

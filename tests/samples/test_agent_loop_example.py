@@ -273,7 +273,7 @@ async def test_a_baseline_of_another_provider_needs_its_key_alone(tmp_path: Path
     async with served(messages_api(asked)) as provider:
         await osmosis(
             "eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward "
-            "--model anthropic/claude-sonnet-4-5 --n 10 --batch-size 5 --offset 1 --limit 2 -o results.json -q",
+            "--model anthropic/claude-sonnet-4-5 --n 10 --batch-size 5 --offset 5 --limit 2 -o results.json -q",
             project,
             ANTHROPIC_API_KEY="key-of-anthropic",
             ANTHROPIC_API_BASE=provider,

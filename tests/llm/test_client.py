@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import stamina
 
+from osmosis_ai.llm import direct
 from osmosis_ai.llm.client import ModelCallError, ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -46,6 +47,17 @@ async def test_a_call_returns_the_provider_s_reply_its_usage_and_its_cost(model:
     assert (completion.usage.prompt_tokens, completion.usage.total_tokens) == (2, 3)
     assert (completion.cost_usd, completion.attempts) == (0.0, 1)
     assert completion.latency_s > 0
+
+
+async def test_a_reply_without_end_is_broken_off_and_not_asked_for_again(
+    model: StandInModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "MAX_REPLY_BYTES", 10_000)
+    for status in (200, 500):
+        model.script(Reply(status=status, body=b"x" * 20_000))
+        async with client(model) as calling:
+            assert "larger than 10000 bytes" in (await failure(calling)).message
+    assert model.calls == 2
 
 
 async def test_every_field_reaches_the_provider_and_only_the_model_is_exchanged(model: StandInModel) -> None:

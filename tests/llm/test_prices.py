@@ -84,7 +84,15 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
     assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(
         1, 1, 2, stated_cost_usd=0.25
     )
-    for nonsense in (None, [], "x", {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1}):
+    for nonsense in (
+        None,
+        [],
+        "x",
+        {},
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 10**300},
+    ):
         assert read_usage(nonsense) is None
 
 

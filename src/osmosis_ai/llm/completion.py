@@ -74,10 +74,14 @@ def read_usage(usage: object) -> TokenUsage | None:
     )
 
 
+_MOST_TOKENS = 10**12
+"""No call has more; sums of what a provider makes up must still fit where numbers are written."""
+
+
 def _count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if 0 <= value < float("inf") else None
+    return int(value) if 0 <= value <= _MOST_TOKENS else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

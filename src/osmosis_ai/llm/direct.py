@@ -37,6 +37,11 @@ class ModelTransport(Protocol):
         ...
 
 
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+"""How large a reply that is no stream may be; with the log-probabilities of many candidates, the longest have tens of
+millions of bytes."""
+
+
 class DirectTransport:
     """Calls an OpenAI-compatible endpoint.
 
@@ -57,7 +62,7 @@ class DirectTransport:
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send one request and return the ``chat.completion`` object."""
         async with self._post(body) as response:
-            content = await response.read()
+            content = await self._read(response)
             payload = _decoded(content)
             if response.status != 200:
                 raise self._refusal(response, payload, content)
@@ -73,7 +78,7 @@ class DirectTransport:
         """Send one streaming request and yield its chunks until the provider is done."""
         async with self._post(body, streaming=True) as response:
             if response.status != 200:
-                content = await response.read()
+                content = await self._read(response)
                 raise self._refusal(response, _decoded(content), content)
             parser = EventParser()
             finished = False
@@ -90,6 +95,17 @@ class DirectTransport:
                 yield self._chunk(response, data)
             if not finished:
                 raise self._error("connection", "the stream ended in the middle of the reply")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return a reply's bytes, unpacked; one without end must not fill this machine's memory."""
+        content = bytearray()
+        async for piece in response.content.iter_any():
+            content += piece
+            if len(content) > MAX_REPLY_BYTES:
+                response.close()
+                told = f"it is larger than {MAX_REPLY_BYTES} bytes"
+                raise self._error("invalid_reply", told, retryable=False)
+        return bytes(content)
 
     async def aclose(self) -> None:
         """Close the session."""

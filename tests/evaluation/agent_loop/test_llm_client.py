@@ -76,6 +76,21 @@ async def test_a_failed_call_says_what_kind_of_failure_it_is(reply: Reply, lead:
     assert client.get_metrics().num_llm_calls == 1
 
 
+async def test_a_reply_of_odd_parts_is_read_or_is_an_error_in_one_line() -> None:
+    def completion(message: object, usage: object) -> Reply:
+        return Reply(body={"choices": [{"index": 0, "message": message}], "usage": usage})
+
+    async with StandInModel() as model, ExternalLLMClient("m", api_base=model.base_url) as client:
+        answer = {"role": "assistant", "content": "ok"}
+        model.script(completion(answer, {"prompt_tokens": 1e300, "completion_tokens": 3}))
+        assert (await client.chat_completions(HELLO)).usage["total_tokens"] == 3
+        model.script(completion(answer, [1]))
+        assert (await client.chat_completions(HELLO)).usage["total_tokens"] == 0
+        model.script(completion("ok", None))
+        with pytest.raises(ProviderError, match="message is no object, but str"):
+            await client.chat_completions(HELLO)
+
+
 async def test_a_missing_key_is_said_at_the_first_call() -> None:
     with pytest.raises(ProviderError, match=r"Authentication failed: .*OPENAI_API_KEY"):
         await ExternalLLMClient().chat_completions(HELLO)

@@ -217,12 +217,16 @@ def _out_of_credit(error: ModelCallError) -> bool:
 
 
 def _result_of(response: Mapping[str, Any]) -> CompletionsResult:
+    from osmosis_ai.llm.completion import read_usage
     from osmosis_ai.rollout.loop.agent import CompletionsResult
 
     choice = response["choices"][0]
     message = choice.get("message") or {"role": "assistant", "content": ""}
-    usage = response.get("usage") or {}
-    counts = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    if not isinstance(message, dict):
+        raise ProviderError(f"{_UNEXPECTED}: the reply's message is no object, but {type(message).__name__}")
+    usage = read_usage(response.get("usage"))
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counts = {name: getattr(usage, name) if usage is not None else 0 for name in names}
     return CompletionsResult(
         message={name: value for name, value in message.items() if value is not None},
         token_ids=[],

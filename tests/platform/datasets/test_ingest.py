@@ -284,6 +284,24 @@ def test_many_completes_at_once_check_the_file_once(shop: Shop) -> None:
     assert shop.messages(row).count("the dataset is ready: 10 rows") == 1
 
 
+def test_a_complete_that_is_overtaken_by_the_check_itself_is_a_repeated_one(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = shop.begin("multiply", rows())
+    parts = shop.send(row, rows())
+    shop.datasets.ingest.start()
+    match = PendingUpload.match
+
+    def overtaken(pending: PendingUpload, *arguments: Any) -> list[str]:
+        monkeypatch.setattr(PendingUpload, "match", match)
+        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
+        assert shop.datasets.ingest.wait_idle(30)
+        return match(pending, *arguments)
+
+    monkeypatch.setattr(PendingUpload, "match", overtaken)
+    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "uploaded"
+
+
 # Reading files away from the platform
 
 

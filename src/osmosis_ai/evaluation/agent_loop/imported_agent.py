@@ -133,6 +133,10 @@ def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
+        if (
+            not path.is_file()
+        ):  # modules that are made at run time say what they like: torch's have "_classes.py"
+            continue
         if (name.partition(".")[0] in packages or path.is_relative_to(directory)) and not _is_installed(path):
             found.add(path)
     return tuple(sorted(found))

@@ -157,8 +157,8 @@ class DatasetStore:
             except UploadNotFound:
                 etags = []
             self._note_complete(row.id, pending, etags)
-        elif pending is None and row.status == "cancelled":
-            raise ConflictError(f"the upload of '{row.name}' was aborted or has expired; upload it again.")
+        elif pending is None:
+            _require_no_abort(row)
         self.ingest.submit(row.id)
         return self.get(workspace_id, row.id)
 
@@ -343,6 +343,10 @@ class DatasetStore:
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
             current = PendingUpload.of(row)
+            if row is not None and current is None:
+                # The same was said at the same time, and the bytes have been checked since.
+                _require_no_abort(row)
+                return
             if row is None or current is None or current.upload != pending.upload:
                 raise ConflictError("another upload of this dataset has begun meanwhile.")
             if current.etags is not None:
@@ -366,6 +370,11 @@ def _start_upload(row: DbDataset, request: UploadRequest, pending: PendingUpload
 
 def _display_name(user: DbUser | None) -> str | None:
     return None if user is None else user.name or user.email
+
+
+def _require_no_abort(row: DbDataset) -> None:
+    if row.status == "cancelled":
+        raise ConflictError(f"the upload of '{row.name}' was aborted or has expired; upload it again.")
 
 
 def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundError:

@@ -171,7 +171,8 @@ class Execution:
         from osmosis_ai.llm.client import ModelClient
 
         job = self._job
-        self._hooks.stage(f"checking the model {job.spec.experiment.model_path}")
+        doing = "checking" if job.options.preflight else "opening"
+        self._hooks.stage(f"{doing} the model {job.spec.experiment.model_path}")
         variables = {**job.environ, **job.spec.env, **self._secret_values}
         endpoint = await stack.enter_async_context(self._open_model(variables, self._halt_for_fault))
         if endpoint.api_key:

@@ -151,6 +151,8 @@ async def test_what_hangs_ends_with_the_time_limit_and_harms_nothing_else(projec
     document = outcome.document
     assert (document["operation"], document["status"]) == ("eval.classic", "success")
     assert document["resource"]["summary"]["eval_fns"]["rewards:no_truth"]["scored"] == 0
+    (failed,) = document["resource"]["failed_rows"]
+    assert (failed["row_index"], failed["error"]) == (0, records[0]["error"])
 
 
 async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(

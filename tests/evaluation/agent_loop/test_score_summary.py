@@ -42,6 +42,12 @@ def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
     assert (found.estimate.high or 0) > (apart.estimate.high or 0)
 
 
+def test_a_k_that_is_asked_for_stands_beside_the_documented_ones() -> None:
+    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
+    assert found.pass_at_k == {1: 0.25, 2: 0.5}
+    assert found.documented()["pass_at_2"] == 0.5
+
+
 def test_nothing_is_summarized_as_nothing() -> None:
     found = summarize_scores([], n_runs=3, pass_threshold=1.0)
     assert (found.mean, found.std, found.pass_at_k, found.scored) == (0.0, 0.0, {}, 0)

@@ -135,6 +135,8 @@ def _operation(result: EvalRunResult) -> OperationResult:
 
 
 def _resource(result: EvalRunResult) -> dict[str, Any]:
+    from osmosis_ai.cli.eval_runs import tables
+
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
         "run_name": summary.run_name,
@@ -152,19 +154,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "duration_ms": summary.duration_ms,
         "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
-        "failed_rows": [
-            {
-                "row_index": failure.record.row_index,
-                "source_row_index": failure.record.source_row_index,
-                "run_index": failure.record.run_index,
-                "rollout_id": failure.record.rollout_id,
-                "error_type": failure.record.error_type,
-                "boundary": failure.record.boundary,
-                "error": failure.record.error,
-                "rollout_dir": str(failure.rollout_dir),
-            }
-            for failure in summary.failures
-        ],
+        "failed_rows": tables.failed_row_items(summary),
         "git": {"identity": None, "remote_url": prepared.origin},
         "workspace_directory": str(prepared.workspace.root),
     }

@@ -7,7 +7,7 @@ threshold is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ def summarize_scores(
     *,
     n_runs: int,
     pass_threshold: float,
-    ks: Iterable[int] = (),
+    ks: Collection[int] = (),
     clusters: Sequence[int] | None = None,
 ) -> EvalEvalSummary:
     """Summarize the scores of one eval function.
@@ -69,7 +69,7 @@ def summarize_scores(
         rows: of each row, the score of every run; None where a run failed or could not be scored.
         n_runs: how often each row was run.
         pass_threshold: a score of at least this passes.
-        ks: further k for the estimates of pass@k.
+        ks: further k to tell pass@k for.
         clusters: of each row, a number that it shares with its copies; by default no row is a copy.
     """
     every = [score if score is not None else 0.0 for row in rows for score in row]
@@ -82,7 +82,7 @@ def summarize_scores(
         std=described.std if described else 0.0,
         min=described.min if described else 0.0,
         max=described.max if described else 0.0,
-        pass_at_k=_documented_pass_at_k([len(row) for row in rows], passes, n_runs),
+        pass_at_k=_documented_pass_at_k([len(row) for row in rows], passes, n_runs, {*DOCUMENTED_KS, *ks}),
         scored=len(scored),
         unscored=len(every) - len(scored),
         estimate=statistics.estimate_reward(
@@ -127,13 +127,15 @@ def estimate_json(estimate: Estimate | None) -> Mapping[str, Any] | None:
     }
 
 
-def _documented_pass_at_k(runs: Sequence[int], passes: Sequence[int], n_runs: int) -> dict[int, float]:
+def _documented_pass_at_k(
+    runs: Sequence[int], passes: Sequence[int], n_runs: int, ks: Iterable[int]
+) -> dict[int, float]:
     if n_runs < 2 or not runs:
         return {}
     return {
         k: sum(pass_at_k(n, c, k) for n, c in zip(runs, passes, strict=True)) / len(runs)
-        for k in DOCUMENTED_KS
-        if k <= n_runs
+        for k in sorted(ks)
+        if 1 <= k <= n_runs
     }
 
 

@@ -31,6 +31,20 @@ class FailedRow:
     record: TerminalRecord
     rollout_dir: Path
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        record = self.record
+        return {
+            "row_index": record.row_index,
+            "source_row_index": record.source_row_index,
+            "run_index": record.run_index,
+            "rollout_id": record.rollout_id,
+            "error_type": record.error_type,
+            "boundary": record.boundary,
+            "error": record.error,
+            "rollout_dir": str(self.rollout_dir),
+        }
+
 
 @dataclass(frozen=True)
 class RunSummary:

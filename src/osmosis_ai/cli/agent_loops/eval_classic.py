@@ -176,7 +176,6 @@ def eval_classic(
 
 def _operation(result: ClassicEvalResult) -> OperationResult:
     from osmosis_ai.cli.agent_loops import classic_tables
-    from osmosis_ai.cli.eval_runs.tables import failed_row_items
 
     summary, results = result.summary, result.results
     output = result.prepared.request.output
@@ -189,7 +188,7 @@ def _operation(result: ClassicEvalResult) -> OperationResult:
             "run_path": str(summary.run_dir),
             "output_path": str(output) if output else None,
             "summary": results.to_json(float(summary.duration_ms)),
-            "failed_rows": failed_row_items(summary),
+            "failed_rows": [failure.to_json() for failure in summary.failures],
             **(
                 {"stopped": {"kind": summary.stop.kind, "reason": summary.stop.reason}}
                 if summary.stop

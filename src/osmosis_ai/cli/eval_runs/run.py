@@ -135,8 +135,6 @@ def _operation(result: EvalRunResult) -> OperationResult:
 
 
 def _resource(result: EvalRunResult) -> dict[str, Any]:
-    from osmosis_ai.cli.eval_runs import tables
-
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
         "run_name": summary.run_name,
@@ -154,7 +152,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "duration_ms": summary.duration_ms,
         "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
-        "failed_rows": tables.failed_row_items(summary),
+        "failed_rows": [failure.to_json() for failure in summary.failures],
         "git": {"identity": None, "remote_url": prepared.origin},
         "workspace_directory": str(prepared.workspace.root),
     }

@@ -122,23 +122,6 @@ def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
     return steps
 
 
-def failed_row_items(summary: RunSummary) -> list[dict[str, Any]]:
-    """Return the first failures as scripts see them."""
-    return [
-        {
-            "row_index": failure.record.row_index,
-            "source_row_index": failure.record.source_row_index,
-            "run_index": failure.record.run_index,
-            "rollout_id": failure.record.rollout_id,
-            "error_type": failure.record.error_type,
-            "boundary": failure.record.boundary,
-            "error": failure.record.error,
-            "rollout_dir": str(failure.rollout_dir),
-        }
-        for failure in summary.failures
-    ]
-
-
 def _rows(prepared: PreparedEvalRun) -> str:
     everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
     note = " (the config sets no limit)" if everything else ""

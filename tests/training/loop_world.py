@@ -104,6 +104,7 @@ class ScriptedRunner:
         self.begun_at: dict[int, int] = {}
         self._begun = asyncio.Event()
         self.hang_at: int | None = None
+        self.hang_in = "train"
         self.hanging = asyncio.Event()
         self.cancelled = False
 
@@ -114,8 +115,8 @@ class ScriptedRunner:
         if kind == "train":
             self.begun_at[step] = self._engine.version
             self._begun.set()
-            if step == self.hang_at:
-                await self._hang()
+        if step == self.hang_at and kind == self.hang_in:
+            await self._hang()
         for attempt in attempts:
             await results.record(self._made(attempt, step if kind == "train" else 0))
         await asyncio.sleep(0)

@@ -136,6 +136,30 @@ async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_pa
     assert world.learner.seen == undisturbed.learner.seen
 
 
+async def test_a_validation_that_a_stop_cut_off_is_made_by_who_goes_on_and_stands_once(tmp_path):
+    undisturbed = LoopWorld(tmp_path / "undisturbed", eval_interval=2)
+    (tmp_path / "undisturbed").mkdir(exist_ok=True)
+    await undisturbed.run()
+
+    world = LoopWorld(tmp_path / "stopped", eval_interval=2)
+    world.runner.hang_at, world.runner.hang_in = 2, "valid"
+    running = asyncio.create_task(world.run())
+    await world.runner.hanging.wait()
+    world.loop.stop()
+    assert (await running).because == "stopped"
+    assert world.loop.state.step == 2, "the update that had been made counts"
+    world.runner.hang_at = None
+    for _ in range(2):  # the second session is ended right behind the validation
+        world.resume()
+        world.told.on_step = lambda record: world.loop.stop() if record.step == 2 else None
+        await world.run()
+        world.told.on_step = lambda record: None
+    key = "eval/validation/reward"
+    calm, stormy = (series(list(read_history(each.history.path)), key) for each in (undisturbed, world))
+    assert stormy == calm
+    assert world.learner.seen == undisturbed.learner.seen
+
+
 async def test_a_step_whose_checkpoint_was_not_written_is_computed_again_and_stands_once(tmp_path):
     world = LoopWorld(tmp_path, max_steps=3)
     await world.run()

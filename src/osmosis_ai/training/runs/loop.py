@@ -22,7 +22,14 @@ from osmosis_ai.training.learner.step_errors import StepRefusedError, repeated_r
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
 from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, TrainingLoopState
-from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, finite, learning_metrics
+from osmosis_ai.training.runs.metrics import (
+    VALIDATION_PLANNED,
+    MetricsHistory,
+    StepRecord,
+    finite,
+    learning_metrics,
+    read_history,
+)
 from osmosis_ai.training.runs.rollout_batch import (
     LearnerBatch,
     RolloutBatch,
@@ -150,6 +157,8 @@ class TrainingLoop:
         try:
             if self.state.step == 0:
                 await self._measure_base()
+            elif await asyncio.to_thread(self._lacks_validation):
+                await self._validate_alone("validating the policy where the run was interrupted")
             for step in range(self.state.step + 1, last + 1):
                 await self._take_step(step)
                 if ending := self.state.end_without_signal(self._parts.learner.updates):
@@ -265,18 +274,33 @@ class TrainingLoop:
     async def _measure_base(self) -> None:
         """Record step 0: how the policy does before it learned anything."""
         if self._parts.rows.held_out:
-            self._hooks.stage("validating the policy before the first step")
-            metrics, warnings = await self._unless_stopped(self._validate(0))
-            await self._record(0, metrics, {}, warnings)
+            await self._validate_alone("validating the policy before the first step")
+
+    def _is_due(self, step: int) -> bool:
+        due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
+        return due and bool(self._parts.rows.held_out)
+
+    def _lacks_validation(self) -> bool:
+        """Tell whether an earlier session was stopped while it validated what it had learned in its last step."""
+        step = self.state.step
+        return self._is_due(step) and not any(
+            record.step == step and VALIDATION_PLANNED in record.metrics
+            for record in read_history(self._parts.history.path)
+        )
+
+    async def _validate_alone(self, doing: str) -> None:
+        """Validate outside of a step; its numbers are a record of their own."""
+        self._hooks.stage(doing)
+        metrics, warnings = await self._unless_stopped(self._validate(self.state.step))
+        await self._record(self.state.step, metrics, {}, warnings)
 
     async def _validate_if_due(self, step: int) -> tuple[dict[str, float], list[str]]:
-        due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
-        if not due or not self._parts.rows.held_out:
+        if not self._is_due(step):
             return {}, []
         try:
             return await self._unless_stopped(self._validate(step))
         except _Stopped:
-            return {}, []  # the update counts all the same
+            return {}, []  # the update counts all the same, and who goes on from it validates it
 
     async def _validate(self, step: int) -> tuple[dict[str, float], list[str]]:
         """Return a validation's numbers, and what a person should know of them."""

@@ -26,8 +26,9 @@ from tests.platform.evaluations import (
     training_body,
     wait_until,
 )
+from tests.warm_osmosis import process_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("warm_children")]
 
 RUNS = "/api/cli/training-runs"
 TRAINING_ROWS = ROOT / "data" / "multiply_train.jsonl"
@@ -216,7 +217,7 @@ def test_a_run_that_is_killed_then_stopped_and_resumed_comes_to_the_same_curve(
     until_step(1)
     worker = executor._workers.get(disturbed["id"])
     assert worker is not None
-    os.killpg(worker.process.pid, signal.SIGKILL)
+    os.kill(process_of(worker.process.pid), signal.SIGKILL)
     until_step(2)
     assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
     stopped = ended(api, disturbed["name"])

@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.capabilities import HOSTED, Capability, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
     PlatformError,
@@ -83,6 +84,9 @@ class PlatformClient:
         on_warning: called with each warning as it comes; all are in ``warnings`` too.
         transport: stands in for the network.
 
+    Attributes:
+        offers: what the platform offers beyond what all do; None until it has answered.
+
     Raises:
         OsmosisError: when the URL is invalid or insecure, or the token no token.
     """
@@ -108,6 +112,7 @@ class PlatformClient:
         self.git_identity = git_identity
         self.timeout_s = timeout_s
         self.warnings: list[ClientWarning] = []
+        self.offers: frozenset[Capability] | None = None
         self._token = token
         self._request_info = RequestInfo(self.platform_url, token_origin if token else None, git_identity)
         self._redactor = ReplyRedactor([*secrets, *([token] if token else [])])
@@ -278,6 +283,7 @@ class PlatformClient:
             if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
                 raise failure from None
             raise Transient(failure) from None
+        self._note_capabilities(reply)
         if not 200 <= reply.status < 300:
             refused = http_error(reply, self._request_info, self._redactor)
             if reply.status in retry.statuses:
@@ -338,6 +344,12 @@ class PlatformClient:
             details={"platform_url": self.platform_url},
             hint=connection_hint(self.platform_url, error),
         )
+
+    def _note_capabilities(self, reply: Reply) -> None:
+        said = read_capabilities(reply.headers)
+        # An error without the header may be a proxy's; it tells nothing of the platform behind.
+        if said is not None or (self.offers is None and reply.status < 300):
+            self.offers = HOSTED if said is None else said
 
     def _note_version(self, headers: Mapping[str, str]) -> None:
         code = _VERSION_WARNINGS.get(headers.get("x-osmosis-version-status", ""))

@@ -120,6 +120,8 @@ def open_context(
         except PlatformError as error:
             if error.platform_code in NOT_CONNECTED_CODES:
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
+            elif error.platform_code == "ROUTE_NOT_FOUND":
+                error.hint = "this platform is older than the command; its operator can upgrade it"
             elif error.status == 404 and error.path is not None and error.hint is None:
                 error.hint = suggestion(client, error.path)
             raise

@@ -20,6 +20,7 @@ from osmosis_ai.platform.http.authentication import WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.versioning import OFFERED
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, application, assert_flat_error
 
@@ -362,3 +363,11 @@ def test_old_clients_are_told_and_older_ones_refused(
     if http_status == 426:
         body = assert_flat_error(reply, 426, "UPGRADE_REQUIRED")
         assert body["status"] == "unsupported" and "0.2.14 or newer" in body["message"]
+
+
+def test_every_reply_of_the_api_says_what_is_offered_refusals_included(client: TestClient) -> None:
+    for path in ("/api/cli/verify", "/api/cli/nothing"):
+        assert client.get(path).headers["x-osmosis-capabilities"] == ", ".join(
+            sorted(x.value for x in OFFERED)
+        )
+    assert "x-osmosis-capabilities" not in client.get("/health").headers

@@ -1,4 +1,6 @@
-"""Which clients the platform still talks to: told in headers, refused with 426.
+"""What client and platform tell each other of themselves: which clients are served, and what is offered.
+
+Clients that are too old are told in headers and refused with 426; what the platform offers is a header, too.
 
 A client that does not say its version, or says one that cannot be read, is served.
 """
@@ -10,11 +12,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from osmosis_ai.api.capabilities import CAPABILITIES_HEADER, Capability, capabilities_header
+
 API_PREFIX = "/api/cli/"
+OFFERED: frozenset[Capability] = frozenset()
+"""What this platform has beyond the routes that every platform has."""
+_OFFERED_HEADER = capabilities_header(OFFERED)
 
 
 class ClientVersions:
-    """Add the version headers to every reply of the API, and refuse clients that are too old.
+    """Add the headers of version and capabilities to every reply of the API, and refuse clients that are too old.
 
     Args:
         app: the application inside.
@@ -37,6 +44,7 @@ class ClientVersions:
         async def send_with_version(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                headers[CAPABILITIES_HEADER] = _OFFERED_HEADER
                 headers["X-Osmosis-Version-Status"] = status
                 if text:
                     headers["X-Osmosis-Version-Message"] = text

@@ -1,0 +1,40 @@
+"""Whether the platform that is asked offers what a command is about: a sentence of ours instead of its 404."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from osmosis_ai.api.http_errors import PlatformError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.api.client import PlatformClient
+
+
+def require_offered(client: PlatformClient, capability: Capability) -> None:
+    """Refuse what the platform does not offer.
+
+    What a platform offers comes with each of its replies: after another call of the same client this costs
+    nothing, as the first one it asks `verify` and waits for the answer. So look up first what the command is about,
+    then require, then ask the user or send anything large:
+
+    >>> run = client.eval_runs.get(name)                          # doctest: +SKIP
+    >>> require_offered(client, Capability.EVAL_RETRIES)          # doctest: +SKIP
+
+    A new capability is a member of :class:`~osmosis_ai.api.capabilities.Capability`, and of ``OFFERED`` in
+    ``platform/http/versioning.py`` once our platform has its routes.
+
+    Raises:
+        PlatformError: with the platform code ``NOT_OFFERED`` when it does not; as every call when it cannot be asked.
+    """
+    if client.offers is None:
+        client.verify()
+    if client.offers is not None and capability not in client.offers:
+        raise PlatformError(
+            f"{client.platform_url} does not offer {capability.what}.",
+            platform_code="NOT_OFFERED",
+            details={"platform_code": "NOT_OFFERED", "capability": capability.value},
+            hint="the hosted platform has it"
+            if capability.of_the_contract
+            else "a platform that you host with `osmosis platform start` has it, from this version on",
+        )

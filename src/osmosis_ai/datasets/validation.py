@@ -61,6 +61,7 @@ class DatasetReport:
         errors: why the platform would refuse the file, the first five.
         warnings: what it would take and may not be meant.
         unusable: the one of the warnings that rows cannot be evaluated.
+        lacks_columns: the columns are those of another kind of file.
     """
 
     file: str
@@ -76,6 +77,7 @@ class DatasetReport:
     def __post_init__(self) -> None:
         # For who decides what to do about it; scripts read it among the warnings.
         self.unusable: str | None = None
+        self.lacks_columns = False
 
 
 def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
@@ -147,6 +149,7 @@ class _Validation:
             self.report.mode = "prompt"
             missing = missing_columns(columns)
             if missing:
+                self.report.lacks_columns = True
                 plural = "s" if len(missing) > 1 else ""
                 self._add_error(
                     f"missing column{plural} {quote_names(missing)} (found {quote_names(columns)})"

@@ -50,7 +50,10 @@ def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     report = validate_dataset(path, progress=progress)
     if not report.valid:
         problems = "".join(f"\n  - {error}" for error in report.errors)
-        raise OsmosisError(f"Validation failed: {path}{problems}", details=asdict(report))
+        hint = (
+            f"\n`osmosis dataset import {path}` maps columns of other names." if report.lacks_columns else ""
+        )
+        raise OsmosisError(f"Validation failed: {path}{problems}{hint}", details=asdict(report))
     return report
 
 

@@ -1,0 +1,230 @@
+"""Rows of other shapes become ours: which column is the prompt, the expected answer, the system prompt, the metadata.
+
+A mapping is a field of ours and the columns it is made of. A column is named as the file has it, or by the path to
+it (``reward_model.ground_truth``). What is guessed is guessed from the first record, by names that published datasets
+use; nothing is read into the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, cast
+
+from osmosis_ai.datasets.chat import conversation_of, read_conversation
+from osmosis_ai.datasets.reader import Record, decode_json, quote_names
+from osmosis_ai.datasets.rows import METADATA_COLUMN, PROMPT_COLUMN, SYSTEM_COLUMN, as_text
+
+Field = Literal["prompt", "ground_truth", "system", "metadata"]
+ColumnMapping = Mapping[Field, Sequence[str]]
+
+FIELDS: tuple[Field, ...] = ("prompt", "ground_truth", "system", "metadata")
+OUTPUT_COLUMNS: Mapping[Field, str] = {
+    "system": SYSTEM_COLUMN,
+    "prompt": PROMPT_COLUMN,
+    "ground_truth": "ground_truth",
+    "metadata": METADATA_COLUMN,
+}
+_SAME: Mapping[str, Field] = {
+    PROMPT_COLUMN: "prompt",
+    "messages": "prompt",
+    SYSTEM_COLUMN: "system",
+    "label": "ground_truth",
+    "answer": "ground_truth",
+}
+# In the order of preference. A list of messages counts as a prompt under any of the names of prompts.
+_PROMPT_NAMES = (
+    *("user_prompt", "prompt", "question", "problem", "query", "instruction", "task", "input"),
+    *("messages", "conversations", "conversation", "goal", "text"),
+)
+_GROUND_TRUTH_NAMES = (
+    *("ground_truth", "reward_model.ground_truth", "label", "expected_answer", "final_answer", "answer"),
+    *("target", "ideal", "expected", "expected_output", "reference_answer", "reference", "gold"),
+    *("solution", "output", "response", "completion"),
+)
+_SYSTEM_NAMES = ("system_prompt", "system", "system_message")
+_METADATA_NAMES = ("metadata", "extra_info")
+
+
+def parse_mapping(words: Iterable[str]) -> ColumnMapping:
+    """Read what a user typed: ``prompt=question,ground_truth=answer``, columns joined by ``+``.
+
+    Raises:
+        ValueError: a part is no ``field=column``, names a field that is not ours, or one twice.
+    """
+    mapping: dict[Field, Sequence[str]] = {}
+    for part in (part.strip() for word in words for part in word.split(",")):
+        if not part:
+            continue
+        name, found, columns = part.partition("=")
+        if not found or not columns.strip():
+            raise ValueError(f"`{part}` is no mapping; write FIELD=COLUMN, as in prompt=question")
+        field = _field_of(name.strip())
+        if field in mapping:
+            raise ValueError(f"`{field}` is mapped twice; join columns with +, as in {field}=a+b")
+        mapping[field] = (columns.strip(),)
+    return mapping
+
+
+def _field_of(name: str) -> Field:
+    if name in FIELDS:
+        return name
+    if name in _SAME:
+        return _SAME[name]
+    near = get_close_matches(name, FIELDS, n=1)
+    meant = f"; did you mean `{near[0]}`?" if near else ""
+    raise ValueError(f"`{name}` is no field of a dataset ({', '.join(FIELDS)}){meant}")
+
+
+def resolve_mapping(mapping: ColumnMapping, record: Record) -> ColumnMapping:
+    """Split joined columns (``a+b``), and hold every column against the file's first record.
+
+    Raises:
+        ValueError: a column is not in the file; the message names those that are.
+    """
+    return {
+        field: [column for name in columns for column in _split(name, record)]
+        for field, columns in mapping.items()
+    }
+
+
+def _split(name: str, record: Record) -> list[str]:
+    columns = [name] if has_column(record, name) else [part.strip() for part in name.split("+")]
+    for column in columns:
+        if not has_column(record, column):
+            near = get_close_matches(column, list(record), n=1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"no column '{column}' (found {quote_names(list(record))}){meant}")
+    return columns
+
+
+def guess_mapping(record: Record) -> ColumnMapping:
+    """Return what the names of a file's first record suggest; a field that none suggests is left out."""
+    names = {name.lower(): name for name in reversed(list(record))}
+    taken: set[str] = set()
+
+    def first(candidates: Sequence[str], *, fits: Callable[[Any], bool] = lambda _: True) -> list[str]:
+        for candidate in candidates:
+            column = _find(record, names, candidate)
+            if column is not None and column not in taken and fits(value_at(record, column)):
+                taken.add(column)
+                return [column]
+        return []
+
+    prompt = first(_PROMPT_NAMES)
+    if prompt and prompt[0].lower() == "instruction":  # a task and what it is to be done with
+        prompt += first(("input",))
+    chat = conversation_of(value_at(record, prompt[0])) if prompt else None
+    answered = chat is not None and chat[-1]["role"] == "assistant"
+    guessed: dict[Field, Sequence[str]] = {
+        "prompt": prompt,
+        "ground_truth": first(_GROUND_TRUTH_NAMES[:4] if answered else _GROUND_TRUTH_NAMES, fits=_is_answer),
+        "system": first(_SYSTEM_NAMES, fits=lambda value: value is None or isinstance(value, str)),
+        "metadata": first(_METADATA_NAMES, fits=lambda value: isinstance(_decoded(value), dict)),
+    }
+    return {field: columns for field, columns in guessed.items() if columns}
+
+
+def _find(record: Record, names: Mapping[str, str], candidate: str) -> str | None:
+    if candidate in names:
+        return names[candidate]
+    return candidate if "." in candidate and has_column(record, candidate) else None
+
+
+def _is_answer(value: object) -> bool:
+    return value is not None and not isinstance(value, (dict, list))
+
+
+def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
+    """Say whether the prompt is a conversation whose last turn, the assistant's, is the expected answer."""
+    columns = mapping.get("prompt", ())
+    if "ground_truth" in mapping or len(columns) != 1:
+        return False
+    chat = conversation_of(value_at(record, columns[0]))
+    return chat is not None and chat[-1]["role"] == "assistant"
+
+
+def left_out(mapping: ColumnMapping, record: Record) -> list[str]:
+    """Name the columns that a mapping makes nothing of."""
+    used = {
+        column if column in record else column.split(".")[0] for names in mapping.values() for column in names
+    }
+    return [name for name in record if name not in used]
+
+
+def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
+    """Make our row of a record; every row of a mapping has the same columns, in one order.
+
+    Raises:
+        ValueError: the record lacks what the row needs, or its conversation is no single prompt.
+    """
+    fields: dict[Field, Any] = {
+        field: _text_of(record, mapping[field]) for field in mapping if field != "metadata"
+    }
+    if len(mapping.get("prompt", ())) == 1:
+        chat = conversation_of(value_at(record, mapping["prompt"][0]))
+        if chat is not None:
+            found = read_conversation(chat, wants_answer="ground_truth" not in mapping)
+            fields["prompt"] = found.prompt
+            fields["system"] = fields.get("system") or found.system
+            fields.setdefault("ground_truth", found.answer)
+    if "metadata" in mapping:
+        fields["metadata"] = _metadata_of(record, mapping["metadata"])
+    needed: tuple[Field, ...] = ("metadata",) if "metadata" in mapping else ("prompt", "ground_truth")
+    absent = [field for field in needed if field in fields and not fields[field]]
+    if absent:
+        where = [column for field in absent for column in mapping.get(field, mapping.get("prompt", ()))]
+        raise ValueError(f"no value for {quote_names(absent)} (from {quote_names(where)})")
+    return {column: fields[field] for field, column in OUTPUT_COLUMNS.items() if field in fields}
+
+
+def _text_of(record: Record, columns: Sequence[str]) -> str | None:
+    parts = [text for column in columns if (text := as_text(value_at(record, column))) is not None]
+    return "\n\n".join(parts) or None
+
+
+def _metadata_of(record: Record, columns: Sequence[str]) -> dict[str, Any] | None:
+    """Return an object as it is; what is none, or several columns, under the columns' names. No empty objects."""
+    if len(columns) == 1:
+        value = _decoded(value_at(record, columns[0]))
+        if isinstance(value, dict):
+            return cast("dict[str, Any] | None", _without_empty(value)) or None
+    gathered = {column.rpartition(".")[2]: value_at(record, column) for column in columns}
+    return cast("dict[str, Any] | None", _without_empty(gathered)) or None
+
+
+def _without_empty(value: Any) -> Any:
+    """Return a value without the empty objects in it, which metadata may not hold; they count as null."""
+    if isinstance(value, dict):
+        return {str(key): _without_empty(item) for key, item in value.items()} or None
+    if isinstance(value, list):
+        return [_without_empty(item) for item in value]
+    return value
+
+
+def _decoded(value: object) -> object:
+    """Return an object that a text column holds as JSON; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            return decode_json(value)
+        except ValueError:
+            return value
+    return value
+
+
+def has_column(record: Record, column: str) -> bool:
+    """Say whether a record has a column of that name, or a value at that path."""
+    if column in record:
+        return True
+    head, found, rest = column.partition(".")
+    inner = _decoded(record.get(head))
+    return bool(found) and isinstance(inner, dict) and has_column(inner, rest)
+
+
+def value_at(record: Record, column: str) -> Any:
+    """Return the value of a column or of a path into one; None where a record has none."""
+    if column in record:
+        return record[column]
+    head, found, rest = column.partition(".")
+    inner = _decoded(record.get(head)) if found else None
+    return value_at(inner, rest) if isinstance(inner, dict) else None

@@ -1,0 +1,282 @@
+"""`osmosis dataset import`: a file of another shape becomes a dataset of ours, row by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osmosis_ai.datasets import DatasetReport, validate_dataset
+from osmosis_ai.datasets.formats import open_reader, raise_for
+from osmosis_ai.datasets.mapping import (
+    FIELDS,
+    OUTPUT_COLUMNS,
+    ColumnMapping,
+    Field,
+    answers_in_conversation,
+    guess_mapping,
+    left_out,
+    map_record,
+    parse_mapping,
+    resolve_mapping,
+)
+from osmosis_ai.datasets.reader import Record, StopReading, name_of_type, quote_names
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import replacing
+
+MOST_PROBLEMS = 5
+PREVIEW_ROWS = 3
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """What an import would do; nothing has been written.
+
+    Attributes:
+        source: the file to read.
+        target: the JSON Lines file to write.
+        mapping: our fields, each with the columns it is made of.
+        guessed: the fields of ``mapping`` that nobody named.
+        answer_in_conversation: the expected answer is the last turn of the prompt's conversation.
+        left_out: columns that nothing is made of.
+        preview: the first rows as they would be written; a row that cannot be is left out.
+    """
+
+    source: Path
+    target: Path
+    mapping: ColumnMapping
+    guessed: tuple[Field, ...]
+    answer_in_conversation: bool
+    left_out: Sequence[str]
+    preview: Sequence[Record]
+
+    def as_option(self) -> str:
+        """Return the mapping as ``--map`` takes it."""
+        return ",".join(f"{name}={'+'.join(columns)}" for name, columns in self.mapping.items())
+
+
+@dataclass
+class ImportReport:
+    """What came of an import.
+
+    Attributes:
+        row_count: rows written.
+        skipped: rows left out because they could not be made into one.
+        problems: what was wrong with the first of those.
+        dataset: what the platform's rules say of the new file.
+    """
+
+    row_count: int = 0
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+    dataset: DatasetReport | None = None
+
+
+def plan_import(source: Path, *, mapping: Sequence[str] = (), target: Path | None = None) -> ImportPlan:
+    """Find out what becomes of a file's columns, from its first rows.
+
+    Args:
+        source: a .jsonl, .csv, .json or .parquet file.
+        mapping: ``field=column`` as typed. Without any, every field is guessed; otherwise only what a row
+            cannot do without.
+        target: where to write; by default ``data/NAME.jsonl`` of the workspace directory, or beside the work.
+
+    Raises:
+        OsmosisError: the file cannot be read, a mapping is wrong, or a field that rows need is not to be found.
+    """
+    first_records = _first_records(source)
+    first = first_records[0]
+    try:
+        named = resolve_mapping(parse_mapping(mapping), first)
+        guess = guess_mapping(first)
+        known: ColumnMapping = {
+            name: named.get(name) or guess[name]
+            for name in FIELDS
+            if name in named or (name in guess and (not named or name in ("prompt", "ground_truth")))
+        }
+    except ValueError as error:
+        raise OsmosisError(f"{source}: {error}.") from None
+    answered = answers_in_conversation(known, first)
+    if answered:
+        known = {name: columns for name, columns in known.items() if name in named or name != "ground_truth"}
+    _require_fields(source, known, first, answered=answered)
+    return ImportPlan(
+        source=source,
+        target=_target(source, target),
+        mapping=known,
+        guessed=tuple(name for name in known if name not in named),
+        answer_in_conversation=answered,
+        left_out=left_out(known, first),
+        preview=list(_preview(known, first_records)),
+    )
+
+
+def _first_records(source: Path) -> list[Record]:
+    reader = open_reader(source, report=raise_for(source), uniform=False)
+    records: list[Record] = []
+    for number, record in reader:
+        if isinstance(record, dict):
+            records.append(record)
+        elif not records:
+            found = name_of_type(record)
+            raise OsmosisError(f"{source}: {reader.unit} {number}: expected a JSON object, found {found}.")
+        if len(records) == PREVIEW_ROWS:
+            break
+    if not records or not records[0]:
+        raise OsmosisError(f"{source}: found no rows.")
+    return records
+
+
+def _require_fields(source: Path, mapping: ColumnMapping, first: Record, *, answered: bool) -> None:
+    if "metadata" in mapping:
+        return
+    missing = [name for name in ("prompt", "ground_truth") if name not in mapping]
+    if answered and "ground_truth" in missing:
+        missing.remove("ground_truth")
+    if missing:
+        example = " ".join(f"--map {name}=COLUMN" for name in missing)
+        raise OsmosisError(
+            f"{source}: cannot tell which column is the {' and the '.join(missing)} "
+            f"(found {quote_names(list(first))}); say so: {example}"
+        )
+
+
+def _preview(mapping: ColumnMapping, records: Sequence[Record]) -> Iterator[Record]:
+    for record in records:
+        try:
+            yield map_record(mapping, record)
+        except ValueError:
+            continue
+
+
+def _target(source: Path, target: Path | None) -> Path:
+    if target is None:
+        target = _default_directory() / f"{source.stem}.jsonl"
+    elif target.is_dir():
+        target = target / f"{source.stem}.jsonl"
+    if target.suffix.lower() != ".jsonl":
+        raise OsmosisError(f"{target}: imported rows are JSON Lines; name a file that ends in .jsonl.")
+    if target.resolve() == source.resolve():
+        raise OsmosisError(f"{target} is the file that is read; name another one with `--output`.")
+    return target
+
+
+def _default_directory() -> Path:
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        return find_workspace(require_scaffold=False).data_dir
+    except OsmosisError:
+        return Path()
+
+
+def import_rows(
+    plan: ImportPlan,
+    *,
+    overwrite: bool = False,
+    skip_invalid: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> ImportReport:
+    """Write the rows of a plan; the new file is there whole, or not at all.
+
+    Args:
+        plan: what :func:`plan_import` returned.
+        overwrite: replace a file that is there.
+        skip_invalid: leave rows out that cannot be made into one of ours, instead of refusing the file.
+        progress: takes the number of bytes read so far.
+
+    Raises:
+        ConflictError: there is a file at the target, and ``overwrite`` is not set.
+        OsmosisError: the file or a row cannot be read or made into one of ours, or nothing can be written.
+    """
+    if plan.target.exists() and not overwrite:
+        raise ConflictError(
+            f"{plan.target} exists; `--overwrite` replaces it, `--output` names another file."
+        )
+    report = ImportReport()
+    try:
+        with replacing(plan.target, mode=0o644) as handle:
+            for row in _rows(plan, report, skip_invalid=skip_invalid, progress=progress):
+                handle.write(_line(row))
+                report.row_count += 1
+            if not report.row_count:
+                raise OsmosisError(_failure(plan, report.problems or ["no row could be used"]))
+    except OSError as error:
+        raise OsmosisError(f"{plan.target} cannot be written: {error.strerror or error}.") from error
+    report.dataset = validate_dataset(plan.target)
+    return report
+
+
+def _rows(
+    plan: ImportPlan, report: ImportReport, *, skip_invalid: bool, progress: Callable[[int], None] | None
+) -> Iterator[Record]:
+    problems = report.problems
+
+    def add(problem: str) -> None:
+        report.skipped += 1
+        if len(problems) < MOST_PROBLEMS:
+            problems.append(problem)
+        elif not skip_invalid:
+            raise StopReading
+
+    broken: list[str] = []  # what makes the rest of the file unreadable is no row to be skipped
+    reader = open_reader(plan.source, report=broken.append, progress=progress, uniform=False)
+    try:
+        for number, record in reader:
+            try:
+                yield map_record(plan.mapping, reader.exactly(number, _object(record)))
+            except ValueError as error:
+                add(f"{reader.unit} {number}: {error}")
+            except RecursionError:
+                add(f"{reader.unit} {number}: nested too deeply")
+            while broken and skip_invalid:
+                add(broken.pop(0))
+            if len(broken) > MOST_PROBLEMS:
+                break
+    except StopReading:
+        if broken:
+            raise OsmosisError(_failure(plan, broken)) from None
+    if (problems or broken) and not skip_invalid:
+        raise OsmosisError(_failure(plan, [*problems, *broken]))
+
+
+def _object(record: object) -> Record:
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found {name_of_type(record)}")
+    return record
+
+
+def _failure(plan: ImportPlan, problems: Sequence[str]) -> str:
+    listed = "".join(f"\n  - {problem}" for problem in problems[:MOST_PROBLEMS])
+    more = f"\n  - ... (showing first {MOST_PROBLEMS} errors)" if len(problems) >= MOST_PROBLEMS else ""
+    return f"Import failed: {plan.source}{listed}{more}\nNothing was written; `--skip-invalid` leaves such rows out."
+
+
+def _line(row: Record) -> bytes:
+    """Return a row as one JSON line, dates and the like as text, integers of any length whole."""
+    try:
+        return orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def mapping_rows(plan: ImportPlan) -> list[dict[str, Any]]:
+    """Return what becomes of each column, as scripts read it: ``column``, ``becomes``, ``guessed``."""
+    rows = [
+        {"column": column, "becomes": OUTPUT_COLUMNS[name], "guessed": name in plan.guessed}
+        for name, columns in plan.mapping.items()
+        for column in columns
+    ]
+    if plan.answer_in_conversation:
+        column = plan.mapping["prompt"][0]
+        answer = {
+            "column": f"{column} (last turn)",
+            "becomes": "ground_truth",
+            "guessed": "prompt" in plan.guessed,
+        }
+        rows.append(answer)
+    return rows + [{"column": column, "becomes": None, "guessed": False} for column in plan.left_out]

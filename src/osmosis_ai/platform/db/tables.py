@@ -7,64 +7,23 @@ Times are UTC. Ids are opaque strings with a prefix that names the kind.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
-    DateTime,
     Float,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Text,
-    TypeDecorator,
     UniqueConstraint,
 )
-from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC on every engine; SQLite alone would forget the zone."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("a naive datetime has no place in the database")
-        return value.astimezone(timezone.utc)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.replace(tzinfo=timezone.utc) if value is not None and value.tzinfo is None else value
-
-
-# Migrations name what they change, so every constraint needs a name that is the same on every engine.
-_NAMES = {
-    "ix": "ix_%(column_0_label)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_name)s",
-    "pk": "pk_%(table_name)s",
-}
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(naming_convention=_NAMES)
-    # None is NULL, not JSON's null: queries can ask for it.
-    type_annotation_map = {
-        datetime: UtcDateTime,
-        dict[str, Any]: JSON(none_as_null=True),
-        list[Any]: JSON(none_as_null=True),
-    }
+from osmosis_ai.platform.db.base import Base as Base
 
 
 def new_id(prefix: str) -> str:
@@ -259,7 +218,8 @@ class DbRun(Base):
     ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
     A worker owns the run while ``lease_token`` is its own and ``lease_expires_at`` lies ahead.
     ``request`` is what was submitted, without secret values; those are in ``sealed_secrets`` and
-    only until the run has ended. ``selection`` and ``seed`` make its rows reproducible.
+    only until the run has ended. ``selection`` and ``seed`` make its rows reproducible. ``imported`` says of a run
+    that was executed elsewhere where it came from; NULL for all others.
     """
 
     __tablename__ = "runs"
@@ -298,12 +258,52 @@ class DbRun(Base):
     results: Mapped[dict[str, Any] | None]
     metrics: Mapped[dict[str, Any] | None]
     grader_digest: Mapped[str | None] = mapped_column(String(64))
+    imported: Mapped[dict[str, Any] | None]
 
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     lease_token: Mapped[str | None] = mapped_column(String(64))
     lease_expires_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
     stop_requested_at: Mapped[datetime | None]
+
+
+class DbEvalImport(Base):
+    """The upload of an evaluation that ran elsewhere. ``status``: ``uploading`` or ``finalized``.
+
+    ``announced`` is what was said of the run when the upload began. ``run_id`` is decided then, because its files are
+    stored below it; the run itself is there once the upload is finalized, until somebody deletes it.
+    """
+
+    __tablename__ = "eval_imports"
+    __table_args__ = (UniqueConstraint("workspace_id", "local_run_id", "manifest_digest"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    repository_id: Mapped[str | None] = mapped_column(ForeignKey("repositories.id", ondelete="SET NULL"))
+    local_run_id: Mapped[str] = mapped_column(String(32))
+    manifest_digest: Mapped[str] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))
+    announced: Mapped[dict[str, Any]]
+    run_id: Mapped[str] = mapped_column(String(40))
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class DbEvalImportFile(Base):
+    """A file of such an upload, by its path in the run's directory; ``upload`` is the store's, while it is open."""
+
+    __tablename__ = "eval_import_files"
+
+    import_id: Mapped[str] = mapped_column(
+        ForeignKey("eval_imports.id", ondelete="CASCADE"), primary_key=True
+    )
+    path: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    blob_key: Mapped[str] = mapped_column(String(255))
+    upload: Mapped[dict[str, Any] | None]
+    is_stored: Mapped[bool] = mapped_column(default=False)
 
 
 class DbSample(Base):
@@ -407,21 +407,3 @@ class DbLogLine(Base):
     step: Mapped[str] = mapped_column(String(64))
     message: Mapped[str] = mapped_column(Text)
     details: Mapped[dict[str, Any] | None]
-
-
-# Below the number of variables that SQLite takes in one statement, for every table here.
-_ROWS_PER_STATEMENT = 500
-
-
-def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    table = model.__table__
-    key = [column.name for column in table.primary_key]
-    dialect: Any = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
-        part = rows[start : start + _ROWS_PER_STATEMENT]
-        statement = dialect.insert(table).values(part)
-        changed = {name: statement.excluded[name] for name in part[0] if name not in key}
-        session.execute(statement.on_conflict_do_update(index_elements=key, set_=changed))

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from alembic import context
 
-from osmosis_ai.platform.db.tables import Base, UtcDateTime
+from osmosis_ai.platform.db.base import UtcDateTime
+from osmosis_ai.platform.db.tables import Base
 
 
 def render_item(kind: str, item: Any, _autogen: Any) -> str | Literal[False]:

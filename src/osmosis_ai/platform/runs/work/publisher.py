@@ -23,7 +23,8 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, upsert
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import LogLine, LogStore, storable
 from osmosis_ai.platform.runs.eval_results import live_results, summarised_results
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases

@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, new_id, upsert
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, new_id
 from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in

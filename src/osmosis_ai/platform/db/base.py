@@ -1,0 +1,66 @@
+"""What all rows share, on either engine: moments in UTC, JSON without its null, names of constraints, writing again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, MetaData, TypeDecorator
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Session
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC on every engine; SQLite alone would forget the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive datetime has no place in the database")
+        return value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.replace(tzinfo=timezone.utc) if value is not None and value.tzinfo is None else value
+
+
+# Migrations name what they change, so every constraint needs a name that is the same on every engine.
+_NAMES = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=_NAMES)
+    # None is NULL, not JSON's null: queries can ask for it.
+    type_annotation_map = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+    }
+
+
+# Below the number of variables that SQLite takes in one statement, for every table here.
+_ROWS_PER_STATEMENT = 500
+
+
+def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    table = model.__table__
+    key = [column.name for column in table.primary_key]
+    dialect: Any = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        part = rows[start : start + _ROWS_PER_STATEMENT]
+        statement = dialect.insert(table).values(part)
+        changed = {name: statement.excluded[name] for name in part[0] if name not in key}
+        session.execute(statement.on_conflict_do_update(index_elements=key, set_=changed))

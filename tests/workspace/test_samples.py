@@ -13,6 +13,16 @@ from osmosis_ai.workspace.git import read_git_state
 from osmosis_ai.workspace.layout import find_dataset_file, find_workspace
 from tests.workspace.builders import git, make_repository
 
+SAMPLE_FILES = {
+    "rollouts/multiply/main.py",
+    "rollouts/multiply/pyproject.toml",
+    "rollouts/multiply/README.md",
+    "configs/eval/multiply.toml",
+    "configs/training/multiply.toml",
+    "data/multiply.jsonl",
+    "data/multiply_train.jsonl",
+}
+
 
 def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> None:
     workspace = samples.copy_sample_workspace(tmp_path / "scratch")
@@ -22,7 +32,7 @@ def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> Non
     assert (state.branch, state.dirty) == ("main", False)
     assert git(workspace.root, "rev-list", "--count", "HEAD") == "1"
     tracked = set(git(workspace.root, "ls-files").splitlines())
-    assert tracked == {*samples.SAMPLE_FILES, *doctor.AGENT_GUIDES, ".gitignore"}
+    assert tracked == {*SAMPLE_FILES, *doctor.AGENT_GUIDES, ".gitignore"}
 
 
 def test_the_configs_of_the_copy_are_right(tmp_path: Path) -> None:
@@ -68,7 +78,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
     workspace = samples.copy_sample_workspace(tmp_path / "scratch")
-    assert set(samples.SAMPLE_FILES) <= set(git(workspace.root, "ls-files").splitlines())
+    assert set(git(workspace.root, "ls-files").splitlines()) >= SAMPLE_FILES
     assert git(workspace.root, "log", "--format=%an <%ae> %D") == "Osmosis <osmosis@localhost> HEAD -> main"
     assert "encoding" not in git(workspace.root, "cat-file", "commit", "HEAD")
     assert config.read_bytes() == before
@@ -97,20 +107,3 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OsmosisError, match="is not empty"):
         samples.copy_sample_workspace(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_an_installed_package_carries_the_samples_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "site-packages" / "osmosis_ai"
-    for name in samples.SAMPLE_FILES:
-        (package / "samples" / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / "samples" / name).write_text("")
-    monkeypatch.setattr(samples, "__file__", str(package / "workspace" / "samples.py"))
-    assert samples.sample_root() == package / "samples"
-
-
-def test_an_installation_without_samples_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "__file__", str(tmp_path / "a" / "osmosis_ai" / "workspace" / "samples.py"))
-    with pytest.raises(OsmosisError, match="not part of this installation"):
-        samples.sample_root()

@@ -8,7 +8,8 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from osmosis_ai.workspace.scaffold import InitResult, init_rollout
+from osmosis_ai.workspace.placement import PlacedRollout
+from osmosis_ai.workspace.scaffold import init_rollout
 
 FILES = (
     "configs/eval/capitals.toml",
@@ -28,11 +29,9 @@ def edited(workspace: WorkspaceDirectory, kind: str) -> Path:
 
 
 def test_a_rollout_with_its_two_configs_is_written(workspace: WorkspaceDirectory) -> None:
-    assert init_rollout(workspace, "capitals") == InitResult(
+    assert init_rollout(workspace, "capitals") == PlacedRollout(
         "capitals",
-        "rollouts/capitals",
-        "configs/eval/capitals.toml",
-        "configs/training/capitals.toml",
+        ("rollouts/capitals", "configs/eval/capitals.toml", "configs/training/capitals.toml"),
         FILES,
         (".env", ".osmosis/"),
     )
@@ -93,7 +92,7 @@ def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: Work
     with pytest.raises(OsmosisError) as caught:
         init_rollout(workspace, "capitals")
     assert caught.value.code == "CONFLICT"
-    assert caught.value.details == {"conflicts": ["rollouts/capitals", "configs/eval/capitals.toml"]}
+    assert caught.value.details["conflicts"] == ["rollouts/capitals", "configs/eval/capitals.toml"]
     assert (workspace.eval_configs_dir / "capitals.toml").read_text() == "mine"
     assert not (workspace.training_configs_dir / "capitals.toml").exists()
 

@@ -58,6 +58,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "rollout": CommandEntry(
         "group", "osmosis_ai.cli.rollouts:app", "Write the agents that are evaluated and trained."
     ),
+    "template": CommandEntry("group", "osmosis_ai.cli.templates:app", "Begin with an agent that works."),
     "serve": CommandEntry(
         "command", "osmosis_ai.cli.agent_loops.serve:serve", "Serve an agent loop to trainers elsewhere."
     ),

@@ -16,6 +16,7 @@ from osmosis_ai.files import write_atomic
 from osmosis_ai.workspace import gitignore
 from osmosis_ai.workspace.git import tracked_env_files
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
+from osmosis_ai.workspace.placement import obstacle_on_the_way
 
 _KEYS = "{{keys}}"
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
@@ -109,8 +110,4 @@ def _obstacle(root: Path, name: str) -> str | None:
     target = root / name
     if target.is_symlink() or target.exists():
         return name
-    for parent in reversed(target.relative_to(root).parents[:-1]):
-        place = root / parent
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            return parent.as_posix()
-    return None
+    return obstacle_on_the_way(root, name)

@@ -1,4 +1,4 @@
-"""The sample workspace: the same files in a checkout and in an installed wheel, copied into a repository of its own.
+"""The sample workspace: the first template in a repository of its own, from a checkout or an installed wheel.
 
 The copy owes nothing to the user's Git configuration and leaves no trace in it.
 """
@@ -6,7 +6,6 @@ The copy owes nothing to the user's Git configuration and leaves no trace in it.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,8 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
-
-SAMPLE_FILES = (
-    "rollouts/multiply/main.py",
-    "rollouts/multiply/pyproject.toml",
-    "rollouts/multiply/README.md",
-    "configs/eval/multiply.toml",
-    "configs/training/multiply.toml",
-    "data/multiply.jsonl",
-    "data/multiply_train.jsonl",
-)
+from osmosis_ai.workspace.placement import place
+from osmosis_ai.workspace.rollout_templates import EXAMPLE, RolloutTemplate, own_root
 
 _GITIGNORE = "__pycache__/\n.venv/\n.env\n.osmosis/\n"
 _NO_USER_CONFIG = {
@@ -33,22 +24,6 @@ _NO_USER_CONFIG = {
     "GIT_CONFIG_COUNT": "0",
     "GIT_CONFIG_PARAMETERS": "",
 }
-
-
-def sample_root() -> Path:
-    """Return the directory that holds the sample workspace's files.
-
-    Raises:
-        OsmosisError: when this installation carries none.
-    """
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "samples", package.parents[1]):
-        if all((candidate / name).is_file() for name in SAMPLE_FILES):
-            return candidate
-    raise OsmosisError(
-        f"The sample workspace is not part of this installation ({package}).",
-        hint="install Osmosis again, from a wheel or a checkout",
-    )
 
 
 def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
@@ -61,18 +36,16 @@ def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
         ConflictError: when ``target`` holds something.
         OsmosisError: when the samples are missing, or Git fails.
     """
-    source = sample_root()
+    sample = RolloutTemplate(own_root(), EXAMPLE).read()
     if target.exists() and any(target.iterdir()):
         raise ConflictError(f"{target} is not empty.")
     root = target.absolute()
     for name in REQUIRED_DIRECTORIES:
         (root / name).mkdir(parents=True, exist_ok=True)
-    for name in SAMPLE_FILES:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, root / name)
+    (root / ".gitignore").write_text(_GITIGNORE, encoding="utf-8")
+    place(WorkspaceDirectory(root), sample, force=False)
     for name in AGENT_GUIDES:
         (root / name).write_text(guide_text(name), encoding="utf-8")
-    (root / ".gitignore").write_text(_GITIGNORE, encoding="utf-8")
     _first_commit(root)
     return WorkspaceDirectory(root.resolve())
 

@@ -104,8 +104,9 @@ def cell_text(cell: Cell) -> str:
 
 
 def _list_lines(result: ListResult) -> Iterator[str]:
+    shown = [column for column in result.columns if column.in_plain]
     for item in result.items:
-        yield joined(column.cell(item) for column in result.columns)
+        yield joined(column.cell(item) for column in shown)
 
 
 def _row_lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -59,6 +59,7 @@ class Column:
         value: computes the cell from the item (dates, sizes, status words).
         right: align to the right, as numbers are.
         keep: keep on one line while other columns can shrink (names).
+        in_plain: whether plain lines have it; where they are a contract, what we add is for people only.
     """
 
     heading: str
@@ -66,6 +67,7 @@ class Column:
     value: Callable[[Mapping[str, Any]], Cell] | None = None
     right: bool = False
     keep: bool = False
+    in_plain: bool = True
 
     def cell(self, item: Mapping[str, Any]) -> Cell:
         """Return what this column shows of ``item``."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
-from osmosis_ai.workspace.scaffold import InitResult, init_rollout
+from osmosis_ai.workspace.placement import PlacedRollout
+from osmosis_ai.workspace.scaffold import init_example, init_rollout
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -22,7 +24,7 @@ class InitializedRollout:
     """A new rollout and the workspace it was written to."""
 
     workspace: WorkspaceDirectory
-    written: InitResult
+    written: PlacedRollout
 
     def resource(self) -> dict[str, Any]:
         """Return what was written as scripts see it; paths are relative to the workspace directory."""
@@ -36,11 +38,14 @@ class InitializedRollout:
         }
 
 
-def initialize_rollout(name: str, *, force: bool = False, start: Path | None = None) -> InitializedRollout:
+def initialize_rollout(
+    name: str | None, *, example: bool = False, force: bool = False, start: Path | None = None
+) -> InitializedRollout:
     """Write a rollout's skeleton and configs into the workspace that ``start`` is in.
 
     Args:
-        name: the rollout's name.
+        name: the rollout's name; None, where an example is wanted, for the example's own.
+        example: write an agent that works, with its data, instead of a skeleton.
         force: replace what has that name.
         start: a directory of the workspace; the current one when None.
 
@@ -50,6 +55,10 @@ def initialize_rollout(name: str, *, force: bool = False, start: Path | None = N
         OsmosisError: when the name is not allowed, or the workspace lacks a directory.
     """
     workspace = find_workspace(start)
+    if example:
+        return InitializedRollout(workspace, init_example(workspace, name, force=force))
+    if name is None:
+        raise OsmosisError("A new rollout needs a name.")
     return InitializedRollout(workspace, init_rollout(workspace, name, force=force))
 
 

@@ -1,0 +1,55 @@
+"""`osmosis template apply`: an agent that works, written into the workspace directory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.output.results import OperationResult
+
+
+def complete_template(incomplete: str) -> list[str]:
+    """Return the names of templates that begin with what was typed."""
+    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.workspace.rollout_templates import template_names
+
+    try:
+        return [name for name in template_names() if name.startswith(incomplete)]
+    except (OsmosisError, OSError):  # a shell's prompt is no place for an error
+        return []
+
+
+def apply(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of `osmosis template list`.", show_default=False, autocompletion=complete_template
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace a rollout, configs and data of those names.")
+    ] = False,
+) -> OperationResult:
+    """Write a template into this repository: its rollout, its configs and their data."""
+    from osmosis_ai.services.rollouts.templates import apply_template
+
+    applied = apply_template(name, force=force)
+    resource = applied.resource()
+    added = resource["gitignore"]["added"]
+    evaluations = [path for path in applied.configs if path.startswith("configs/eval/")]
+    return OperationResult(
+        operation="template.apply",
+        message=f"Applied template '{name}'.",
+        resource=resource,
+        next_steps=[
+            *(f"  {path}" for path in resource["files"]),
+            *([f"  .gitignore now ignores {' and '.join(added)}"] if added else []),
+            *(f"Evaluate on this machine: osmosis eval run {path}" for path in evaluations),
+        ],
+        next_steps_structured=[_evaluate(path) for path in evaluations],
+    )
+
+
+def _evaluate(config: str) -> dict[str, Any]:
+    return {"action": "eval_run", "config": config}

@@ -1,0 +1,214 @@
+"""A rollout is put into a workspace whole or not at all, and never over what somebody else wrote unless forced.
+
+What stands in the way is found before the first write, and told with its differences. Everything is written beside
+its place first and then renamed into it; when a rename fails, those before it are taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.workspace import gitignore
+from osmosis_ai.workspace.differences import difference, join_differences, shortened
+from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+
+@dataclass(frozen=True)
+class RolloutFiles:
+    """A rollout with what belongs to it: its directory, its configs, its data.
+
+    Args:
+        name: the rollout's name.
+        contents: what is written, by path relative to the workspace's root.
+    """
+
+    name: str
+    contents: Mapping[str, bytes]
+
+    def renamed(self, name: str) -> RolloutFiles:
+        """Return the same rollout under another name; data keep theirs."""
+        own = re.escape(self.name)
+        path = re.compile(rf"(rollouts/|configs/(?:eval|training)/){own}(?=/|\.toml\b|\b(?![-\w]))".encode())
+        key = re.compile(rf"((?:\bname|\brollout)\s*=\s*\"){own}(?=\")".encode())
+        heading = re.compile(rf"\A(# ){own}$".encode(), re.MULTILINE)
+        new = name.encode()
+
+        def put(text: bytes) -> bytes:
+            for pattern in (path, key, heading):
+                text = pattern.sub(lambda found: found[1] + new, text)
+            return text
+
+        code = {
+            where: text if where.startswith("data/") else put(text) for where, text in self.contents.items()
+        }
+        return RolloutFiles(name, {put(where.encode()).decode(): text for where, text in code.items()})
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What is replaced as a whole: the rollout's directory, then each file outside it."""
+        directory = f"rollouts/{self.name}"
+        return directory, *(path for path in self.contents if not path.startswith(f"{directory}/"))
+
+
+@dataclass(frozen=True)
+class PlacedRollout:
+    """What was written, as paths relative to the workspace's root.
+
+    Args:
+        name: the rollout's name.
+        destinations: its directory, and the files outside it.
+        files: every file that was written, sorted; data that was there already in the same words is not among them.
+        ignored: the lines that were added to `.gitignore`, so that keys and results stay out of the repository.
+    """
+
+    name: str
+    destinations: tuple[str, ...]
+    files: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def rollout_dir(self) -> str:
+        """Its directory."""
+        return f"rollouts/{self.name}"
+
+    @property
+    def eval_config(self) -> str:
+        """Its eval config."""
+        return f"configs/eval/{self.name}.toml"
+
+    @property
+    def training_config(self) -> str:
+        """Its training config."""
+        return f"configs/training/{self.name}.toml"
+
+
+def place(workspace: WorkspaceDirectory, rollout: RolloutFiles, *, force: bool) -> PlacedRollout:
+    """Write a rollout's files into ``workspace``: all of them, or none.
+
+    Args:
+        workspace: where to; directories that it lacks are made.
+        rollout: what to write.
+        force: replace a rollout directory, configs and data that are there.
+
+    Raises:
+        ConflictError: when a target exists and ``force`` is not set, or is a link or of another kind, or lies behind
+            a link. An identical data file is no conflict.
+        OSError: when it cannot be written; the workspace is as it was.
+    """
+    root = workspace.root
+    pending = [target for target in rollout.targets if not _is_same_data(root, target, rollout)]
+    _check_targets(root, pending, rollout, force=force)
+    with tempfile.TemporaryDirectory(prefix=".osmosis-new-", dir=root, ignore_cleanup_errors=True) as beside:
+        written = [path for path in rollout.contents if _target_of(path, pending) is not None]
+        for path in written:
+            _write(Path(beside) / "new" / path, rollout.contents[path])
+        _move_in(root, Path(beside), pending)
+    ignored = gitignore.missing_patterns(root) if gitignore.obstacle(root) is None else ()
+    gitignore.add_patterns(root, ignored)
+    return PlacedRollout(rollout.name, rollout.targets, tuple(sorted(written)), ignored)
+
+
+def obstacle_on_the_way(root: Path, name: str) -> str | None:
+    """Return which directory between ``root`` and ``name`` is a link or no directory; None without any."""
+    for parent in reversed(PurePosixPath(name).parents[:-1]):
+        place = root / parent
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            return parent.as_posix()
+    return None
+
+
+def _target_of(path: str, targets: Sequence[str]) -> str | None:
+    return next((target for target in targets if path == target or path.startswith(f"{target}/")), None)
+
+
+def _is_same_data(root: Path, target: str, rollout: RolloutFiles) -> bool:
+    path = root / target
+    if not target.startswith("data/") or path.is_symlink() or not path.is_file():
+        return False
+    content = rollout.contents[target]
+    return path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *, force: bool) -> None:
+    present = [target for target in targets if _exists(root / target)]
+    ways = dict.fromkeys(found for target in targets if (found := obstacle_on_the_way(root, target)))
+    irregular = [*ways, *(target for target in present if not _replaceable(root / target, target, rollout))]
+    if present and not force:
+        differences = _differences(root, present, rollout)
+        shown = join_differences(differences)
+        raise ConflictError(
+            "These exist already:\n" + _listed(present) + (f"\n{shown}" if shown else ""),
+            details={"conflicts": present, "differences": differences},
+            hint="move them away, or replace them with `--force`",
+        )
+    if irregular:
+        raise ConflictError(
+            "These are not replaced, because they are links or not of the expected kind:\n"
+            + _listed(irregular),
+            details={"conflicts": irregular},
+            hint="remove them by hand",
+        )
+
+
+def _differences(root: Path, present: Sequence[str], rollout: RolloutFiles) -> dict[str, str]:
+    """Return, by path, what `--force` would change."""
+    changed = [
+        (path, difference(root / path, content, path, as_text=not path.startswith("data/")))
+        for path, content in rollout.contents.items()
+        if _target_of(path, present) is not None and not _behind_link(root, path)
+    ]
+    directory = root / f"rollouts/{rollout.name}"
+    inside = directory.rglob("*") if directory.is_dir() and not directory.is_symlink() else ()
+    own = {
+        path.relative_to(root).as_posix() for path in inside if not path.is_dir()
+    } - rollout.contents.keys()
+    gone = [f"{path} is yours alone, and would be removed" for path in sorted(own)]
+    lost = [(f"rollouts/{rollout.name}", shortened(gone))] if gone else []
+    return {path: shown for path, shown in [*lost, *changed] if shown}
+
+
+def _behind_link(root: Path, path: str) -> bool:
+    return (root / path).is_symlink() or obstacle_on_the_way(root, path) is not None
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return "\n".join(f"  - {path}" for path in paths)
+
+
+def _exists(path: Path) -> bool:
+    return path.is_symlink() or path.exists()
+
+
+def _replaceable(path: Path, target: str, rollout: RolloutFiles) -> bool:
+    return not path.is_symlink() and (path.is_file() if target in rollout.contents else path.is_dir())
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o644)
+
+
+def _move_in(root: Path, beside: Path, targets: Sequence[str]) -> None:
+    """Rename what is ready in ``beside`` into its places, and what was there out of them; all, or none."""
+    aside = beside / "old"
+    aside.mkdir()
+    with contextlib.ExitStack() as undo:
+        for number, target in enumerate(targets):
+            place, ready, old = root / target, beside / "new" / target, aside / str(number)
+            for parent in reversed(place.relative_to(root).parents[:-1]):
+                if not (root / parent).is_dir():
+                    (root / parent).mkdir()
+                    undo.callback((root / parent).rmdir)
+            if place.exists():
+                place.rename(old)
+                undo.callback(old.rename, place)
+            ready.rename(place)
+            undo.callback(place.rename, ready)
+        undo.pop_all()

@@ -1,0 +1,181 @@
+"""Templates are rollouts of a workspace that somebody else wrote: with their configs, and with the data these name.
+
+The workspace is the one that comes with this package, or a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
+Nothing is fetched. A directory is read as what it is, somebody's: no link in it is followed, and its size is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file
+from osmosis_ai.workspace.placement import RolloutFiles
+
+PATH_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_PATH"
+REPO_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REPO"
+REF_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REF"
+EXAMPLE = "multiply"
+"""The first template: what `osmosis demo` evaluates, and a new rollout begins with when an example is asked for."""
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+# Made by using a rollout, or never to be handed on.
+_LEFT_OUT = frozenset({".env", ".git", ".mypy_cache", ".osmosis", ".ruff_cache", ".venv", "__pycache__"})
+_MOST_FILES, _MOST_BYTES = 1_000, 64 * 1024 * 1024
+_ELSEWHERE = {
+    "multiply-harbor-strands": "it runs in containers, which this release does not start; "
+    "`multiply-local-strands` is the same agent on this machine",
+}
+
+
+@dataclass(frozen=True)
+class RolloutTemplate:
+    """A rollout to begin with.
+
+    Args:
+        root: the workspace directory that it is in.
+        name: the rollout's name there.
+    """
+
+    root: Path
+    name: str
+
+    @property
+    def summary(self) -> str:
+        """What its `pyproject.toml` says it is; empty when that says nothing."""
+        path = self.root / "rollouts" / self.name / "pyproject.toml"
+        if path.is_symlink() or not path.is_file():
+            return ""
+        project = parse_toml(_text(path), str(path)).get("project")
+        said = project.get("description") if isinstance(project, dict) else None
+        return said if isinstance(said, str) else ""
+
+    @property
+    def config_paths(self) -> tuple[str, ...]:
+        """Its configs, relative to a workspace's root."""
+        candidates = (f"configs/{kind}/{self.name}.toml" for kind in ("eval", "training"))
+        return tuple(path for path in candidates if (self.root / path).is_file())
+
+    def paths(self) -> tuple[str, ...]:
+        """Return its files, relative to a workspace's root: of the rollout, its configs, their data.
+
+        Raises:
+            OsmosisError: a config is no TOML, or names data that are ambiguous; or there are no files, or too many.
+        """
+        directory = self.root / "rollouts" / self.name
+        found = [path.relative_to(self.root).as_posix() for path in _files_below(directory)]
+        if not 0 < len(found) <= _MOST_FILES:
+            wrong = f"more than {_MOST_FILES:,} files" if found else "no files"
+            raise OsmosisError(f"The template {directory} has {wrong}.")
+        datasets = (self._dataset(path) for path in self.config_paths)
+        return (*sorted(found), *self.config_paths, *dict.fromkeys(path for path in datasets if path))
+
+    def read(self) -> RolloutFiles:
+        """Return its files with their contents.
+
+        Raises:
+            OsmosisError: as :meth:`paths`; or one of them is a link, or they are too large to be copied.
+        """
+        contents: dict[str, bytes] = {}
+        left = _MOST_BYTES
+        for path in self.paths():
+            source = self.root / path
+            if source.is_symlink() or not source.is_file():
+                raise OsmosisError(f"The template {self.name} is not copied: {source} is a link, or no file.")
+            left -= source.stat().st_size
+            if left < 0:
+                raise OsmosisError(f"The template {self.name} is larger than {_MOST_BYTES // 2**20} MB.")
+            contents[path] = source.read_bytes()
+        return RolloutFiles(self.name, contents)
+
+    def _dataset(self, config: str) -> str | None:
+        """Return the file in `data/` that the config names; None when it names none that is there."""
+        document = parse_toml(_text(self.root / config), str(self.root / config))
+        experiment: Any = document.get("experiment")
+        name = experiment.get("dataset") if isinstance(experiment, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            return None
+        found = find_dataset_file(WorkspaceDirectory(self.root), name)
+        return found.relative_to(self.root).as_posix() if found else None
+
+
+def template_names() -> list[str]:
+    """Return the names of all templates, sorted.
+
+    Raises:
+        OsmosisError: see :func:`templates_root`.
+    """
+    rollouts = templates_root() / "rollouts"
+    return sorted(path.name for path in rollouts.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def find_template(name: str) -> RolloutTemplate:
+    """Return the template ``name``.
+
+    Raises:
+        NotFoundError: there is none; the message has those that there are.
+        OsmosisError: see :func:`templates_root`.
+    """
+    names = template_names()
+    if name in names:
+        return RolloutTemplate(templates_root(), name)
+    known = ", ".join(names) or "none"
+    reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise NotFoundError(
+        f"There is no template `{name}`{reason}. Templates: {known}.", details={"templates": names}
+    )
+
+
+def templates_root() -> Path:
+    """Return the workspace directory whose rollouts are the templates.
+
+    Raises:
+        OsmosisError: the one that the environment names is none, is to be fetched, or this installation has none.
+    """
+    if named := os.environ.get(PATH_ENV):
+        root = Path(named).expanduser().absolute()
+        if not (root / "rollouts").is_dir():
+            raise OsmosisError(
+                f"{PATH_ENV} is {named!r}, which has no directory `rollouts`.",
+                hint=f"name a workspace directory, or unset {PATH_ENV} for the templates that come with Osmosis",
+            )
+        return root
+    if repository := os.environ.get(REPO_ENV):
+        raise OsmosisError(
+            f"Templates are not fetched, but {REPO_ENV} names {repository!r}.",
+            hint=f"clone it, name the clone in {PATH_ENV}, and unset {REPO_ENV} and {REF_ENV}",
+        )
+    return own_root()
+
+
+def own_root() -> Path:
+    """Return the directory with the workspace that comes with this package: of a wheel, or of its checkout.
+
+    Raises:
+        OsmosisError: when this installation carries none.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / "samples", package.parents[1]):
+        if (candidate / "rollouts" / EXAMPLE).is_dir():
+            return candidate
+    raise OsmosisError(
+        f"The templates are not part of this installation ({package}).",
+        hint="install Osmosis again, from a wheel or a checkout",
+    )
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    for place, directories, names in os.walk(directory):
+        links = [name for name in directories if (Path(place) / name).is_symlink()]
+        directories[:] = sorted({*directories} - _LEFT_OUT - {*links})
+        yield from (Path(place) / name for name in [*names, *links] if name not in _LEFT_OUT)
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes()[:_MOST_BYTES].decode("utf-8", "replace")

@@ -1,0 +1,236 @@
+"""Templates: agents that work, written into the user's repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.workspace.builders import make_repository
+
+EVAL, MAIN = "configs/eval/multiply.toml", "rollouts/multiply/main.py"
+FILES = [
+    EVAL,
+    "configs/training/multiply.toml",
+    "data/multiply.jsonl",
+    "data/multiply_train.jsonl",
+    "rollouts/multiply/README.md",
+    MAIN,
+    "rollouts/multiply/pyproject.toml",
+]
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Git repository that is no workspace yet."""
+    root = make_repository(tmp_path / "work")
+    monkeypatch.chdir(root)
+    return root
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file outside Git's directory, by path."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and ".git" not in path.relative_to(root).parts
+    }
+
+
+def test_the_list_is_names_for_scripts_and_says_to_people_what_each_is(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = cli("template", "list", "--plain").out.splitlines()
+    assert names[0] == "multiply"
+    assert names == sorted(names)
+    items = json.loads(cli("template", "list", "--json").out)["items"]
+    assert [item["name"] for item in items] == names
+    assert "An agent that multiplies with a tool" in cli("template", "list").out
+
+
+def test_a_template_is_written_with_its_configs_and_data(cli: Cli, repository: Path) -> None:
+    outcome = cli("template", "apply", "multiply", "--json")
+    envelope = json.loads(outcome.out)
+    assert (outcome.status, envelope["operation"]) == (0, "template.apply")
+    resource = envelope["resource"]
+    assert (resource["name"], resource["files"]) == ("multiply", FILES)
+    assert resource["destinations"] == [
+        *("rollouts/multiply", EVAL, "configs/training/multiply.toml"),
+        *("data/multiply.jsonl", "data/multiply_train.jsonl"),
+    ]
+    assert tree(repository).keys() == {*FILES, ".gitignore"}
+    assert envelope["next_steps_structured"] == [{"action": "eval_run", "config": EVAL}]
+
+
+def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository: Path) -> None:
+    cli("template", "apply", "multiply")
+    (repository / EVAL).write_text((repository / EVAL).read_text().replace("limit = 100", "limit = 3"))
+    (repository / "rollouts/multiply/mine.py").write_text("")
+    (repository / "data/multiply.jsonl").write_text("")
+    before = tree(repository)
+    outcome = cli("template", "apply", "multiply", "--plain")
+    assert outcome.status == 1
+    assert "\n-limit = 3 " in outcome.err
+    assert "\n+limit = 100 " in outcome.err
+    assert "rollouts/multiply/mine.py is yours alone, and would be removed" in outcome.err
+    assert "--force" in outcome.err
+    assert tree(repository) == before
+    error = json.loads(cli("template", "apply", "multiply", "--json").err)["error"]
+    assert error["code"] == "CONFLICT"
+    # The other data file is the template's own, word for word.
+    assert error["details"]["conflicts"] == [
+        *("rollouts/multiply", EVAL, "configs/training/multiply.toml", "data/multiply.jsonl"),
+    ]
+    assert error["details"]["differences"].keys() == {EVAL, "rollouts/multiply", "data/multiply.jsonl"}
+
+
+def test_force_leaves_what_the_template_has_and_nothing_beside_it(cli: Cli, repository: Path) -> None:
+    cli("template", "apply", "multiply")
+    fresh = tree(repository)
+    (repository / MAIN).write_text("mine")
+    (repository / "rollouts/multiply/mine.py").write_text("")
+    (repository / "data/multiply.jsonl").write_text("")
+    (repository / "data/other.jsonl").write_text("kept")
+    assert cli("template", "apply", "multiply", "-f").status == 0
+    assert tree(repository) == {**fresh, "data/other.jsonl": b"kept"}
+
+
+def test_an_identical_data_file_is_no_conflict_and_is_not_written_again(cli: Cli, repository: Path) -> None:
+    cli("template", "apply", "multiply")
+    data = (repository / "data/multiply.jsonl").stat().st_mtime_ns
+    for name in FILES:
+        if not name.startswith("data/"):
+            (repository / name).unlink()
+    (repository / "rollouts/multiply").rmdir()
+    resource = json.loads(cli("template", "apply", "multiply", "--json").out)["resource"]
+    assert resource["files"] == [name for name in FILES if not name.startswith("data/")]
+    assert (repository / "data/multiply.jsonl").stat().st_mtime_ns == data
+
+
+@pytest.mark.parametrize("link", ["rollouts", "rollouts/multiply", "configs", EVAL, "data/multiply.jsonl"])
+def test_nothing_is_written_through_or_over_a_link(
+    cli: Cli, repository: Path, tmp_path: Path, link: str
+) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_text("precious") if "." in link else target.mkdir()
+    (repository / link).parent.mkdir(parents=True, exist_ok=True)
+    (repository / link).symlink_to(target)
+    before = tree(tmp_path)
+    outcome = cli("template", "apply", "multiply", "--force")
+    assert outcome.status == 1
+    assert f"  - {link}\n" in outcome.err
+    assert tree(tmp_path) == before
+
+
+def test_a_template_that_cannot_be_written_whole_is_not_written_at_all(
+    cli: Cli, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "rollouts/multiply").mkdir(parents=True)
+    (repository / MAIN).write_text("mine")
+    before = tree(repository)
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if Path(target) == repository / "data/multiply_train.jsonl":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    outcome = cli("template", "apply", "multiply", "--force")
+    assert (outcome.status, "No space left on device" in outcome.err) == (1, True)
+    assert tree(repository) == before
+    assert sorted(path.name for path in repository.iterdir()) == [".git", "rollouts"]
+
+
+def test_an_unknown_template_is_answered_with_those_there_are(cli: Cli) -> None:
+    outcome = cli("template", "apply", "nope", "--json")
+    error = json.loads(outcome.err)["error"]
+    assert (outcome.status, error["code"]) == (1, "NOT_FOUND")
+    assert "multiply" in error["details"]["templates"]
+    assert "runs in containers" in cli("template", "apply", "multiply-harbor-strands").err
+
+
+def test_outside_a_repository_there_is_nowhere_to_write_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = json.loads(cli("template", "apply", "multiply", "--json").err)["error"]
+    assert error["code"] == "WORKSPACE_REQUIRED"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A team's own templates: one, with data of its own, as it stands after it was used."""
+    root = tmp_path / "theirs"
+    rollout = root / "rollouts/greeter"
+    rollout.mkdir(parents=True)
+    (rollout / "main.py").write_text("print()\n")
+    (rollout / "pyproject.toml").write_text('[project]\nname = "greeter"\ndescription = "Says hello."\n')
+    for junk in (".env", ".venv/bin/python", "__pycache__/main.pyc"):
+        (rollout / junk).parent.mkdir(parents=True, exist_ok=True)
+        (rollout / junk).write_text("SECRET=1")
+    (root / "configs/eval").mkdir(parents=True)
+    (root / "configs/eval/greeter.toml").write_text('[experiment]\ndataset = "names"\n')
+    (root / "data").mkdir()
+    (root / "data/names.csv").write_text("user_prompt\n")
+    monkeypatch.setenv("OSMOSIS_WORKSPACE_TEMPLATE_PATH", str(root))
+    return root
+
+
+def test_a_directory_of_the_team_takes_the_place_of_our_templates(
+    cli: Cli, repository: Path, theirs: Path
+) -> None:
+    assert json.loads(cli("template", "list", "--json").out)["items"] == [
+        {"name": "greeter", "summary": "Says hello."}
+    ]
+    assert cli("template", "apply", "greeter").status == 0
+    assert tree(repository).keys() == {
+        *("rollouts/greeter/main.py", "rollouts/greeter/pyproject.toml", "configs/eval/greeter.toml"),
+        *("data/names.csv", ".gitignore"),
+    }
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda root: (root / "rollouts/greeter/keys").symlink_to("/etc/passwd"), "is a link, or no file"),
+        (lambda root: (root / "rollouts/greeter/etc").symlink_to("/etc"), "is a link, or no file"),
+        (lambda root: (root / "configs/eval/greeter.toml").write_text("["), "Invalid TOML"),
+        (lambda root: (root / "rollouts/empty").mkdir(), "has no files"),
+        (lambda root: (root / "rollouts").rename(root / "r"), "has no directory `rollouts`"),
+    ],
+)
+def test_a_template_directory_is_not_trusted(
+    cli: Cli, repository: Path, theirs: Path, spoil: object, said: str
+) -> None:
+    spoil(theirs)  # type: ignore[operator]
+    outcome = cli("template", "apply", "empty" if said == "has no files" else "greeter")
+    assert (outcome.status, said in outcome.err) == (1, True)
+    assert tree(repository) == {}
+
+
+def test_templates_are_never_fetched(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_WORKSPACE_TEMPLATE_REPO", "Osmosis-AI/workspace-template")
+    outcome = cli("template", "apply", "multiply")
+    assert outcome.status == 1
+    assert "Templates are not fetched" in outcome.err
+    assert "OSMOSIS_WORKSPACE_TEMPLATE_PATH" in outcome.err
+
+
+def test_an_example_is_the_first_template_under_its_own_or_another_name(cli: Cli, repository: Path) -> None:
+    for directory in ("rollouts", "configs/eval", "configs/training", "data"):
+        (repository / directory).mkdir(parents=True)
+    assert cli("rollout", "init", "--example").status == 0
+    assert tree(repository).keys() == {*FILES, ".gitignore"}
+    envelope = json.loads(cli("rollout", "init", "my-agent", "--example", "--json").out)
+    assert envelope["resource"]["configs"]["eval"] == "configs/eval/my-agent.toml"
+    config = (repository / "configs/eval/my-agent.toml").read_text()
+    assert 'rollout = "my-agent"' in config
+    assert 'dataset = "multiply"' in config
+    assert "osmosis eval run configs/eval/my-agent.toml" in config
+    assert 'name = "my-agent"' in (repository / "rollouts/my-agent/pyproject.toml").read_text()
+    assert "rollouts/multiply" not in (repository / "rollouts/my-agent/README.md").read_text()
+    assert cli("rollout", "init", "--plain").status == 2

@@ -19,6 +19,8 @@ SHORT = {
     "api/resources/rollouts.py",
     "api/resources/workspaces.py",
     "api/wire/rollouts.py",
+    "eval/rubric/engine.py",
+    "eval/rubric/types.py",
     "rollout/controller/listener.py",
     "rollout/controller/llm_bridge.py",
     "rollout/driver.py",

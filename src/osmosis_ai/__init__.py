@@ -34,13 +34,15 @@ if TYPE_CHECKING:
         RolloutResponse,
     )
     from osmosis_ai.rollout.loop.server.app import create_app
+    from osmosis_ai.rubric.both_forms import evaluate_rubric
     from osmosis_ai.rubric.errors import (
         MissingAPIKeyError,
         ModelNotFoundError,
         ProviderRequestError,
         UnscoredError,
     )
-    from osmosis_ai.rubric.evaluate import aevaluate_rubric, evaluate_rubric
+    from osmosis_ai.rubric.evaluate import aevaluate_rubric
+    from osmosis_ai.rubric.types import RubricResult
 
 __all__ = [
     "CompletionsResult",
@@ -62,6 +64,7 @@ __all__ = [
     "RolloutRequest",
     "RolloutResponse",
     "RolloutResult",
+    "RubricResult",
     "UnscoredError",
     "__version__",
     "aevaluate_rubric",
@@ -79,9 +82,10 @@ _HOMES = {
     "ModelNotFoundError": "osmosis_ai.rubric.errors",
     "OsmosisError": "osmosis_ai.errors",
     "ProviderRequestError": "osmosis_ai.rubric.errors",
+    "RubricResult": "osmosis_ai.rubric.types",
     "UnscoredError": "osmosis_ai.rubric.errors",
     "aevaluate_rubric": "osmosis_ai.rubric.evaluate",
-    "evaluate_rubric": "osmosis_ai.rubric.evaluate",
+    "evaluate_rubric": "osmosis_ai.rubric.both_forms",
     "osmosis_reward": "osmosis_ai.rewards",
     "osmosis_rubric": "osmosis_ai.rewards",
     "CompletionsResult": "osmosis_ai.rollout.loop.agent",

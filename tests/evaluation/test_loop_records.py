@@ -73,3 +73,46 @@ def test_a_damaged_line_is_refused(line: bytes) -> None:
     whole = recorded({}, Verdict("success", reward=1.0)).to_line()
     with pytest.raises(ValueError, match="cannot be"):
         TerminalRecord.from_line(b"{" + line + b"," + whole[1:])
+
+
+def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
+    given = [
+        {"model": "openai/j", "score": 0.5, "explanation": "the-secret-key is " + "x" * 9999},
+        {"model": "openai/j", "error": "too slow", "score": float("nan"), "other": 1},
+    ]
+    said = {"calls": 9, "tokens": 100, "cost_usd": 0.25, "judgements": given * 9}
+    record = recorded({"judge_calls": said}, failed("agent_error", "grader", "broke"))
+    assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd) == (9, 100, 0.25)
+    assert record.judgements is not None and len(record.judgements) == 4
+    first, second = record.judgements[:2]
+    assert first["score"] == 0.5 and len(first["explanation"]) == 2000
+    assert "the-secret-key" not in first["explanation"]
+    assert second == {"model": "openai/j", "error": "too slow"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mine",
+        {"calls": 0, "tokens": 1},
+        {"calls": -1, "tokens": 1},
+        {"calls": 10**30, "tokens": 1},
+        {"calls": True, "tokens": 1},
+        {"calls": 1, "tokens": 10**30},
+        {"calls": 1, "tokens": None},
+    ],
+)
+def test_what_is_no_count_of_judge_calls_is_read_as_none(said: Any) -> None:
+    record = recorded({"judge_calls": said}, Verdict("success", reward=1.0))
+    assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd, record.judgements) == (None,) * 4
+
+
+def test_a_strange_cost_or_list_of_judgements_leaves_the_counts() -> None:
+    said = {"calls": 1, "tokens": 2, "cost_usd": -1.0, "judgements": [3, {}, {"score": 10**400}]}
+    record = recorded({"judge_calls": said}, Verdict("success", reward=1.0))
+    assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd, record.judgements) == (
+        1,
+        2,
+        None,
+        None,
+    )

@@ -156,7 +156,7 @@ async def test_every_other_failure_is_a_provider_error_that_names_the_judge(
     error = caught.value
     assert type(error) is cls
     assert (error.provider, error.model, error.category) == ("openai", "gpt-4o", category)
-    assert str(error).startswith("`openai/gpt-4o`: ")
+    assert str(error).startswith("Provider 'openai' request for model 'gpt-4o' failed. ")
     assert words in error.detail
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.category, copy.hint) == (str(error), category, error.hint)

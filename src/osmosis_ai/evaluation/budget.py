@@ -21,8 +21,8 @@ class Budget:
     """Limits of a run; None is no limit.
 
     Attributes:
-        max_cost_usd: US dollars paid to the policy's provider.
-        max_tokens: prompt and completion tokens of the policy.
+        max_cost_usd: US dollars paid to the policy's provider, and to judges where their price is known.
+        max_tokens: prompt and completion tokens of the policy and of judges.
         max_time_s: seconds of wall-clock time, summed over all sessions of the run.
         tokens_option: what the command calls the limit on tokens.
     """
@@ -86,6 +86,12 @@ class Spending:
             self._unmeasured = "the model's endpoint does not report how many tokens it used"
         elif calls and cost_usd is None and self._budget.max_cost_usd is not None:
             self._unmeasured = "the cost of a model call is not known"
+
+    def add_judges(self, *, tokens: int, cost_usd: float | None) -> None:
+        """Count what an attempt's grader asked of judges; a price that is not known ends no budget."""
+        self.tokens += tokens
+        self.cost_usd += cost_usd or 0.0
+        self.cost_known = self.cost_known or cost_usd is not None
 
     def start_clock(self) -> None:
         """Start this session's wall clock now instead of when the object was made."""

@@ -30,6 +30,7 @@ from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
     Estimates,
+    JudgeTotals,
     Latency,
     PassAtKPoint,
     RunMetrics,
@@ -77,6 +78,7 @@ _SAMPLE = [
     ("prompt_tokens", "i8"),
     ("completion_tokens", "i8"),
 ]
+_JUDGES = [("calls", "i4"), ("tokens", "i8"), ("cost_usd", "f8")]
 
 
 class MetricsAccumulator:
@@ -109,6 +111,7 @@ class MetricsAccumulator:
         self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
         # Few attempts are ever lost.
         self._lost: dict[tuple[int, int], int] = {}
+        self._judges: NDArray[np.void] | None = None  # made when a grader has asked one
         self._reasons = [UNKNOWN]
         self._reason_codes = {UNKNOWN: 0}
 
@@ -210,6 +213,18 @@ class MetricsAccumulator:
             error_type=record.error_type,
             lost_attempts=record.lost_attempts,
         )
+        self._add_judges(record)
+
+    def _add_judges(self, record: TerminalRecord) -> None:
+        import numpy as np
+
+        if self._judges is None:
+            if not record.judge_calls:
+                return
+            self._judges = np.zeros(self._samples.size, dtype=np.dtype(_JUDGES))
+            self._judges["cost_usd"] = math.nan
+        asked = (record.judge_calls or 0, record.judge_tokens or 0, _number(record.judge_cost_usd))
+        self._judges[record.row_index * self.n + record.run_index] = asked
 
     def summary(self) -> RunMetrics:
         """Return the numbers of what has been recorded so far."""
@@ -271,6 +286,7 @@ class MetricsAccumulator:
             cost_usd=self._cost_total(),
             latency=self._latency(),
             warnings=warnings_of(counts, self.rows, (reward, passed)),
+            judges=self._judge_totals(),
         )
 
     def _unscored(self, scored: NDArray[np.bool_]) -> Estimate | None:
@@ -327,6 +343,17 @@ class MetricsAccumulator:
         costs = self._present("cost_usd", recorded)
         total = math.fsum(costs) if costs.size else None
         return CostTotal(total=total, known_samples=int(costs.size), recorded_samples=int(recorded.sum()))
+
+    def _judge_totals(self) -> JudgeTotals | None:
+        if self._judges is None:
+            return None
+        costs = self._judges["cost_usd"]
+        known = costs[costs == costs]
+        return JudgeTotals(
+            calls=int(self._judges["calls"].sum()),
+            tokens=int(self._judges["tokens"].sum()),
+            cost_usd=math.fsum(known) if known.size else None,
+        )
 
     def _latency(self) -> Latency:
         recorded = self._recorded()

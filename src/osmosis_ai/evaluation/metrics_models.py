@@ -78,6 +78,14 @@ class CostTotal(_Model):
     recorded_samples: int
 
 
+class JudgeTotals(_Model):
+    """What graders asked of judges; the cost is in USD, as far as prices are known, None when no price is."""
+
+    calls: int
+    tokens: int
+    cost_usd: float | None
+
+
 class Latency(_Model):
     """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls."""
 
@@ -92,6 +100,7 @@ class Estimates(_Model):
     ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts. ``unscored`` is the
     share of finished attempts, skipped ones aside, that have no score; None where none finished, and in
     numbers that an older version wrote. ``warnings`` should stand beside the numbers.
+    ``judges`` is None where no grader asked one.
     """
 
     pass_threshold: float
@@ -105,6 +114,7 @@ class Estimates(_Model):
     latency: Latency
     warnings: list[str] = []
     limited_by: LimitedBy | None = None
+    judges: JudgeTotals | None = None
 
 
 class RunMetrics(_Model):

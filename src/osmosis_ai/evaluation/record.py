@@ -7,7 +7,7 @@ are the product's; those after it are ours and appear in no other file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,6 +36,10 @@ class TerminalRecord:
             of a success alone.
         unscored: why the others of them gave none, without secrets, 2,000 characters at most each.
         finish_reason: why an agent loop ended, in its own word, without secrets, 200 characters at most.
+        judge_calls: questions that its grader asked of judges through `evaluate_rubric`; absent when there were none.
+        judge_tokens: read and produced by them.
+        judge_cost_usd: what they cost, as far as prices are known.
+        judgements: of the first few, who judged, the score and the explanation (2,000 characters at most), or the error.
     """
 
     row_index: int
@@ -60,6 +64,10 @@ class TerminalRecord:
     scores: Mapping[str, float] | None = None
     unscored: Mapping[str, str] | None = None
     finish_reason: str | None = None
+    judge_calls: int | None = None
+    judge_tokens: int | None = None
+    judge_cost_usd: float | None = None
+    judgements: Sequence[Mapping[str, Any]] | None = None
 
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
@@ -98,9 +106,11 @@ _COUNTS = frozenset(
         "prompt_tokens",
         "completion_tokens",
         "lost_attempts",
+        "judge_calls",
+        "judge_tokens",
     }
 )
-_NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms"})
+_NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})
 _TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "unscored": (str,)}
 
 
@@ -112,6 +122,8 @@ def _check(name: str, content: Any) -> None:
         fits = type(content) in (int, float)
     elif name in _TABLES:
         fits = isinstance(content, dict) and all(type(value) in _TABLES[name] for value in content.values())
+    elif name == "judgements":
+        fits = isinstance(content, list) and all(isinstance(judgement, dict) for judgement in content)
     elif name == "status":
         fits = content in STATUSES
     elif name == "boundary":

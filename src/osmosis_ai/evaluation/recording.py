@@ -7,12 +7,13 @@ platform, journals it before it is acknowledged; a trainer's validation counts i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.rollout.judge_calls import JudgeCalls, read_judge_calls
 from osmosis_ai.rollout.loop.outcome import LoopOutcome, read_outcome
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _MAX_ERROR_CHARS = 2000
 _MAX_REASON_CHARS = 200
 _SHOWN_ROWS = 10
+_SHOWN_JUDGEMENTS = 4
 
 
 class LostTooOftenError(OsmosisError):
@@ -120,11 +122,17 @@ def loop_outcome(result: AttemptResult) -> LoopOutcome:
     return read_outcome(sample.extra_fields if sample is not None else {})
 
 
+def judge_calls(result: AttemptResult) -> JudgeCalls:
+    """Return what judges said and cost while the sample was graded."""
+    sample = result.grader.sample if result.grader is not None else None
+    return read_judge_calls(sample.extra_fields if sample is not None else {})
+
+
 def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
     """Return the record of a result, without secrets."""
     attempt, verdict, usage = result.attempt, result.verdict, result.usage
     called = usage.calls > 0
-    loop = loop_outcome(result)
+    loop, judges = loop_outcome(result), judge_calls(result)
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -148,4 +156,15 @@ def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
         scores=(loop.scores or None) if verdict.status == "success" else None,
         unscored={name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()} or None,
         finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,
+        judge_calls=judges.calls or None,
+        judge_tokens=judges.tokens if judges.calls else None,
+        judge_cost_usd=judges.cost_usd,
+        judgements=[_judgement(each, redact) for each in judges.judgements[:_SHOWN_JUDGEMENTS]] or None,
     )
+
+
+def _judgement(said: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
+    return {
+        name: redact.text(value)[:_MAX_ERROR_CHARS] if isinstance(value, str) else value
+        for name, value in said.items()
+    }

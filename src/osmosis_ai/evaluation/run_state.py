@@ -167,6 +167,7 @@ class RunState:
     def _count(self, record: TerminalRecord, offset: int) -> None:
         self.ledger.settle(record.row_index, record.run_index, record.status, offset)
         self.spending.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        self.spending.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
         # Only failed and skipped items are ever redone, so no reward is counted twice.
         if record.status == "success" and record.reward is not None:
             self._scored += 1

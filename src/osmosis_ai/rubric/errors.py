@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from typing_extensions import Self
+
 from osmosis_ai.errors import ErrorCode, OsmosisError
 
 UnscoredReason = Literal["unparsable", "refused", "no_score", "not_finite", "empty"]
@@ -70,7 +72,7 @@ class ProviderRequestError(OsmosisError, RuntimeError):
         self.model = model
         self.detail = detail.strip() or _NO_DETAIL
         super().__init__(
-            f"`{provider}/{model}`: {self.detail}",
+            f"Provider '{provider}' request for model '{model}' failed. {self.detail}",
             code=code,
             details={"provider": provider, "model": model, "detail": self.detail},
             hint=hint,
@@ -81,6 +83,18 @@ class ProviderRequestError(OsmosisError, RuntimeError):
         self.cost_usd: float | None = None
         self.retries = 0
         self.duration_s = 0.0
+
+    def naming(self, model: str) -> Self:
+        """Return the same error about ``model``, the judge as the caller called it."""
+        renamed = type(self)(self.provider, model, self.detail)
+        kept = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("model", "message", "details")
+        }
+        renamed.__dict__.update(kept)
+        renamed.details = {**self.details, "model": model}
+        return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Reward functions run in process pools, and an exception that cannot be pickled breaks the pool.

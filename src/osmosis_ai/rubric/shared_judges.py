@@ -15,7 +15,10 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from typing import Any
 
+from osmosis_ai.rollout.judge_calls import note_judge_call
+from osmosis_ai.rubric.errors import ProviderRequestError
 from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.task import Judgement, JudgeTask
@@ -30,6 +33,23 @@ def submit(judge_model: JudgeModel, task: JudgeTask) -> Future[Judgement]:
     """Ask a judge in the background; cancelling the future cancels the call."""
     thread = _thread()
     return asyncio.run_coroutine_threadsafe(thread.score(judge_model, task), thread.loop)
+
+
+async def _noted(judge: Judge, task: JudgeTask) -> Judgement:
+    """Ask, and tell the grading that does: the caller's context variables came along with the question."""
+    model = judge.model.name
+    try:
+        judgement = await judge.score(task)
+    except ProviderRequestError as error:
+        _note(error, {"model": model, "error": error.detail})
+        raise
+    _note(judgement, {"model": model, "score": judgement.score, "explanation": judgement.explanation})
+    return judgement
+
+
+def _note(spent: Judgement | ProviderRequestError, judgement: dict[str, Any]) -> None:
+    tokens = spent.input_tokens + spent.output_tokens
+    note_judge_call(tokens=tokens, cost_usd=spent.cost_usd, judgement=judgement)
 
 
 class _JudgingThread:
@@ -50,7 +70,7 @@ class _JudgingThread:
         self._busy[judge_model] = self._busy.get(judge_model, 0) + 1
         try:
             await self._close_idle(beyond=_MOST_JUDGES_KEPT)
-            return await judge.score(task)
+            return await _noted(judge, task)
         finally:
             self._busy[judge_model] -= 1
 

@@ -1,7 +1,8 @@
-"""The dictionaries that users pass to ``evaluate_rubric`` and get back from it."""
+"""What users pass to ``evaluate_rubric`` and get back from it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from typing_extensions import NotRequired
@@ -61,3 +62,16 @@ class RewardRubricRunResult(TypedDict):
     cost_usd: NotRequired[float | None]
     duration_s: NotRequired[float]
     retries: NotRequired[int]
+
+
+@dataclass
+class RubricResult:
+    """What ``await evaluate_rubric(..., model=...)`` gives.
+
+    Attributes:
+        score: within the bounds.
+        explanation: the judge's reasons.
+    """
+
+    score: float
+    explanation: str

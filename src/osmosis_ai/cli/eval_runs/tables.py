@@ -181,6 +181,10 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
     if cost.total is not None:
         known = f"{formats.count(cost.known_samples)} of {formats.count(cost.recorded_samples)} samples"
         yield "Cost", formats.money(cost.total), "", known
+    if (judges := estimates.judges) is not None:
+        spent = "price not known" if judges.cost_usd is None else formats.money(judges.cost_usd)
+        over = f"{_number(judges.calls, 'call')}, {_number(judges.tokens, 'token')}"
+        yield "Judges", spent, "", over
     yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
     yield from _latencies("  of it, in the model", estimates.latency.model_ms)
 

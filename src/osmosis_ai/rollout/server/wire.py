@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from ..judge_calls import read_judge_calls
 from ..loop.outcome import DETAILS_KEY, read_outcome
 from ..types.execution import ExecutionResult
 from ..types.protocol import GraderStatus, RolloutStatus
@@ -61,7 +62,8 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
         )
     # An agent loop has several scores, and this is where they are.
     if DETAILS_KEY in sample.extra_fields:
-        minimal["extra_fields"] = read_outcome(sample.extra_fields).to_fields()
+        minimal["extra_fields"] |= read_outcome(sample.extra_fields).to_fields()
+    minimal["extra_fields"] |= read_judge_calls(sample.extra_fields).to_fields()
     return _encode({**payload, "sample": minimal})
 
 

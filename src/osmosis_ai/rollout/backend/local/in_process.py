@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from ...artifacts import artifact_root
 from ...context import RolloutContext, rollout_contextvar
+from ...judge_calls import counting_judge_calls
 from ...types.execution import ExecutionRequest, ExecutionResult
 from ...types.protocol import RolloutErrorCategory, RolloutStatus
 from ...types.sample import RolloutSample
@@ -127,6 +128,14 @@ class InProcessBackend(ExecutionBackend):
 
     async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
         """Grade a workflow's result alone and return how that ended; failures keep the sample."""
+        with counting_judge_calls() as asked:
+            graded = await self._run_grader(request, result)
+        if result.sample is not None:
+            for name, said in asked.to_fields().items():
+                result.sample.extra_fields.setdefault(name, said)
+        return graded
+
+    async def _run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
         budget_s = self.grading_budget_s(request)
         try:
             await run_within(self.judge(request, result.sample), budget_s)

@@ -1,0 +1,107 @@
+"""What judges said and cost while a sample was graded, as it travels in the sample's ``extra_fields``.
+
+Whoever asks a judge notes the call here; outside of a grading that does nothing. The key is ours: what a user's
+grader wrote under it stays, and is read as nothing. Importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+JUDGE_KEY = "judge_calls"
+
+_MOST_KEPT = 32
+_MOST_TEXT_CHARS = 8_000
+_MOST_COUNTED = 2**31 - 1
+_TEXTS = ("model", "explanation", "error")
+
+
+@dataclass
+class JudgeCalls:
+    """The questions to judges of one grading, second tries at one score not counted apart.
+
+    Attributes:
+        calls: questions, those without an answer included.
+        tokens: read and produced.
+        cost_usd: of those whose price is known; None when no price is.
+        judgements: of the first of them, who judged (``model``) and either ``score`` and ``explanation``, or ``error``.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
+    judgements: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, *, tokens: int, cost_usd: float | None, judgement: Mapping[str, Any]) -> None:
+        """Count a question."""
+        self.calls += 1
+        self.tokens += tokens
+        if cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + cost_usd
+        if len(self.judgements) < _MOST_KEPT:
+            cut = {name: v[:_MOST_TEXT_CHARS] if isinstance(v, str) else v for name, v in judgement.items()}
+            self.judgements.append(cut)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the ``extra_fields`` that say it; none without calls."""
+        if not self.calls:
+            return {}
+        said = {"calls": self.calls, "tokens": self.tokens, "cost_usd": self.cost_usd}
+        return {JUDGE_KEY: {**said, "judgements": self.judgements}}
+
+
+_under_way: ContextVar[JudgeCalls | None] = ContextVar("osmosis_judge_calls", default=None)
+
+
+@contextmanager
+def counting_judge_calls() -> Iterator[JudgeCalls]:
+    """Collect what is noted in the block, by this task and those that it starts."""
+    calls = JudgeCalls()
+    token = _under_way.set(calls)
+    try:
+        yield calls
+    finally:
+        _under_way.reset(token)
+
+
+def note_judge_call(*, tokens: int, cost_usd: float | None, judgement: Mapping[str, Any]) -> None:
+    """Note a question to a judge with the grading that asked it, where there is one."""
+    calls = _under_way.get()
+    if calls is not None:
+        calls.add(tokens=tokens, cost_usd=cost_usd, judgement=judgement)
+
+
+def read_judge_calls(extra_fields: Mapping[str, Any]) -> JudgeCalls:
+    """Return what a sample's ``extra_fields`` say; nothing where they say something else."""
+    said = extra_fields.get(JUDGE_KEY)
+    if not isinstance(said, Mapping):
+        return JudgeCalls()
+    calls, tokens = _count(said.get("calls")), _count(said.get("tokens"))
+    if not calls or tokens is None:
+        return JudgeCalls()
+    cost_usd, given = _number(said.get("cost_usd")), said.get("judgements")
+    judgements = [_judgement(each) for each in given[:_MOST_KEPT]] if isinstance(given, list) else []
+    priced = cost_usd is not None and cost_usd >= 0
+    return JudgeCalls(calls, tokens, cost_usd if priced else None, list(filter(None, judgements)))
+
+
+def _judgement(said: Any) -> dict[str, Any]:
+    if not isinstance(said, Mapping):
+        return {}
+    score = _number(said.get("score"))
+    texts = {name: said[name] for name in _TEXTS if isinstance(said.get(name), str)}
+    return texts if score is None else {**texts, "score": score}
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None
+
+
+def _number(value: Any) -> float | None:
+    fits = type(value) is float or (type(value) is int and abs(value) <= _MOST_COUNTED)
+    return float(value) if fits and math.isfinite(value) else None

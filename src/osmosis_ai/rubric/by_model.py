@@ -1,0 +1,148 @@
+"""``evaluate_rubric(model=...)``: awaited, the judge by its LiteLLM name, a :class:`RubricResult` back.
+
+What is judged is checked before who judges: the texts, the bounds, then the key, then the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.providers import key_variables
+from osmosis_ai.rubric.errors import JudgeArgumentError, MissingAPIKeyError, ProviderRequestError
+from osmosis_ai.rubric.judge_model import (
+    DEFAULT_API_KEY_ENV,
+    DEFAULT_REQUEST_TIMEOUT_SECONDS,
+    JudgeModel,
+    find_api_key,
+    resolve_judge,
+)
+from osmosis_ai.rubric.task import JudgeTask
+from osmosis_ai.rubric.types import RubricResult
+
+# How a name without a provider begins -> whose it is.
+_PROVIDERS_BY_NAME = (
+    ("gpt-", "openai"),
+    ("o1-", "openai"),
+    ("o3-", "openai"),
+    ("o4-", "openai"),
+    ("claude", "anthropic"),
+    ("gemini", "gemini"),
+    ("grok", "xai"),
+)
+_UNKNOWN = "unknown"
+
+
+async def evaluate_rubric(
+    *,
+    solution_str: str,
+    rubric: str,
+    model: str,
+    ground_truth: str | None = None,
+    original_input: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    score_min: float = 0.0,
+    score_max: float = 1.0,
+    api_key: str | None = None,
+    timeout: float | None = None,
+    system_prompt: str | None = None,
+) -> RubricResult:
+    """Let a model score a text against a rubric.
+
+    All calls of a process share their connections and adapt together to the provider's rate limits, however many
+    are awaited at once. Within a grader, what the judge said and what it cost is kept with the sample.
+
+    Args:
+        solution_str: the text that is judged.
+        rubric: the instructions to judge by.
+        model: who judges, as LiteLLM calls it (``openai/gpt-5.4``); of the best known, without the provider.
+        ground_truth: the reference answer, if there is one.
+        original_input: what the candidate was asked.
+        metadata: whatever else the judge should see, as JSON.
+        score_min: the lowest score.
+        score_max: the highest score.
+        api_key: the key; by default the provider's usual variable holds it.
+        timeout: seconds one try may take. Default: 30 to 60, by provider.
+        system_prompt: put before the judge's own system prompt.
+
+    Raises:
+        JudgeArgumentError: an argument is blank or of the wrong type (a ``TypeError``).
+        JudgeValueError: the bounds enclose nothing (a ``ValueError``).
+        MissingAPIKeyError: the provider needs a key and there is none.
+        ModelNotFoundError: the provider does not know the model.
+        UnscoredError: the judge answered, and never with a usable score (a ``ProviderRequestError``).
+        ProviderRequestError: every other failure of the call.
+    """
+    task = JudgeTask(
+        rubric=rubric,
+        solution_str=solution_str,
+        ground_truth=ground_truth,
+        original_input=original_input,
+        metadata=metadata,
+        score_min=score_min,
+        score_max=score_max,
+        system_prompt=system_prompt,
+    )
+    judge_model = _judge(model, api_key, timeout)
+    from osmosis_ai.rubric import shared_judges
+
+    try:
+        judgement = await asyncio.wrap_future(shared_judges.submit(judge_model, task))
+    except ProviderRequestError as error:
+        raise error.naming(model) from None
+    return RubricResult(judgement.score, judgement.explanation)
+
+
+def _judge(model: str, api_key: str | None, timeout_s: float | None) -> JudgeModel:
+    """Find out who ``model`` is.
+
+    Raises:
+        JudgeArgumentError: it is blank or no string.
+        MissingAPIKeyError: there is no key, or nobody knows whose one would be needed.
+        ProviderRequestError: nobody knows the provider.
+    """
+    if not isinstance(model, str) or not model.strip():
+        raise JudgeArgumentError(
+            "`model` must be a LiteLLM name: a non-empty string, for instance `openai/gpt-5-mini`."
+        )
+    name = model.strip()
+    if "/" not in name:
+        provider = next((whose for start, whose in _PROVIDERS_BY_NAME if name.startswith(start)), None)
+        name = f"{provider}/{name}" if provider else name
+    provider = name.partition("/")[0].lower() if "/" in name else _UNKNOWN
+    if provider == "openai" and timeout_s is None:
+        timeout_s = DEFAULT_REQUEST_TIMEOUT_SECONDS  # here no model of theirs has more
+    try:
+        return resolve_judge(name, env=os.environ, api_key=api_key, timeout_s=timeout_s)
+    except JudgeArgumentError:
+        raise
+    except MissingAPIKeyError:
+        raise _missing_key(provider) from None
+    except ProviderRequestError as error:
+        raise error.naming(model) from None
+    except OsmosisError as error:
+        # A name that makes no sense, or an address that cannot be used.
+        if provider == _UNKNOWN and not (api_key or "").strip():
+            raise MissingAPIKeyError(
+                f"no key for `{model}`, and its provider is not known: {error.message}", hint=error.hint
+            ) from None
+        _require_key(provider, api_key)
+        raise ProviderRequestError(provider, model, error.message, code=error.code, hint=error.hint) from None
+
+
+def _require_key(provider: str, api_key: str | None) -> None:
+    try:
+        find_api_key(provider, {"api_key": api_key}, os.environ)
+    except MissingAPIKeyError:
+        raise _missing_key(provider) from None
+
+
+def _missing_key(provider: str) -> MissingAPIKeyError:
+    variables = (DEFAULT_API_KEY_ENV.get(provider), *key_variables(provider), f"{provider.upper()}_API_KEY")
+    variable = next(filter(None, variables))
+    return MissingAPIKeyError(
+        f"Environment variable '{variable}' is not set. It should hold the key of `{provider}`: "
+        f'export {variable}="..." (or pass the key as `api_key`).'
+    )

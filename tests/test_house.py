@@ -31,7 +31,7 @@ SHORT = {
     "rubric_types.py",
 }
 
-# Paths of 0.2, which users' code imports: each is a module of today's under its name of then.
+# Paths of 0.2, which users' code imports: each is a module of today's under its name of then. `utils` is 0.3's, too.
 PATHS_OF_0_2 = {
     "consts.py",
     "rollout/client.py",
@@ -62,10 +62,15 @@ PATHS_OF_0_2 = {
     "rollout/server/state.py",
     "rollout/testing.py",
     "rollout/tools.py",
-    "rollout/utils.py",
+    "rollout/utils/__init__.py",
+    "rollout/utils/imports.py",
+    "rollout/utils/messages.py",
     "rollout/validator.py",
     "utils.py",
 }
+
+# Names that users import from two modules, one for each framework.
+CLASSES_OF_TWO_FRAMEWORKS = {"OsmosisRolloutModel"}
 
 
 @cache
@@ -108,7 +113,8 @@ def test_a_public_class_name_stands_once() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(path)
-    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+    twice = {name for name, where in homes.items() if len(where) > 1}
+    assert {name: homes[name] for name in twice - CLASSES_OF_TWO_FRAMEWORKS} == {}
 
 
 def test_no_module_is_longer_than_450_lines() -> None:

@@ -34,8 +34,6 @@ USED_WITHOUT_AN_IMPORT = {
 NOT_YET_USED = {
     "s3": "blobs in a bucket: comes with the workers on several machines",
     "ray": "workers on a Ray cluster: comes with them",
-    "openai-agents": "agents of that framework: comes with the whole rollout line",
-    "strands": "likewise",
 }
 """Extras whose names are kept for what will use them; `all` and the docs do not name them."""
 

@@ -26,6 +26,12 @@ PATHS = {
     "osmosis_ai.rollout.backend.local": "LocalBackend",
     "osmosis_ai.rollout.backend.local.backend": "LocalBackend",
     "osmosis_ai.rollout.server": "create_rollout_server ControllerAuth",
+    "osmosis_ai.rollout.utils.imports": "resolve_object",
+    "osmosis_ai.rollout.utils.messages": "map_initial_messages_to_content_blocks",
+    "osmosis_ai.rollout.integrations.agents.openai_agents": "OsmosisAgent OsmosisLitellmModel "
+    "OsmosisMemorySession OsmosisRolloutModel SessionSampleSource",
+    "osmosis_ai.rollout.integrations.agents.strands": "OsmosisRolloutModel OsmosisStrandsAgent "
+    "StrandsAgentSampleSource",
     "osmosis_ai.rollout.controller": "CallbackListener CallbackStore LiteLLMBridge TerminalCallbackResult",
     "osmosis_ai.rollout.controller.store": "CallbackStore DuplicateRegistrationError TerminalCallbackResult "
     "UnknownRolloutIdError duplicate_callback_payload",
@@ -75,20 +81,32 @@ def test_importing_the_package_and_its_names_loads_no_web_framework_and_no_model
     assert loaded == "[]"
 
 
-def test_a_missing_extra_is_named_with_the_command_that_installs_it() -> None:
+@pytest.mark.parametrize(
+    ("extra", "module", "path"),
+    [
+        ("server", "fastapi", "server import create_rollout_server"),
+        ("openai-agents", "agents", "integrations.agents.openai_agents import OsmosisAgent"),
+        ("strands", "strands", "integrations.agents.strands import OsmosisStrandsAgent"),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    extra: str, module: str, path: str
+) -> None:
     told = run_python(
-        """
+        f"""
         import sys
-        sys.modules["fastapi"] = None
+        sys.modules["{module}"] = None
         try:
-            from osmosis_ai.rollout.server import create_rollout_server
+            from osmosis_ai.rollout.{path}
         except ModuleNotFoundError as error:
-            print(error)
+            print(error.name, error)
+        print("litellm" in sys.modules)
         """
     )
 
-    assert "`server` extra" in told
-    assert "pip install" in told and "[server]" in told
+    assert told.startswith(module) and f"`{extra}` extra" in told
+    assert "pip install" in told and f"[{extra}]" in told
+    assert told.endswith("False"), "seconds were spent before it was said"
 
 
 def test_an_import_error_that_is_not_about_the_extra_passes_through() -> None:

@@ -151,7 +151,7 @@ class LiteLLMTransport:
         global _open_transports
         async with self._loading:
             if self._litellm is None:
-                self._litellm = await asyncio.to_thread(_import_litellm)
+                self._litellm = await asyncio.to_thread(import_litellm)
                 _open_transports += 1
         return self._litellm
 
@@ -205,7 +205,7 @@ class LiteLLMTransport:
         return ModelCallError(category, words, model_path=self._endpoint.model_path, retryable=retryable)
 
 
-def _import_litellm() -> Any:
+def import_litellm() -> Any:
     """Import LiteLLM quietly and without its calls home."""
     # Read at import: otherwise it fetches its price table from the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

@@ -157,7 +157,6 @@ SAME_MODULE = {
     "rollout.registry": "rollout.loop.registry",
     "rollout.testing": "rollout.loop.testing",
     "rollout.tools": "rollout.loop.tools",
-    "rollout.utils": "rollout.loop.messages",
     "rollout.validator": "rollout.loop.validation",
     "rollout.server.api_key": "rollout.loop.api_key",
     "rollout.server.registration": "rollout.loop.server.registration",
@@ -200,6 +199,8 @@ NAMES_OF_PATHS = {
     "rollout.server.app": "create_app create_rollout_server AppState",
     "rollout.testing": "create_mock_trainer_app RolloutCompletionTracker patch_httpx_for_mock_trainer "
     "fake_token_ids fake_prompt_token_ids",
+    "rollout.utils": "count_messages_by_role get_message_content get_message_role is_assistant_message "
+    "is_tool_message is_user_message normalize_stop parse_tool_calls",
     "rollout.validator": "validate_agent_loop ValidationResult",
 }
 

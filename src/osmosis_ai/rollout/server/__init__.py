@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..extras import needs_extra
+
 if TYPE_CHECKING:
     from osmosis_ai.rollout.loop.server.app import create_app
 
@@ -23,7 +25,6 @@ _HOMES = {
     "serve_agent_loop": f"{_LOOP}.serve",
     "validate_and_report": f"{_LOOP}.serve",
 }
-_EXTRA_MODULES = frozenset({"click", "fastapi", "starlette", "uvicorn"})
 
 __all__ = [
     "AppState",
@@ -39,18 +40,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needs_extra("server", "a rollout server"):
         module = importlib.import_module(_HOMES[name], __name__)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
-            raise
-        from osmosis_ai.errors import install_command
-
-        raise ModuleNotFoundError(
-            f"a rollout server needs the `server` extra (no module named '{error.name}'). "
-            f"Install it with: {install_command('server')}",
-            name=error.name,
-        ) from error
     value = getattr(module, name)
     globals()[name] = value
     return value

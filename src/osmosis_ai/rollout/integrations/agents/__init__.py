@@ -1,0 +1,1 @@
+"""Agent frameworks: one module for each, which needs the extra of its name."""

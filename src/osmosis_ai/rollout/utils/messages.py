@@ -1,0 +1,30 @@
+"""Chat messages in the shape of frameworks whose contents are lists of blocks, under the path that users import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["map_initial_messages_to_content_blocks"]
+
+
+def map_initial_messages_to_content_blocks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are lists of blocks: ``"hi"`` becomes ``[{"text": "hi"}]``.
+
+    Contents that are lists already keep their blocks; OpenAI's text parts become blocks like the others. What is
+    given is not changed.
+    """
+    return [{**message, "content": _blocks(message.get("content"))} for message in messages]
+
+
+def _blocks(content: Any) -> list[Any]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"text": content}]
+    return [_block(part) for part in content]
+
+
+def _block(part: Any) -> Any:
+    is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return {"text": part["text"]} if is_text else part

@@ -1,0 +1,292 @@
+"""Agents of the OpenAI Agents SDK, against a model that is a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+from agents.models.interface import Model
+
+from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
+from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
+from osmosis_ai.rollout.integrations.agents.openai_agents import (
+    OsmosisAgent,
+    OsmosisLitellmModel,
+    OsmosisMemorySession,
+    OsmosisRolloutModel,
+    SessionSampleSource,
+)
+from tests.rollout.local_rollouts import execute, grader, request, workflow
+from tests.standin_model import Reply, StandInModel, error_reply
+
+PROMPT: Any = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
+CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
+
+
+@function_tool
+def multiply(a: int, b: int) -> str:
+    """Multiply two integers."""
+    return str(a * b)
+
+
+@pytest.fixture(autouse=True)
+def no_traces() -> None:
+    set_tracing_disabled(True)
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[StandInModel]:
+    async with StandInModel(api_key="K2") as served:
+        yield served
+
+
+def rollout(model: StandInModel) -> RolloutContext:
+    return RolloutContext(model.base_url, "K2", "r1")
+
+
+def calculator(**changes: Any) -> OsmosisAgent[Any]:
+    return OsmosisAgent(
+        **{"name": "calculator", "model": OsmosisRolloutModel(), "tools": [multiply], **changes}
+    )
+
+
+async def test_a_tool_call_reaches_the_model_as_openai_clients_send_it(model: StandInModel) -> None:
+    model.script(CALL, Reply(content="42"))
+    settings = ModelSettings(temperature=0.5, include_usage=True)
+
+    with rollout(model):
+        result = await Runner.run(
+            calculator(instructions="Be short.", model_settings=settings),
+            PROMPT,
+            session=OsmosisMemorySession(),
+        )
+
+    assert result.final_output == "42"
+    assert result.context_wrapper.usage.requests == 2
+    assert result.context_wrapper.usage.output_tokens == 2
+    first, second = (sent.body for sent in model.requests)
+    assert (first["model"], first["stream"], first["temperature"]) == ("osmosis-rollout", True, 0.5)
+    assert first["messages"] == [{"role": "system", "content": "Be short."}, *PROMPT]
+    assert first["tools"][0]["function"]["name"] == "multiply"
+    assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0", "content": "42"}
+    assert not [name for name in model.requests[0].headers if name.lower().startswith("x-osmosis")]
+
+
+async def test_the_session_is_the_sample_in_the_frameworks_shape_and_as_chat_messages(
+    model: StandInModel,
+) -> None:
+    model.script(CALL, Reply(content="42"))
+
+    with rollout(model) as context:
+        await Runner.run(calculator(instructions="Be short."), PROMPT, session=OsmosisMemorySession())
+        sample = await context.get_sample()
+
+    assert sample is not None
+    assert [item.get("type", item.get("role")) for item in sample.messages] == [
+        "system",
+        "user",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
+    assert sample.messages[2]["arguments"] == '{"a": 6, "b": 7}'
+    assert sample.messages[-1]["content"][0]["type"] == "output_text"
+    assert sample.messages[-1]["content"][0]["text"] == "42"
+    called = {"name": "multiply", "arguments": '{"a": 6, "b": 7}'}
+    assert sample.trajectory_messages == [
+        {"role": "system", "content": "Be short."},
+        *PROMPT,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": "42"},
+        {"role": "assistant", "content": "42"},
+    ]
+    assert sample.label is None and sample.reward is None
+
+
+async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversation(
+    model: StandInModel,
+) -> None:
+    class Config(AgentWorkflowConfig):
+        model: Model
+
+    def answer(body: dict[str, Any]) -> Reply:
+        return Reply(content=f"heard {body['messages'][-1]['content']}")
+
+    async def run(ctx: Any) -> None:
+        agent = OsmosisAgent(name="echo", model=ctx.config.model)
+        await Runner.run(agent, ctx.prompt, session=OsmosisMemorySession())
+
+    async def grade(ctx: Any) -> None:
+        ctx.set_reward(float(ctx.sample.messages[-1]["content"][0]["text"] == f"heard {ctx.label}"))
+
+    model.respond = answer
+    config = Config(name="echo", model=OsmosisRolloutModel(), concurrency={"max_concurrent": None})
+    backend = LocalBackend(workflow=workflow(run), workflow_config=config, grader=grader(grade))
+
+    async def attempt(word: str) -> float | None:
+        with RolloutContext(model.base_url, "K2", word):
+            asked = request(word, prompt=[{"role": "user", "content": word}], label=word)
+            _, graded = await execute(backend, asked)
+        assert graded.sample is not None, graded.err_message
+        return graded.sample.reward
+
+    assert await asyncio.gather(*(attempt(f"word {number}") for number in range(8))) == [1.0] * 8
+    assert isinstance(config.model, OsmosisRolloutModel)
+
+
+def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
+    class Config(AgentWorkflowConfig):
+        model: Model
+
+    made = OsmosisRolloutModel(should_replay_reasoning_content=None)
+    copied = copy.deepcopy(Config(name="x", model=made)).model
+
+    assert isinstance(copied, OsmosisRolloutModel) and copied is not made
+    assert copied.litellm_kwargs == {"should_replay_reasoning_content": None}
+
+
+async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place(model: StandInModel) -> None:
+    placeholder = OsmosisRolloutModel()
+
+    with pytest.raises(NotImplementedError, match="placeholder"):
+        await placeholder.get_response()
+    with pytest.raises(NotImplementedError, match="placeholder"):
+        placeholder.stream_response()
+    with rollout(model), pytest.raises(NotImplementedError, match=r"OsmosisAgent\(model=") as caught:
+        await Runner.run(Agent(name="plain", model=placeholder), "hi", session=OsmosisMemorySession())
+    assert "placeholder" in str(caught.value)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("option", ["model", "base_url", "api_key"])
+def test_a_placeholder_is_not_told_which_model_answers(option: str) -> None:
+    with pytest.raises(TypeError, match=f"`{option}`.*decided by the run"):
+        OsmosisRolloutModel(**{option: "mine"})
+
+
+def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
+    with pytest.raises(RuntimeError, match=r"outside of a rollout context.*`run`"):
+        calculator()
+    with pytest.raises(RuntimeError, match="outside of a rollout context"):
+        OsmosisLitellmModel()
+
+
+def test_an_agent_in_a_rollout_without_a_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OSMOSIS_CHAT_COMPLETIONS_URL", raising=False)
+    with RolloutContext(rollout_id="r1"), pytest.raises(RuntimeError, match="without a model"):
+        calculator()
+
+
+def test_any_other_model_stays_as_it_is_in_a_rollout_and_outside() -> None:
+    assert OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
+    assert OsmosisAgent(name="x").model == Agent(name="x").model
+    with RolloutContext("http://host/v1", "K2", "r1"):
+        assert OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
+
+
+def test_a_clone_of_an_agent_has_its_model() -> None:
+    with RolloutContext("http://host/v1", "K2", "r1"):
+        agent = calculator()
+    clone = agent.clone(name="other")
+
+    assert (clone.name, clone.model) == ("other", agent.model)
+    assert (clone.model.model, clone.model.base_url, clone.model.api_key) == (
+        "openai/osmosis-rollout",
+        "http://host/v1",
+        "K2",
+    )
+
+
+async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
+    model: StandInModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
+    monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
+
+    with RolloutContext(model.base_url, None, "r1"), pytest.raises(Exception, match="Incorrect API key"):
+        await Runner.run(calculator(), "hi", session=OsmosisMemorySession())
+
+    assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
+
+
+async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
+    with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
+        await Runner.run(calculator(), "hi")
+    assert model.calls == 0
+
+
+async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
+    session = OsmosisMemorySession()
+
+    with rollout(model) as context:
+        with pytest.raises(RuntimeError, match="not registered"):
+            await Runner.run(calculator(), PROMPT, session=session)
+        for use in (session.get_items(), session.add_items([]), session.pop_item(), session.clear_session()):
+            with pytest.raises(RuntimeError, match="not registered"):
+                await use
+        assert context.sample_source is None
+    with RolloutContext(model.base_url, "K2", "r1"):
+        of_one = OsmosisMemorySession()
+    with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="not registered"):
+        await of_one.get_items()
+
+
+async def test_a_second_session_is_refused(model: StandInModel) -> None:
+    with rollout(model) as context:
+        OsmosisMemorySession()
+        with pytest.raises(ValueError, match="already has a sample source"):
+            OsmosisMemorySession()
+        assert isinstance(context.sample_source, SessionSampleSource)
+
+
+async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
+    session = OsmosisMemorySession()
+    said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
+    await session.add_items(list(said))
+
+    assert get_rollout_context() is None
+    assert await session.get_items() == said == session.items
+    assert await session.get_items(limit=2) == said[1:]
+    assert await session.get_items(limit=0) == []
+    assert await session.pop_item() == said[2]
+    (await session.get_items())[0]["content"] = "changed"
+    assert session.items == said[:2]
+    await session.clear_session()
+    assert (await session.get_items(), await session.pop_item()) == ([], None)
+    assert session.session_id != OsmosisMemorySession().session_id
+
+
+async def test_items_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RolloutContext("http://host/v1", "K2", "r1") as context:
+        session = OsmosisMemorySession()
+        await session.add_items([{"type": "of_another_world", "content": "hi"}])
+        sample = await context.get_sample()
+
+    assert sample is not None
+    assert sample.messages == [{"type": "of_another_world", "content": "hi"}]
+    assert sample.trajectory_messages is None
+    assert "no trajectory is archived" in caplog.text
+
+
+async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(model: StandInModel) -> None:
+    model.script(error_reply(404, "no such model"))
+
+    async def run(ctx: Any) -> None:
+        await Runner.run(calculator(), ctx.prompt, session=OsmosisMemorySession())
+
+    with rollout(model):
+        completion, _ = await execute(LocalBackend(workflow=workflow(run)), request())
+
+    assert completion.err_category == "agent_error"
+    assert "no such model" in str(completion.err_message)

@@ -1,0 +1,206 @@
+"""Agents of Strands, against a model that is a real server."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import strands
+from strands.models.litellm import LiteLLMModel
+from strands.models.model import Model
+from strands.types.exceptions import MaxTokensReachedException
+
+from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
+from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.integrations.agents.strands import (
+    OsmosisRolloutModel,
+    OsmosisStrandsAgent,
+    StrandsAgentSampleSource,
+)
+from tests.rollout.local_rollouts import execute, grader, request, workflow
+from tests.standin_model import Reply, StandInModel
+
+PROMPT = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
+CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
+
+
+@strands.tool
+def multiply(a: int, b: int) -> str:
+    """Multiply two integers."""
+    return str(a * b)
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[StandInModel]:
+    async with StandInModel(api_key="K2") as served:
+        yield served
+
+
+def rollout(model: StandInModel) -> RolloutContext:
+    return RolloutContext(model.base_url, "K2", "r1")
+
+
+def calculator(**changes: Any) -> OsmosisStrandsAgent:
+    options = {
+        "model": OsmosisRolloutModel(),
+        "messages": PROMPT,
+        "tools": [multiply],
+        "callback_handler": None,
+    }
+    return OsmosisStrandsAgent(**{**options, **changes})
+
+
+def text(words: str) -> list[dict[str, str]]:
+    return [{"text": words, "type": "text"}]
+
+
+async def test_the_agent_is_the_sample_in_blocks_and_as_the_model_was_sent_it(model: StandInModel) -> None:
+    model.script(CALL, Reply(content="42"))
+
+    with rollout(model) as context:
+        agent = calculator(model=OsmosisRolloutModel(params={"temperature": 0.5}), system_prompt="Be short.")
+        await agent.invoke_async()
+        sample = await context.get_sample()
+
+    assert sample is not None
+    assert [message["role"] for message in sample.messages] == [
+        *("system", "user"),
+        *("assistant", "user", "assistant"),
+    ]
+    assert sample.messages[1]["content"] == [{"text": "6 * 7?"}]
+    (use,), (result,) = sample.messages[2]["content"], sample.messages[3]["content"]
+    assert use["toolUse"] == {"toolUseId": "call_0", "name": "multiply", "input": {"a": 6, "b": 7}}
+    assert result["toolResult"]["content"] == [{"text": "42"}]
+    assert sample.messages[-1]["content"] == [{"text": "42"}]
+    called = {"name": "multiply", "arguments": '{"a": 6, "b": 7}'}
+    sent = [
+        {"role": "system", "content": text("Be short.")},
+        {"role": "system", "content": text("You can count.")},
+        {"role": "user", "content": text("6 * 7?")},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": "42"},
+    ]
+    assert sample.trajectory_messages == [*sent, {"role": "assistant", "content": text("42")}]
+    body = model.requests[1].body
+    assert body["messages"] == sent
+    assert (body["model"], body["stream"], body["temperature"]) == ("osmosis-rollout", True, 0.5)
+    assert body["stream_options"] == {"include_usage": True}
+    assert PROMPT[1]["content"] == "6 * 7?"
+
+
+async def test_a_later_change_of_the_agent_does_not_reach_the_sample(model: StandInModel) -> None:
+    with rollout(model) as context:
+        agent = calculator()
+        sample = await context.get_sample()
+        agent.messages[1]["content"][0]["text"] = "changed"
+
+    assert sample is not None and sample.messages[1]["content"] == [{"text": "6 * 7?"}]
+
+
+async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workflow_takes_it(
+    model: StandInModel,
+) -> None:
+    model.respond = lambda body: Reply(content="the product is", finish_reason="length")
+
+    async def run(ctx: Any) -> None:
+        await calculator(messages=ctx.prompt).invoke_async()
+
+    async def run_on(ctx: Any) -> None:
+        agent = calculator(messages=ctx.prompt)
+        with pytest.raises(MaxTokensReachedException):
+            await agent.invoke_async()
+
+    async def grade(ctx: Any) -> None:
+        ctx.set_reward(float(ctx.sample.messages[-1]["content"] == [{"text": "the product is"}]))
+
+    with rollout(model):
+        failed, _ = await execute(LocalBackend(workflow=workflow(run)), request())
+    with rollout(model):
+        _, graded = await execute(
+            LocalBackend(workflow=workflow(run_on), grader=grader(grade)), request("r2")
+        )
+
+    assert (failed.status, failed.err_category) == ("failure", "agent_error")
+    assert "token limit" in str(failed.err_message)
+    assert graded.sample is not None and graded.sample.reward == 1.0
+    assert graded.sample.trajectory_messages is not None
+
+
+def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
+    class Config(AgentWorkflowConfig):
+        model: Model
+
+    made = OsmosisRolloutModel(params={"temperature": 0.5})
+    copied = copy.deepcopy(Config(name="x", model=made)).model
+    copied.update_config(params={"temperature": 1.0})
+
+    assert isinstance(copied, OsmosisRolloutModel)
+    assert made.get_config() == {"params": {"temperature": 0.5}}
+
+
+async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place() -> None:
+    placeholder = OsmosisRolloutModel()
+
+    with pytest.raises(NotImplementedError, match="placeholder"):
+        placeholder.stream([])
+    with pytest.raises(NotImplementedError, match="placeholder"):
+        placeholder.structured_output(dict, [])
+    plain = strands.Agent(model=placeholder, callback_handler=None)
+    with pytest.raises(NotImplementedError, match=r"OsmosisStrandsAgent\(model="):
+        await plain.invoke_async("hi")
+
+
+@pytest.mark.parametrize("option", [{"model_id": "openai/gpt-5"}, {"client_args": {"api_key": "mine"}}])
+def test_a_placeholder_is_not_told_which_model_answers(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"decided by the run"):
+        OsmosisRolloutModel(**option)
+
+
+def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
+    with pytest.raises(RuntimeError, match=r"outside of a rollout context.*`run`"):
+        calculator()
+
+
+def test_a_second_agent_is_refused_and_one_of_another_model_registers_nothing(model: StandInModel) -> None:
+    other = LiteLLMModel(model_id="openai/judge")
+
+    assert calculator(model=other).model is other
+    with rollout(model) as context:
+        OsmosisStrandsAgent(other, PROMPT, callback_handler=None)
+        assert context.sample_source is None
+        OsmosisStrandsAgent(OsmosisRolloutModel(), PROMPT, callback_handler=None)
+        assert isinstance(context.sample_source, StrandsAgentSampleSource)
+        with pytest.raises(ValueError, match="already has a sample source"):
+            calculator()
+
+
+async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
+    model: StandInModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
+    monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
+
+    with RolloutContext(model.base_url, None, "r1"), pytest.raises(Exception, match="Incorrect API key"):
+        await calculator().invoke_async()
+
+    assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
+
+
+async def test_messages_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
+    model: StandInModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [{"role": "user", "content": [{"of_another_world": 1}]}]
+    with rollout(model) as context:
+        calculator(messages=odd)
+        sample = await context.get_sample()
+
+    assert sample is not None
+    assert sample.messages[0]["content"] == [{"of_another_world": 1}]
+    assert sample.trajectory_messages is None
+    assert "no trajectory is archived" in caplog.text

@@ -104,6 +104,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: PlatformServices = app.state.services
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     services.datasets.ingest.start()
+    await anyio.to_thread.run_sync(services.run_deletion.finish)
     try:
         yield
     finally:

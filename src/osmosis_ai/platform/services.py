@@ -20,6 +20,7 @@ from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
+from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
@@ -56,6 +57,7 @@ class PlatformServices:
     eval_runs: RunStore
     training_runs: RunStore
     resumption: TrainingResumption
+    run_deletion: RunDeletion
     lora_models: LoraModelStore
     downloads: Downloads
 
@@ -103,6 +105,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         training_runs=training_runs,
         resumption=TrainingResumption(db, used_clock, logs, training_runs, config.runs_dir),
+        run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs),
     )

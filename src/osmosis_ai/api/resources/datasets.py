@@ -86,6 +86,10 @@ class Datasets(Resource):
         """Give an upload up."""
         self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel)
 
+    def delete(self, name_or_id: str) -> None:
+        """Delete a dataset; a route of self-hosted platforms."""
+        self._client.delete(routes.dataset(name_or_id))
+
     def download(self, name_or_id: str) -> DatasetDownload:
         """Return where the bytes can be had for a while."""
         return self._client.get(routes.dataset_download(name_or_id), model=DatasetDownload)

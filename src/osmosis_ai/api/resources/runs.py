@@ -65,6 +65,10 @@ class Runs(Resource, Generic[_SubmitT]):
         """Ask for a run to stop."""
         return self._client.post(routes.run_stop(self.path, name_or_id), None, model=StopReply)
 
+    def delete(self, name_or_id: str) -> None:
+        """Delete a run that has ended; a route of self-hosted platforms."""
+        self._client.delete(routes.run(self.path, name_or_id))
+
 
 def _is_verdict(error: PlatformError) -> bool:
     """Tell a refusal of the submit, or of who asks for which repository, from "there is nothing here"."""

@@ -91,6 +91,11 @@ class LocalBlobStore:
         """Remove a blob; one that is not there is no error."""
         self._path(key).unlink(missing_ok=True)
 
+    def delete_below(self, prefix: str) -> None:
+        """Remove every blob below ``prefix``, and the directories with them."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._path(prefix))
+
     def keys(self, prefix: str) -> Iterator[str]:
         """Yield the keys below ``prefix``."""
         for directory, _, names in os.walk(self._path(prefix)):

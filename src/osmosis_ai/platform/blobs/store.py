@@ -127,6 +127,10 @@ class BlobStore(Protocol):
         """Remove a blob; one that is not there is no error."""
         ...
 
+    def delete_below(self, prefix: str) -> None:
+        """Remove every blob below ``prefix``, a key without its last segments; that there are none is no error."""
+        ...
+
     def keys(self, prefix: str) -> Iterator[str]:
         """Yield the keys below ``prefix``, a key without its last segments, in no order."""
         ...

@@ -219,7 +219,8 @@ class DbRun(Base):
     A worker owns the run while ``lease_token`` is its own and ``lease_expires_at`` lies ahead.
     ``request`` is what was submitted, without secret values; those are in ``sealed_secrets`` and
     only until the run has ended. ``selection`` and ``seed`` make its rows reproducible. ``imported`` says of a run
-    that was executed elsewhere where it came from; NULL for all others.
+    that was executed elsewhere where it came from; NULL for all others. A retry makes only the work items of
+    ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``.
     """
 
     __tablename__ = "runs"
@@ -227,6 +228,7 @@ class DbRun(Base):
         UniqueConstraint("workspace_id", "name"),
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
         Index("ix_runs_status_lease", "status", "lease_expires_at"),
+        Index("ix_runs_retry_of", "retry_of_id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -253,6 +255,10 @@ class DbRun(Base):
     selection: Mapped[dict[str, Any] | None]
     secret_scopes: Mapped[dict[str, Any] | None]
     sealed_secrets: Mapped[bytes | None] = mapped_column(LargeBinary)
+    platform_version: Mapped[str | None] = mapped_column(String(64))
+    retry_of_id: Mapped[str | None] = mapped_column(String(40))
+    retry_of_name: Mapped[str | None] = mapped_column(String(255))
+    retried: Mapped[list[Any] | None]
 
     progress: Mapped[dict[str, Any] | None]
     results: Mapped[dict[str, Any] | None]
@@ -304,6 +310,15 @@ class DbEvalImportFile(Base):
     blob_key: Mapped[str] = mapped_column(String(255))
     upload: Mapped[dict[str, Any] | None]
     is_stored: Mapped[bool] = mapped_column(default=False)
+
+
+class DbDeletedRun(Base):
+    """A run that has been deleted, for as long as files of it may be left."""
+
+    __tablename__ = "deleted_runs"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    deleted_at: Mapped[datetime]
 
 
 class DbSample(Base):

@@ -75,6 +75,17 @@ class Scope:
             )
 
 
+    def require_maker(self, creator_id: str | None, what: str) -> None:
+        """Refuse with 403 unless the user made ``what`` (a noun with its article), or is at least an admin here."""
+        if creator_id != self.user.id and ROLES.index(self.role) > ROLES.index("admin"):
+            raise ApiError(
+                403,
+                "ROLE_REQUIRED",
+                f"{what} of somebody else can only be deleted by an admin of the workspace "
+                f"'{self.workspace.name}'.",
+            )
+
+
 async def get_services(request: Request) -> PlatformServices:
     """Return the platform's parts (a dependency)."""
     services: PlatformServices = request.app.state.services

@@ -9,6 +9,7 @@ from fastapi import Header
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
+from osmosis_ai.platform.datasets.deleting import delete_dataset
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
@@ -105,6 +106,15 @@ def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, pag
     return services.datasets.logs(
         scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
     )
+
+
+@router.delete("/{name_or_id}")
+def remove_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
+    """Delete a dataset; somebody else's needs an admin or owner, and none may be used by a run that has not ended."""
+    row = services.datasets.get(scope.workspace_id, name_or_id).row
+    scope.require_maker(row.creator_id, "a dataset")
+    delete_dataset(services.db, services.blobs, row)
+    return {}
 
 
 def _wire(record: DatasetRecord, **more: Any) -> wire.Dataset:

@@ -65,6 +65,14 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         """Ask for a run to stop; what it has done stays, and one that has ended stays as it is."""
         return _stop(services.runs_of(kind), scope, name_or_id)
 
+    @router.delete("/{name_or_id}")
+    def delete(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
+        """Delete a run that has ended, with all it has left; somebody else's needs an admin or owner."""
+        run = services.runs_of(kind).get(scope.workspace_id, name_or_id).run
+        scope.require_maker(run.creator_id, "a run")
+        services.run_deletion.delete(run)
+        return {}
+
     return router
 
 

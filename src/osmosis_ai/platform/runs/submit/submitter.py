@@ -273,6 +273,9 @@ class RunSubmitter:
             run = DbRun(**described, name=draw_name(draws, tries=tries))
             try:
                 with self._db.transaction() as session:
+                    # Deleted since it was looked at, it would be missed by the run alone.
+                    if session.get(DbDataset, run.dataset_id, with_for_update=True) is None:
+                        raise _no_dataset(run.dataset_name, [])
                     if _is_free(session, run):
                         session.add(run)
                         session.flush()

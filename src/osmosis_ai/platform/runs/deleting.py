@@ -1,0 +1,126 @@
+"""An ended run is deleted: its row and everything that hangs on it in one transaction, its files after that.
+
+The transaction leaves the run's id in ``deleted_runs`` until the files are gone, too, so that who is killed in
+between leaves no half: the next start of the platform deletes the rest. What refers to the run or its adapters by
+name stays as it is and says the name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbDeletedRun, DbLogLine, DbLoraModel, DbRun, DbWorkspace
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
+from osmosis_ai.platform.runs.read.run_counts import RunCounts
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
+
+
+class RunDeletion:
+    """Deletes runs.
+
+    Args:
+        db, clock, blobs: the platform's.
+        runs_dir: where runs keep their working files.
+        counts: of each kind, told that there is one less.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        blobs: BlobStore,
+        runs_dir: Path,
+        counts: Mapping[RunKind, RunCounts],
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._runs_dir = runs_dir
+        self._counts = counts
+
+    def delete(self, run: DbRun) -> None:
+        """Delete a run that was found, with its samples, curves, adapters, log and files.
+
+        Raises:
+            ConflictError: it has not ended, or one of its adapters is needed.
+        """
+        with self._db.transaction() as session:
+            # Who deploys an adapter holds this row: none is deployed while its run goes.
+            session.get_one(DbWorkspace, run.workspace_id, with_for_update=True)
+            current = session.get(DbRun, run.id, with_for_update=True)
+            if current is None:
+                return
+            _require_ended(current)
+            _require_unneeded(session, current)
+            session.add(DbDeletedRun(id=current.id, deleted_at=self._clock.now()))
+            session.execute(delete(DbLogLine).where(DbLogLine.subject_id == current.id))
+            # Samples, files, curves and adapters go with the row.
+            session.execute(delete(DbRun).where(DbRun.id == current.id))
+        for count in self._counts.values():
+            count.forget(run.workspace_id)
+        try:
+            self._remove_files(run.id)
+        except (OSError, OsmosisError) as error:
+            logger.warning("the files of the deleted run %s stay until the next start: %s", run.id, error)
+
+    def finish(self) -> None:
+        """Delete the files of runs that are deleted already, as far as a crash has left some."""
+        try:
+            with self._db.session() as session:
+                left = list(session.scalars(select(DbDeletedRun.id)))
+            for run_id in left:
+                self._remove_files(run_id)
+        except (OSError, OsmosisError) as error:
+            logger.warning("files of deleted runs stay until the next start: %s", error)
+
+    def _remove_files(self, run_id: str) -> None:
+        self._blobs.delete_below(f"runs/{run_id}")
+        WorkingDirectory(self._runs_dir, run_id).remove()
+        with self._db.transaction() as session:
+            session.execute(delete(DbDeletedRun).where(DbDeletedRun.id == run_id))
+
+
+def _require_ended(run: DbRun) -> None:
+    if run.status in OPEN:
+        name, group = run.name, COMMAND_GROUPS[run.kind]
+        raise ConflictError(
+            f"the {KIND_NAMES[run.kind]} run '{name}' is {run.status}: only a run that has ended can be deleted.",
+            hint=f"stop it first with `{group} stop {name}`",
+        )
+
+
+def _require_unneeded(session: Session, run: DbRun) -> None:
+    """Check that no adapter of the run is served, or about to be read by another run.
+
+    Raises:
+        ConflictError: one is.
+    """
+    models = session.scalars(
+        select(DbLoraModel).where(DbLoraModel.run_id == run.id).order_by(DbLoraModel.step)
+    ).all()
+    for model in models:
+        if model.deployment_status == "active":
+            raise ConflictError(
+                f"the run '{run.name}' cannot be deleted: its model '{model.name}' is deployed.",
+                hint=f"take it back first with `osmosis model undeploy {model.name}`",
+            )
+    called = {f"{model.base_model}:{model.name}": model.name for model in models}
+    mine = (DbRun.workspace_id == run.workspace_id, DbRun.status.in_(OPEN), DbRun.model_path.in_(called))
+    user = session.scalars(select(DbRun).where(*mine).order_by(DbRun.created_at)).first()
+    if user is not None:
+        raise ConflictError(
+            f"the run '{run.name}' cannot be deleted: its model '{called[user.model_path]}' is that of the "
+            f"{KIND_NAMES[user.kind]} run '{user.name}', which is {user.status}.",
+            hint=f"wait for it, or stop it with `{COMMAND_GROUPS[user.kind]} stop {user.name}`",
+        )

@@ -79,6 +79,10 @@ class Maze:
         """The route of ``POST /api/cli<path>``."""
         return self._route("POST", path)
 
+    def delete(self, path: str) -> respx.Route:
+        """The route of ``DELETE /api/cli<path>``."""
+        return self._route("DELETE", path)
+
     def _route(self, method: str, path: str) -> respx.Route:
         # Naming a route again would make it forget its reply.
         if (method, path) not in self._routes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from osmosis_ai.cli.datasets.delete import delete
 from osmosis_ai.cli.datasets.download import download
 from osmosis_ai.cli.datasets.import_ import import_
 from osmosis_ai.cli.datasets.info import info
@@ -22,3 +23,4 @@ app.command("info")(info)
 app.command("preview")(preview)
 app.command("logs")(logs)
 app.command("download")(download)
+app.command("delete")(delete)

@@ -29,6 +29,7 @@ from osmosis_ai.cli.output.results import (
 )
 from osmosis_ai.cli.runs import following
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.deletion import count_adapters, delete_run, find_deletable_run
 from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
     RunKind,
@@ -185,6 +186,30 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
                 status="noop" if ended else "success",
                 message=f'{noun.title()} run "{name}" {came}.',
                 resource={"name": name, **context.resource()},
+            )
+
+    def delete(self, name: str, *, yes: bool) -> OperationResult:
+        """Ask, and delete a run that has ended; ``yes`` does not ask."""
+        output, noun = current(), NOUNS[self.kind]
+        with platform_context() as context:
+            with output.status("Looking it up"):
+                run = find_deletable_run(context.client, self.kind, name)
+                adapters = count_adapters(context.client, self.kind, run)
+            shown = run.name or run.id
+            saved = "1 adapter" if adapters == 1 else f"{adapters} adapters"
+            what = f'{noun} run "{shown}"' + (f" with the {saved} that it has made" if adapters else "")
+            summary = {
+                "Run": shown,
+                "Status": run.status,
+                **({"Adapters": str(adapters)} if adapters else {}),
+            }
+            output.confirm(f"Delete {what}? This cannot be undone.", yes=yes, summary=summary)
+            with output.status(f"Deleting {shown}"):
+                delete_run(context.client, self.kind, run)
+            return OperationResult(
+                operation=f"{self.kind}.delete",
+                message=f'{noun.title()} run "{shown}" deleted.',
+                resource={"id": run.id, "name": shown, **context.resource()},
             )
 
     def watch(self, name: str) -> OperationResult:

@@ -6,6 +6,7 @@ import typer
 
 from osmosis_ai.cli.training_runs.checkpoints import checkpoints
 from osmosis_ai.cli.training_runs.compare import compare
+from osmosis_ai.cli.training_runs.delete import delete
 from osmosis_ai.cli.training_runs.estimate import estimate
 from osmosis_ai.cli.training_runs.info import info
 from osmosis_ai.cli.training_runs.list import list_
@@ -26,3 +27,4 @@ app.command("compare")(compare)
 app.command("checkpoints")(checkpoints)
 app.command("stop")(stop)
 app.command("resume")(resume)
+app.command("delete")(delete)

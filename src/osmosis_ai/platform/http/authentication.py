@@ -74,7 +74,6 @@ class Scope:
                 f"this needs the role '{lowest}' in the workspace '{self.workspace.name}'.",
             )
 
-
     def require_maker(self, creator_id: str | None, what: str) -> None:
         """Refuse with 403 unless the user made ``what`` (a noun with its article), or is at least an admin here."""
         if creator_id != self.user.id and ROLES.index(self.role) > ROLES.index("admin"):

@@ -182,11 +182,11 @@ def follow_run_log(
     """
     from osmosis_ai.services.log_following import LogFollower, follow_log
 
-    run_id = _run(client, kind, name).id
+    run_id = get_run(client, kind, name).id
     runs = _runs(client, kind)
     follower = LogFollower(lambda size, cursor: runs.logs(run_id, limit=size, cursor=cursor), first=first)
     return follow_log(
-        follower, ended=lambda: _run(client, kind, run_id).status in TERMINAL[kind], pause=pause
+        follower, ended=lambda: get_run(client, kind, run_id).status in TERMINAL[kind], pause=pause
     )
 
 
@@ -212,7 +212,12 @@ def _runs(client: PlatformClient, kind: RunKind) -> EvalRuns | TrainingRuns:
     return client.eval_runs if kind == "eval" else client.training_runs
 
 
-def _run(client: PlatformClient, kind: RunKind, name: str) -> Run:
+def get_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
+    """Return a run's own fields.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
     if kind == "eval":
         return client.eval_runs.get(name).eval_run
     return client.training_runs.get(name).training_run

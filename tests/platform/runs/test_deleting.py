@@ -1,0 +1,217 @@
+"""Deleting runs and datasets over HTTP: who may, what is refused, and that nothing is left, whenever somebody is killed."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from osmosis_ai.platform.db.tables import (
+    Base,
+    DbDataset,
+    DbLogLine,
+    DbLoraModel,
+    DbMetricPoint,
+    DbRun,
+    DbRunFile,
+    DbSample,
+    new_id,
+)
+from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.evaluations import Code, Submits, add_dataset, experiment, submit_body
+
+EVALS, TRAININGS, DATASETS = "/api/cli/eval-runs", "/api/cli/training-runs", "/api/cli/datasets"
+
+
+def add_run(
+    services: PlatformServices, member: Member, name: str, kind: str = "eval", **changes: Any
+) -> DbRun:
+    """Add a run that has left one of everything, files included."""
+    now = services.clock.now()
+    run = DbRun(
+        **{
+            "id": new_id("run"),
+            "workspace_id": member.workspace.id,
+            "kind": kind,
+            "name": name,
+            "status": "finished",
+            "created_at": now,
+            "completed_at": now,
+            "creator_id": member.user.id,
+            "request": {"experiment_config": experiment()},
+            "rollout_name": "multiply",
+            "dataset_name": "multiply",
+            "model_path": "osmosis/tiny",
+            **changes,
+        }
+    )
+    key = f"runs/{run.id}/files/one"
+    services.blobs.put(key, io.BytesIO(b"something"))
+    WorkingDirectory(services.config.runs_dir, run.id).create()
+    of_run = {"run_id": run.id}
+    with services.db.transaction() as session:
+        session.add(run)
+        session.flush()
+        session.add(
+            DbSample(
+                **of_run,
+                row_index=0,
+                run_index=0,
+                source_row_index=0,
+                rollout_id="r",
+                status="success",
+                duration_ms=1,
+            )
+        )
+        session.add(DbRunFile(**of_run, path="artifacts/x", kind="artifacts", size=9, blob_key=key))
+        session.add(DbMetricPoint(**of_run, key="train/loss", step=1, value=1.0, timestamp=now))
+        services.logs.add(session, run.id, [LogLine("said", step="run")])
+    return run
+
+
+def add_adapter(services: PlatformServices, run: DbRun) -> DbLoraModel:
+    model = DbLoraModel(
+        id=new_id("lora"),
+        workspace_id=run.workspace_id,
+        run_id=run.id,
+        name=f"{run.name}-step-5",
+        base_model="osmosis/tiny",
+        step=5,
+        files={},
+        created_at=services.clock.now(),
+    )
+    with services.db.transaction() as session:
+        session.add(model)
+    return model
+
+
+def left(services: PlatformServices) -> dict[str, int]:
+    """Return how much there is of what runs leave."""
+    kept: tuple[type[Base], ...] = (DbRun, DbSample, DbRunFile, DbMetricPoint, DbLogLine, DbLoraModel)
+    with services.db.session() as session:
+        rows = {
+            table.__tablename__: session.scalar(select(func.count()).select_from(table)) or 0
+            for table in kept
+        }
+    blobs, directories = len(list(services.blobs.keys("runs"))), len(list(services.config.runs_dir.glob("*")))
+    return {**rows, "blobs": blobs, "directories": directories}
+
+
+@pytest.mark.parametrize(("kind", "route"), [("eval", EVALS), ("training", TRAININGS)])
+def test_a_deleted_run_leaves_nothing_and_others_are_as_they_were(
+    kind: str, route: str, api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    add_run(services, member, "kept-one", kind)
+    before = left(services)
+    run = add_run(services, member, "copper-finch", kind)
+    if kind == "training":
+        add_adapter(services, run)
+    assert api.get(route).json()["total_count"] == 2
+    assert api.delete(f"{route}/copper-finch").json() == {}
+    assert left(services) == before
+    assert [
+        row["name"] for row in api.get(route).json()["training_runs" if kind == "training" else "eval_runs"]
+    ] == ["kept-one"]
+    assert api.get(route).json()["total_count"] == 1
+    assert_flat_error(api.delete(f"{route}/copper-finch"), 404, "NOT_FOUND")
+    assert_flat_error(api.delete(f"{route}/{run.id}"), 404, "NOT_FOUND")
+
+
+def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
+    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left(services)
+    run = add_run(services, member, "copper-finch")
+
+    def full(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        # As if it were killed between the transaction and the files.
+        broken.setattr(services.blobs, "delete_below", full)
+        assert api.delete(f"{EVALS}/{run.id}").status_code == 200
+    assert_flat_error(api.get(f"{EVALS}/{run.id}"), 404, "NOT_FOUND")
+    assert left(services) == {**before, "blobs": 1, "directories": 1}
+    with TestClient(api.app):
+        assert left(services) == before
+
+
+@pytest.mark.parametrize("status", ["pending", "running"])
+def test_a_run_that_has_not_ended_is_to_be_stopped_first(
+    status: str, api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    add_run(services, member, "copper-finch", status=status)
+    refused = assert_flat_error(api.delete(f"{EVALS}/copper-finch"), 409, "CONFLICT")
+    assert (
+        f"'copper-finch' is {status}" in refused["error"]
+        and "osmosis eval stop copper-finch" in refused["error"]
+    )
+    assert api.get(f"{EVALS}/copper-finch").status_code == 200
+
+
+def test_a_training_run_stays_while_its_model_is_deployed_or_that_of_an_open_run(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    run = add_run(services, member, "copper-finch", "training")
+    model = add_adapter(services, run)
+    user = add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")
+    told = assert_flat_error(api.delete(f"{TRAININGS}/{run.id}"), 409, "CONFLICT")["error"]
+    assert f"its model '{model.name}' is that of the evaluation run 'amber', which is running" in told
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == user.id).values(status="finished"))
+        session.execute(update(DbLoraModel).values(deployment_status="active"))
+    told = assert_flat_error(api.delete(f"{TRAININGS}/{run.id}"), 409, "CONFLICT")["error"]
+    assert f"osmosis model undeploy {model.name}" in told
+    assert api.post(f"/api/cli/models/{model.name}/undeploy", json={}).status_code == 200
+    assert api.delete(f"{TRAININGS}/{run.id}").status_code == 200
+    # What was evaluated still says what it was of.
+    assert api.get(f"{EVALS}/amber").json()["config"]["model_path"] == f"osmosis/tiny:{model.name}"
+
+
+def test_members_delete_what_is_theirs_and_admins_everything(
+    client: TestClient, services: PlatformServices, world: World, member: Member
+) -> None:
+    joined = world.member("ivo", role="member", identity="fern/more")
+    add_run(services, member, "maras")
+    add_run(services, joined, "ivos")
+    for path in (f"{EVALS}/maras", f"{DATASETS}/multiply"):
+        told = assert_flat_error(client.delete(path, headers=joined.headers), 403, "ROLE_REQUIRED")
+        assert "of somebody else can only be deleted by an admin of the workspace 'fern'" in told["error"]
+    assert client.delete(f"{EVALS}/ivos", headers=joined.headers).status_code == 200
+    add_run(services, joined, "ivos")
+    for path in (f"{EVALS}/ivos", f"{EVALS}/maras", f"{DATASETS}/multiply"):
+        assert client.delete(path, headers=member.headers).status_code == 200
+
+
+def test_what_is_another_workspaces_is_not_there(
+    client: TestClient, services: PlatformServices, member: Member, stranger: Member
+) -> None:
+    run = add_run(services, member, "copper-finch")
+    with services.db.session() as session:
+        dataset = session.scalars(select(DbDataset)).one()
+    for path in (f"{EVALS}/{run.id}", f"{TRAININGS}/{run.id}", f"{DATASETS}/{dataset.id}"):
+        assert_flat_error(client.delete(path, headers=stranger.headers), 404, "NOT_FOUND")
+    assert client.get(f"{EVALS}/{run.id}", headers=member.headers).status_code == 200
+
+
+def test_a_dataset_goes_when_no_run_needs_it_and_runs_keep_its_name(
+    api: TestClient, services: PlatformServices, member: Member, code: Code, clock: ManualClock
+) -> None:
+    run = Submits(EVALS, submit_body).taken(api)
+    told = assert_flat_error(api.delete(f"{DATASETS}/multiply"), 409, "CONFLICT")["error"]
+    assert f"the evaluation run '{run['name']}', which is pending, uses it" in told
+    assert api.post(f"{EVALS}/{run['id']}/stop", json={}).status_code == 200
+    assert api.delete(f"{DATASETS}/multiply").json() == {}
+    assert list(services.blobs.keys("datasets")) == []
+    assert_flat_error(api.delete(f"{DATASETS}/multiply"), 404, "NOT_FOUND")
+    assert api.get(f"{EVALS}/{run['id']}").json()["dataset"]["name"] == "multiply"
+    refused = api.post(EVALS, json=submit_body())
+    assert_flat_error(refused, 404, "DATASET_NOT_FOUND")
+    add_dataset(services, member)
+    assert api.post(EVALS, json=submit_body()).status_code == 200

@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.ledger import WorkItem
 from osmosis_ai.evaluation.pending import pending_attempts
 from osmosis_ai.evaluation.recording import JournalRecorder
 from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
@@ -47,7 +48,7 @@ INTERRUPTED = Stop("interrupted", "interrupted")
 
 @dataclass(frozen=True)
 class Job:
-    """What an execution works on."""
+    """What an execution works on; ``only`` these work items, where not all of them."""
 
     spec: EvalRunSpec
     options: EvalRunOptions
@@ -58,6 +59,7 @@ class Job:
     directory: RunDirectory
     environ: Mapping[str, str]
     cache_dir: Path
+    only: Collection[WorkItem] | None = None
 
 
 class Execution:

@@ -8,30 +8,44 @@ engine remembers of them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from osmosis_ai.driving.classify import STATUSES, Status
 
+WorkItem = tuple[int, int]
+"""A work item as (row_index, run_index)."""
+
 _PENDING = 255
+_LEFT_OUT = 254
 _CODES: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
 
 
 class Ledger:
-    """The state of ``rows`` x ``n`` work items, addressed by (row_index, run_index)."""
+    """The state of ``rows`` x ``n`` work items, addressed by (row_index, run_index).
 
-    def __init__(self, rows: int, n: int) -> None:
+    Args:
+        only: the items that belong to the run; all of them when None.
+    """
+
+    def __init__(self, rows: int, n: int, *, only: Collection[WorkItem] | None = None) -> None:
         self.rows = rows
         self.n = n
         self._offsets = array("q", [-1]) * (rows * n)
-        self._states = bytearray([_PENDING]) * (rows * n)
-        self._todo = bytearray([1]) * (rows * n)
+        self._states = bytearray([_PENDING if only is None else _LEFT_OUT]) * (rows * n)
+        self._todo = bytearray([only is None]) * (rows * n)
+        for row_index, run_index in only or ():
+            item = row_index * n + run_index
+            self._states[item], self._todo[item] = _PENDING, 1
+        self._size = rows * n if only is None else self._todo.count(1)
 
     def __len__(self) -> int:
-        return self.rows * self.n
+        return self._size
 
     def holds(self, row_index: int, run_index: int) -> bool:
         """Tell whether such a work item belongs to the run."""
-        return 0 <= row_index < self.rows and 0 <= run_index < self.n
+        if not (0 <= row_index < self.rows and 0 <= run_index < self.n):
+            return False
+        return self._states[row_index * self.n + run_index] != _LEFT_OUT
 
     def settle(self, row_index: int, run_index: int, status: Status, offset: int) -> None:
         """Note the latest record of an item: how it ended and where its line starts."""
@@ -44,7 +58,7 @@ class Ledger:
         """Ask for another attempt on every item that failed or was skipped; its record stands meanwhile."""
         success = _CODES["success"]
         for item, state in enumerate(self._states):
-            if state not in (success, _PENDING):
+            if state not in (success, _PENDING, _LEFT_OUT):
                 self._todo[item] = 1
 
     def is_open(self, row_index: int, run_index: int) -> bool:

@@ -22,10 +22,12 @@ attempt counts as one that did not pass. The two answer different questions and 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.headline import warnings_of
+from osmosis_ai.evaluation.ledger import WorkItem
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
@@ -60,7 +62,7 @@ INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 UNKNOWN = "unknown"
 
-_PENDING, _SUCCESS, _FAILED, _SKIPPED = range(4)
+_PENDING, _SUCCESS, _FAILED, _SKIPPED, _LEFT_OUT = range(5)
 _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES, start=1)}
 _BOUNDARY_CODES: dict[str | None, int] = {name: code for code, name in enumerate((None, *BOUNDARIES))}
 _MOST_REASONS = 1000
@@ -92,13 +94,20 @@ class MetricsAccumulator:
         pass_threshold: the least reward that passes.
         clusters: of each row, a number that it shares with the rows it is a copy of; by default no row
             is a copy.
+        only: the attempts that are planned; all of them when None.
 
     Raises:
         ValueError: for impossible counts, or when there is not one cluster for each row.
     """
 
     def __init__(
-        self, rows: int, n: int, *, pass_threshold: float = 1.0, clusters: Labels | None = None
+        self,
+        rows: int,
+        n: int,
+        *,
+        pass_threshold: float = 1.0,
+        clusters: Labels | None = None,
+        only: Collection[WorkItem] | None = None,
     ) -> None:
         import numpy as np
 
@@ -109,6 +118,9 @@ class MetricsAccumulator:
         self.n = n
         self.pass_threshold = pass_threshold
         self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
+        if only is not None:
+            self._samples["status"] = _LEFT_OUT
+            self._samples["status"][[row * n + run for row, run in only]] = _PENDING
         # Few attempts are ever lost.
         self._lost: dict[tuple[int, int], int] = {}
         self._judges: NDArray[np.void] | None = None  # made when a grader has asked one
@@ -234,7 +246,7 @@ class MetricsAccumulator:
         scored = self._scored()
         rewards = self._samples["reward"][scored]
         status = self._samples["status"]
-        total, skipped = int((status != _PENDING).sum()), int((status == _SKIPPED).sum())
+        total, skipped = int(self._recorded().sum()), int((status == _SKIPPED).sum())
         passed = int((rewards >= self.pass_threshold).sum())
         completed = total - skipped
         runs = self._attempts_seen()
@@ -316,7 +328,7 @@ class MetricsAccumulator:
         names = (UNKNOWN, *BOUNDARIES)
         by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
         return Counts(
-            planned=int(status.size),
+            planned=int((status != _LEFT_OUT).sum()),
             scored=int(scored.sum()),
             unscored=dict(sorted(unscored.items(), key=lambda item: (-item[1], item[0]))),
             failed_by_boundary=by_boundary,
@@ -367,7 +379,8 @@ class MetricsAccumulator:
         )
 
     def _recorded(self) -> NDArray[np.bool_]:
-        recorded: NDArray[np.bool_] = self._samples["status"] != _PENDING
+        status = self._samples["status"]
+        recorded: NDArray[np.bool_] = (status != _PENDING) & (status != _LEFT_OUT)
         return recorded
 
     def _scored(self) -> NDArray[np.bool_]:

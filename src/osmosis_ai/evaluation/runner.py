@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
 from osmosis_ai.evaluation.headline import copied_rows
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.ledger import Ledger, WorkItem
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
@@ -64,6 +64,7 @@ class EvalRunner:
         config_stem: begins a generated run name.
         environ: variables the rollout's server inherits; this process's own by default.
         cache_dir: where rollout environments are kept.
+        only: the work items to be made, of all that rows and attempts come to; all of them when None.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EvalRunner:
         config_stem: str = "eval",
         environ: Mapping[str, str] | None = None,
         cache_dir: Path | None = None,
+        only: Collection[WorkItem] | None = None,
     ) -> None:
         self._spec = spec
         self._options = options
@@ -94,6 +96,7 @@ class EvalRunner:
         self._config_stem = config_stem
         self._environ = dict(os.environ if environ is None else environ)
         self._cache_dir = cache_dir or default_cache_dir()
+        self._only = only
 
     async def run(self, after_finalize: AfterFinalize | None = None) -> RunSummary | None:
         """Run it; return the summary, or None when the user declined to start.
@@ -139,11 +142,13 @@ class EvalRunner:
         digest = self._rollout.source_digest(self._output_root)
         rows = self._selection.describe()
         inputs = run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
+        if self._only is not None:
+            inputs["work_items"] = sorted(map(list, self._only))
         return {**inputs, **self._rollout.inputs()}
 
     def _replay_ledger(self, opened: OpenedRun) -> Ledger:
         """Learn what is left, before anything is written."""
-        ledger = Ledger(len(self._selection), self._spec.evaluation.n)
+        ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
         if opened.manifest is not None and opened.directory.events.exists():
             from osmosis_ai.evaluation.journal import replay
 
@@ -166,7 +171,7 @@ class EvalRunner:
         if opened.manifest is None or not directory.events.exists():
             self._hooks.note(f"`{opened.name}` has no journal yet: there is nothing to salvage.")
             return
-        ledger = Ledger(len(self._selection), self._spec.evaluation.n)
+        ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
         try:
             found = salvage(directory.events, lambda each: ledger.holds(each.row_index, each.run_index))
         except OSError as error:
@@ -219,6 +224,7 @@ class EvalRunner:
             directory=directory,
             environ=self._environ,
             cache_dir=self._cache_dir,
+            only=self._only,
         )
 
 
@@ -277,7 +283,7 @@ class _Session:
 
     def _replay(self, journal: Journal, log: RunLog) -> RunState:
         job, spec = self._job, self._job.spec
-        ledger = Ledger(len(job.selection), spec.evaluation.n)
+        ledger = Ledger(len(job.selection), spec.evaluation.n, only=job.only)
         earlier = (job.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
         spending = Spending(job.options.budget, earlier_s=earlier / 1000)
         state = RunState(
@@ -287,6 +293,7 @@ class _Session:
                 n=spec.evaluation.n,
                 pass_threshold=spec.evaluation.pass_threshold,
                 clusters=job.copies.clusters(),
+                only=job.only,
             ),
             spending=spending,
             projector=Projector(job.directory, ledger, log),

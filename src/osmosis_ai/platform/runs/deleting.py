@@ -18,7 +18,14 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbDeletedRun, DbLogLine, DbLoraModel, DbRun, DbWorkspace
+from osmosis_ai.platform.db.tables import (
+    DbDeletedRun,
+    DbEvalImport,
+    DbLogLine,
+    DbLoraModel,
+    DbRun,
+    DbWorkspace,
+)
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
@@ -65,6 +72,8 @@ class RunDeletion:
             _require_unneeded(session, current)
             session.add(DbDeletedRun(id=current.id, deleted_at=self._clock.now()))
             session.execute(delete(DbLogLine).where(DbLogLine.subject_id == current.id))
+            # The same evaluation may be uploaded again.
+            session.execute(delete(DbEvalImport).where(DbEvalImport.run_id == current.id))
             # Samples, files, curves and adapters go with the row.
             session.execute(delete(DbRun).where(DbRun.id == current.id))
         for count in self._counts.values():

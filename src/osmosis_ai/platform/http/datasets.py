@@ -8,8 +8,8 @@ from fastapi import Header
 
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.platform.dataset_deletion import delete_dataset
 from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
-from osmosis_ai.platform.datasets.deleting import delete_dataset
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError

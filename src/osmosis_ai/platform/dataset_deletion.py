@@ -1,6 +1,6 @@
 """A dataset is deleted: its row and its log in one transaction, its bytes after that.
 
-Bytes that no row refers to are removed by the tidying of :mod:`.ingest`, at every start and later, so that who is
+Bytes that no row refers to are removed by the tidying of :mod:`.datasets.ingest`, at every start and later, so that who is
 killed in between leaves no half. Runs that used the dataset keep its name and their results; those that have begun
 have a copy of its rows.
 """

@@ -160,3 +160,39 @@ async def test_every_item_is_attempted_once_whatever_the_limit(limit: int) -> No
 
     assert await Dispatcher(iter(range(200)), attempt, limit=limit).run() is None
     assert sorted(seen) == list(range(200))
+
+
+async def test_an_attempt_that_is_only_being_written_gives_its_place_to_the_next_one() -> None:
+    desk = Desk()
+    dispatcher = Dispatcher(iter(range(6)), desk.attempt, limit=2, spare=2)
+    run = asyncio.ensure_future(dispatcher.run())
+    await desk.wait_for(0, 1)
+    dispatcher.release(0)
+    dispatcher.release(0)  # its own place, and no second one
+    await desk.wait_for(0, 1, 2)
+    assert desk.started == [0, 1, 2] and dispatcher.in_flight == 2
+    dispatcher.release(1)
+    await desk.wait_for(0, 1, 2, 3)
+    dispatcher.release(2)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert desk.started == [0, 1, 2, 3]  # as many are being written as may be
+    desk.end(0)
+    await desk.wait_for(1, 2, 3, 4)
+    for item in range(1, 6):
+        await desk.wait_for(item)
+        desk.end(item)
+    assert await run is None
+    assert desk.started == list(range(6)) and dispatcher.in_flight == 0
+
+
+async def test_what_is_being_written_is_cancelled_and_counted_like_the_rest_when_dispatch_is_halted() -> None:
+    desk = Desk()
+    dispatcher = Dispatcher(iter(range(6)), desk.attempt, limit=1, spare=1)
+    run = asyncio.ensure_future(dispatcher.run())
+    await desk.wait_for(0)
+    dispatcher.release(0)
+    await desk.wait_for(0, 1)
+    dispatcher.halt(INTERRUPTED)
+    assert await run == INTERRUPTED
+    assert desk.started == [0, 1] and dispatcher.in_flight == 0

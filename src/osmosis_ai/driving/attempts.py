@@ -150,6 +150,7 @@ class RunningAttempt:
         attempt: what is made.
         services: what it runs on.
         results: where its result goes.
+        on_arrival: told once its result is on its way there: the agent is done.
         on_fault: told of an error that no later result can survive (a full disk).
     """
 
@@ -159,6 +160,7 @@ class RunningAttempt:
         services: AttemptServices,
         results: AttemptResults,
         *,
+        on_arrival: Callable[[], None],
         on_fault: Callable[[Exception], None],
     ) -> None:
         fresh = uuid.uuid4().hex
@@ -167,6 +169,7 @@ class RunningAttempt:
         self._attempt = attempt
         self._services = services
         self._results = results
+        self._on_arrival = on_arrival
         self._on_fault = on_fault
         self._started = time.monotonic()
         self._usage: RolloutUsage | None = None
@@ -218,7 +221,7 @@ class RunningAttempt:
 
     def used_so_far(self) -> RolloutUsage:
         """Return what its model calls came to so far."""
-        return self._services.bridge.usage(self.rollout_id)
+        return self._usage or self._services.bridge.usage(self.rollout_id)
 
     async def _drive(self) -> AttemptLostError | None:
         """Run the rollout; return why it has no result when it has none."""
@@ -275,6 +278,7 @@ class RunningAttempt:
         result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
         # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
         self.recording = asyncio.create_task(self._results.record(result))
+        self._on_arrival()
         try:
             await asyncio.shield(self.recording)
         except Exception as error:  # whatever it is, the next result would meet it too

@@ -1,8 +1,10 @@
 """The dispatcher: a stream of work items, at most so many at once, none waiting for another.
 
-Concurrency is a limit, not a batch: whenever an attempt ends, the next item starts. Items start in
+Concurrency is a limit, not a batch: whenever an attempt ends, the next item starts. One whose result has
+come and is only being written no longer counts (:meth:`Dispatcher.release`), so that a slow disk keeps no
+model waiting; so many may be written at once, and no more. Items start in
 the order of the stream; those whose attempt was lost come again before the rest. The dispatcher
-holds the items in flight and nothing else, whatever the length of the stream.
+holds the items in flight and those being written, whatever the length of the stream.
 
 It ends when the stream does, when the gate closes (what is in flight finishes), or when it is
 halted (what is in flight is cancelled). What was not finished then is simply still pending.
@@ -55,13 +57,11 @@ class Dispatcher(Generic[Item]):
     """Runs ``attempt`` on every item of a stream.
 
     Args:
-        items: the stream; read item by item, when one can start.
+        items: the stream, each an object of its own; read item by item, when one can start.
         attempt: returns whether the item is finished; False gives it back. What it raises is a fault.
         limit: attempts in flight at most; :meth:`narrow` lets fewer start for a while.
         gate: asked before each start; a reason closes the gate for good.
-
-    Attributes:
-        in_flight: attempts under way.
+        spare: how many more may be under way than count, at most.
     """
 
     def __init__(
@@ -71,23 +71,30 @@ class Dispatcher(Generic[Item]):
         *,
         limit: int,
         gate: Callable[[], str | None] = lambda: None,
+        spare: int = 0,
     ) -> None:
         self._items = items
         self._attempt = attempt
         self.limit = limit
         self._allowed = limit
         self._gate = gate
+        self._spare = spare
+        # The items that count, by identity: they need not be hashable.
+        self._places: dict[int, Item] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._returned: deque[Item] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._stop: Stop | None = None
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way, but for those that were released."""
+        return len(self._places)
 
     async def run(self) -> Stop | None:
         """Run to the end; return why work is left, or None when none is."""
-        self._workers = {
-            asyncio.create_task(self._work()) for _ in range(self.limit if not self._stop else 0)
-        }
+        count = 0 if self._stop else self.limit + self._spare
+        self._workers = {asyncio.create_task(self._work()) for _ in range(count)}
         try:
             await asyncio.gather(*self._workers, return_exceptions=True)
         finally:
@@ -100,6 +107,11 @@ class Dispatcher(Generic[Item]):
         """Start no attempt while ``allowed`` or more are in flight; what is in flight goes on."""
         self._allowed = max(1, min(allowed, self.limit))
         self._admit()
+
+    def release(self, item: Item) -> None:
+        """Let another attempt start in the place of ``item``'s, which is as good as over; once for each."""
+        if self._places.pop(id(item), None) is not None:
+            self._admit()
 
     def halt(self, stop: Stop) -> None:
         """Start nothing more and cancel what is in flight; the first reason stands."""
@@ -117,11 +129,11 @@ class Dispatcher(Generic[Item]):
                 item = self._next()
                 if item is None:
                     return
-                self.in_flight += 1
+                self._places[id(item)] = item
                 try:
                     finished = await self._attempt(item)
                 finally:
-                    self.in_flight -= 1
+                    self._places.pop(id(item), None)
                 if not finished:
                     self._returned.append(item)
             except Exception as error:  # whatever went wrong here is no result of the item

@@ -190,8 +190,12 @@ class RolloutRunner:
         return self._server.capacity
 
     def used_in_flight(self) -> Iterator[RolloutUsage]:
-        """Yield what each attempt under way has used."""
-        return (running.used_so_far() for running in self._running.values())
+        """Yield what each attempt under way has used; one that is recorded is none."""
+        return (
+            running.used_so_far()
+            for running in self._running.values()
+            if running.recording is None or not running.recording.done()
+        )
 
     def dispatcher(
         self,
@@ -207,12 +211,14 @@ class RolloutRunner:
             results: where their results go.
             gate: asked before each start; a reason closes the gate for good.
         """
-
-        def halt(error: Exception) -> None:
-            made.halt(Stop("fault", str(error), error))
-
+        # Those that are being written still count at the server, which must not have more than it takes.
+        spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
         made = Dispatcher(
-            attempts, lambda attempt: self._make(attempt, results, halt), limit=limit, gate=gate
+            attempts,
+            lambda attempt: self._make(attempt, results, made),
+            limit=limit,
+            gate=gate,
+            spare=spare,
         )
         return made
 
@@ -262,10 +268,14 @@ class RolloutRunner:
         if busy:
             self._note(f"{len(busy)} cancelled rollouts did not end in time; their server is stopped anyway.")
 
-    async def _make(
-        self, attempt: Attempt, results: AttemptResults, on_fault: Callable[[Exception], None]
-    ) -> bool:
-        running = RunningAttempt(attempt, self._services, results, on_fault=on_fault)
+    async def _make(self, attempt: Attempt, results: AttemptResults, made: Dispatcher[Attempt]) -> bool:
+        running = RunningAttempt(
+            attempt,
+            self._services,
+            results,
+            on_arrival=lambda: made.release(attempt),
+            on_fault=lambda error: made.halt(Stop("fault", str(error), error)),
+        )
         self._running[running.rollout_id] = running
         self.dispatched += 1
         try:

@@ -20,6 +20,7 @@ from osmosis_ai.driving.attempts import Attempt
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.hooks import RunHooks
+from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import WorkItem
 from osmosis_ai.evaluation.pending import pending_attempts
@@ -147,7 +148,11 @@ class Execution:
                 log=state.log.write,
                 rate_limited=client.rate_limit_holds,
             )
-            stop = await self._dispatch(await stack.enter_async_context(runner))
+            # Imported while the server is: later, the run's first numbers would hold up its rollouts.
+            loading = asyncio.create_task(asyncio.to_thread(load_distributions))
+            await stack.enter_async_context(runner)
+            await loading
+            stop = await self._dispatch(runner)
             if "seed" in client.snapshot().refused_parameters:
                 self._note("the model's endpoint takes no seed: running this again will give other samples.")
             return stop

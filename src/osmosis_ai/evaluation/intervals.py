@@ -129,3 +129,8 @@ def _upper(rate: float, size: float, tail: float) -> float:
 
     misses = (1 - rate) * size
     return 1.0 if misses <= 0 else float(betaincinv(size - misses + 1, misses, 1 - tail))
+
+
+def load_distributions() -> None:
+    """Import what intervals are made with: most of a second of computing, which others may be waiting for."""
+    from scipy import special  # noqa: F401

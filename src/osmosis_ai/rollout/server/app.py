@@ -69,6 +69,9 @@ def create_rollout_server(
         if configure_logging:
             # Not earlier: uvicorn sets its own levels when it starts.
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        # All that is sent from here goes through it, and the first rollouts would wait while it is imported.
+        import aiohttp  # noqa: F401
+
         async with AsyncExitStack() as stack:
             lag.start()
             stack.callback(lag.stop)

@@ -7,12 +7,14 @@ A stand-in model answers after a set latency; the agent calls it once. It is run
     classic   `eval -m agent:agent_loop` in a directory of that loop, with `--batch-size`
 
 For each of them and each number in flight: rollouts per second from the first one's start to the last grading, and
-their ratio to the ideal, which is what the latency alone allows; and the CPU of all processes of the run per rollout,
-start-up taken off, which other work on the machine changes least. The ways alternate and medians are shown, so that
-what else the machine does falls on all of them. At last one row waits for long among many: how long the others took with
-it, as a ratio to how long they took without.
+their ratio to the ideal, which is what the latency alone allows; the same ratio for what was graded in the middle half
+of that time, when neither the first wave nor the last one counts; and the CPU of all processes of the run per rollout,
+start-up taken off, which other work on the machine changes least. The processes' start is in none of them. The ways
+alternate and medians are shown, so that what else the machine does falls on all of them. At last one row waits for long
+among many: how long the others took with it, as a ratio to how long they took without.
 
     python benchmarks/agent_loops.py                                                    # some minutes
+    python benchmarks/agent_loops.py --in-flight 16 --slow-row-s 0                      # one minute and a half
     python benchmarks/agent_loops.py --in-flight 2 --rows 4 --runs 1 --slow-row-s 0     # seconds
 """
 
@@ -42,8 +44,9 @@ marks = []  # (row, wall clock) at the first rollout's start and at every gradin
 def mark(row):
     marks.append((row, time.perf_counter()))
     if len(marks) == 1 + int(os.environ["BENCH_ROWS"]):
-        ended = max(at for row, at in marks[1:] if row != os.environ.get("BENCH_SLOW_ROW"))
-        Path(os.environ["BENCH_REPORT"]).write_text(json.dumps({"seconds": ended - marks[0][1]}))
+        began = marks[0][1]
+        graded = sorted(at - began for row, at in marks[1:] if row != os.environ.get("BENCH_SLOW_ROW"))
+        Path(os.environ["BENCH_REPORT"]).write_text(json.dumps({"graded_s": graded}))
 """
 WORKFLOW = """
 import os
@@ -116,6 +119,7 @@ class Cell:
     in_flight: int
     rollouts_per_s: float
     of_ideal: float
+    steady_of_ideal: float
     of_workflow: float
     cpu_ms: float
 
@@ -143,10 +147,26 @@ def make_workspace(root: Path, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One evaluation: seconds from the first rollout's start to the last grading, the slow row's left out; CPU seconds."""
+    """One evaluation.
 
-    seconds: float
+    Attributes:
+        graded_s: when each rollout was graded, in seconds from the first one's start; the slow row's is left out.
+        cpu_s: of all processes.
+    """
+
+    graded_s: list[float]
     cpu_s: float
+
+    @property
+    def seconds(self) -> float:
+        """From the first rollout's start to the last grading."""
+        return self.graded_s[-1]
+
+    @property
+    def steady_per_s(self) -> float:
+        """Rollouts graded per second in the middle half of that time."""
+        from_s, to_s = self.seconds / 4, self.seconds * 3 / 4
+        return sum(from_s <= at < to_s for at in self.graded_s) / (to_s - from_s)
 
 
 class Bench:
@@ -186,7 +206,7 @@ class Bench:
         )
         if done.returncode != 0:
             raise SystemExit(f"`{way}` failed: {done.stderr[-2000:]}")
-        return Measured(json.loads(self._report.read_text())["seconds"], _cpu_of_children_s() - before_s)
+        return Measured(json.loads(self._report.read_text())["graded_s"], _cpu_of_children_s() - before_s)
 
 
 def _cpu_of_children_s() -> float:
@@ -211,7 +231,10 @@ def measure(bench: Bench, options: argparse.Namespace) -> list[Cell]:
                 )
     cells = []
     for (way, in_flight), runs in measured.items():
-        rows = min(options.rows, in_flight * options.waves)
+        rows, ideal_per_s = (
+            min(options.rows, in_flight * options.waves),
+            in_flight / options.latency_ms * 1000,
+        )
         seconds = statistics.median(run.seconds for run in runs)
         workflow = statistics.median(run.seconds for run in measured["workflow", in_flight])
         cpu_s = statistics.median(run.cpu_s for run in runs) - start_up_s[way]
@@ -220,7 +243,8 @@ def measure(bench: Bench, options: argparse.Namespace) -> list[Cell]:
                 way=way,
                 in_flight=in_flight,
                 rollouts_per_s=round(rows / seconds, 1),
-                of_ideal=round(rows / seconds * options.latency_ms / 1000 / in_flight, 3),
+                of_ideal=round(rows / seconds / ideal_per_s, 3),
+                steady_of_ideal=round(statistics.median(run.steady_per_s for run in runs) / ideal_per_s, 3),
                 of_workflow=round(workflow / seconds, 3),
                 cpu_ms=round(max(cpu_s, 0.0) * 1000 / rows, 2),
             )
@@ -249,7 +273,7 @@ def main() -> None:
             for cell in cells:
                 print(
                     f"{cell.way:>8} {cell.in_flight:>4} in flight: {cell.rollouts_per_s:>7.1f} rollouts/s, "
-                    f"{cell.of_ideal:.2f} of the ideal, {cell.of_workflow:.2f} of the workflow, "
+                    f"{cell.of_ideal:.2f} of the ideal ({cell.steady_of_ideal:.2f} steadily), {cell.of_workflow:.2f} of the workflow, "
                     f"CPU a rollout {cell.cpu_ms:.2f} ms"
                 )
             told: dict[str, object] = {"ways": [*map(asdict, cells)]}

@@ -15,6 +15,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class RolloutArchive:
         with self._logged(), contextlib.suppress(FileNotFoundError):
             (self._home / PENDING_TRAJECTORY_FILE).replace(self._home / TRAJECTORY_FILE)
 
-    @property
+    @cached_property
     def _home(self) -> Path:
         return (self._root or default_artifact_root()) / self._rollout_id
 

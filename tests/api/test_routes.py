@@ -62,8 +62,8 @@ def test_every_route_is_where_the_contract_puts_it() -> None:
         routes.EVAL_RUNS,
         routes.run_metrics(routes.EVAL_RUNS, "r"),
         routes.run_stop(routes.EVAL_RUNS, "r"),
-        routes.eval_run_manifest("r"),
-        routes.eval_run_download_urls("r"),
+        routes.run_manifest(routes.EVAL_RUNS, "r", "samples"),
+        routes.run_download_urls(routes.EVAL_RUNS, "r", "samples"),
     ] == [
         "/api/cli/verify",
         "/api/cli/device/authorize",

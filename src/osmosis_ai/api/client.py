@@ -7,18 +7,18 @@ is sent twice that could then happen twice.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.bodies import decode, encode
 from osmosis_ai.api.capabilities import HOSTED, Capability, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
@@ -32,7 +32,9 @@ from osmosis_ai.api.http_errors import (
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources.auth import Auth
+from osmosis_ai.api.resources.benchmarks import BenchmarkRuns, Benchmarks
 from osmosis_ai.api.resources.datasets import Datasets
+from osmosis_ai.api.resources.dev_servers import DevServers
 from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
 from osmosis_ai.api.resources.rollout_servers import RolloutServers
@@ -136,6 +138,9 @@ class PlatformClient:
         self.models = Models(self)
         self.eval_runs = EvalRuns(self)
         self.training_runs = TrainingRuns(self)
+        self.benchmarks = Benchmarks(self)
+        self.benchmark_runs = BenchmarkRuns(self)
+        self.dev_servers = DevServers(self)
 
     @classmethod
     def from_credentials(
@@ -253,20 +258,13 @@ class PlatformClient:
             PlatformError: the platform refused, could not be understood or reached.
             OsmosisError: the body cannot be sent as JSON.
         """
-        if git == "required" and self.git_identity is None:
-            raise missing_git_scope(self._request_info)
-        sent = dict(headers or {})
-        if self._token is not None and not anonymous:
-            sent["Authorization"] = f"Bearer {self._token}"
-        if git != "never" and self.git_identity is not None:
-            sent["X-Osmosis-Git"] = self.git_identity
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         request = self._http.build_request(
             method,
             f"{self.platform_url}{path}",
             params={key: value for key, value in (params or {}).items() if value is not None} or None,
-            content=None if body is None else _encode(body),
-            headers=sent,
+            content=None if body is None else encode(body),
+            headers={**(headers or {}), **self._own_headers(git, anonymous=anonymous)},
             timeout=httpx.Timeout(limit_s),
         )
         try:
@@ -275,11 +273,58 @@ class PlatformClient:
             error.path = path
             raise
 
+    @contextmanager
+    def stream(
+        self, path: str, *, params: Query | None = None, accept: str, silence_s: float
+    ) -> Iterator[httpx.Response]:
+        """Open a success reply that is read while it comes; errors in the middle are the reader's.
+
+        Args:
+            path: from :mod:`osmosis_ai.api.routes`.
+            params: the query.
+            accept: the content type asked for.
+            silence_s: the longest silence in the middle.
+
+        Raises:
+            PlatformError: the platform refused or was not reached.
+        """
+        request = self._http.build_request(
+            "GET",
+            f"{self.platform_url}{path}",
+            params=params,
+            headers={"Accept": accept, **self._own_headers("required")},
+            timeout=httpx.Timeout(self.timeout_s, read=silence_s),
+        )
+        try:
+            response = self._open(request)
+            if not response.is_success:
+                content = self._read(response, time.monotonic() + self.timeout_s)
+                reply = Reply(response.status_code, response.headers, content)
+                raise http_error(reply, self._request_info, self._redactor)
+        except httpx.HTTPError as error:
+            raise self.unreachable(error) from None
+        try:
+            self._note_version(response.headers)
+            yield response
+        finally:
+            response.close()
+
+    def _own_headers(self, git: GitScope, *, anonymous: bool = False) -> dict[str, str]:
+        """Return who asks, about which repository."""
+        if git == "required" and self.git_identity is None:
+            raise missing_git_scope(self._request_info)
+        sent = {}
+        if self._token is not None and not anonymous:
+            sent["Authorization"] = f"Bearer {self._token}"
+        if git != "never" and self.git_identity is not None:
+            sent["X-Osmosis-Git"] = self.git_identity
+        return sent
+
     def _attempt(self, request: httpx.Request, model: type[M], limit_s: float, retry: Retry) -> M:
         try:
             reply = self._exchange(request, limit_s)
         except httpx.HTTPError as error:
-            failure = self._unreachable(error)
+            failure = self.unreachable(error)
             if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
                 raise failure from None
             raise Transient(failure) from None
@@ -291,24 +336,29 @@ class PlatformClient:
             raise refused
         self._note_version(reply.headers)
         try:
-            return _decode(reply.content, model, f"{request.method} {request.url.path}")
+            return decode(reply.content, model, f"{request.method} {request.url.path}")
         except PlatformError as error:
             if retry.after_nonsense:
                 raise Transient(error) from None
             raise
 
     def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
-        """Send and read the whole reply; only a GET follows redirects, and only on its own origin."""
+        """Send and read the whole reply."""
         deadline = time.monotonic() + limit_s
+        response = self._open(request)
+        try:
+            return Reply(response.status_code, response.headers, self._read(response, deadline))
+        finally:
+            response.close()
+
+    def _open(self, request: httpx.Request) -> httpx.Response:
+        """Send, and return the reply unread; only a GET follows redirects, and only on its own origin."""
         for _ in range(_MOST_REDIRECTS):
             response = self._http.send(request, stream=True)
-            try:
-                content = self._read(response, deadline)
-            finally:
-                response.close()
             following = response.next_request
             if following is None:
-                return Reply(response.status_code, response.headers, content)
+                return response
+            response.close()
             if request.method != "GET" or _origin(following.url) != _origin(request.url):
                 raise self._redirected(response.status_code, following.url)
             request = following
@@ -338,7 +388,8 @@ class PlatformClient:
             hint=f"if that is your platform, set OSMOSIS_PLATFORM_URL={elsewhere}",
         )
 
-    def _unreachable(self, error: Exception) -> PlatformError:
+    def unreachable(self, error: Exception) -> PlatformError:
+        """Return what to raise where the connection failed."""
         return PlatformError(
             self._redactor.text(f"Connection error: {reason(error)} ({self.platform_url})"),
             details={"platform_url": self.platform_url},
@@ -369,32 +420,3 @@ class PlatformClient:
 def _origin(url: httpx.URL) -> str:
     parts = urlsplit(str(url))
     return normalize_platform_url(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
-
-
-def _encode(body: WireModel | Mapping[str, Any]) -> bytes:
-    value = body.to_wire() if isinstance(body, WireModel) else body
-    try:
-        return json.dumps(value, allow_nan=False).encode("ascii")
-    except ValueError:
-        raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
-
-
-def _decode(content: bytes, model: type[M], call: str) -> M:
-    try:
-        value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise PlatformError(
-            "Invalid JSON response from platform", hint="is OSMOSIS_PLATFORM_URL a platform's URL?"
-        )
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problems = [
-            f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
-            for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
-        ]
-        raise PlatformError(
-            f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
-        ) from None

@@ -25,6 +25,10 @@ BASE_MODELS = f"{PREFIX}/models/base"
 LORA_MODELS = f"{PREFIX}/models/lora"
 EVAL_RUNS = f"{PREFIX}/eval-runs"
 TRAINING_RUNS = f"{PREFIX}/training-runs"
+BENCHMARKS = f"{PREFIX}/benchmarks"
+BENCHMARK_RUNS = f"{PREFIX}/benchmark-runs"
+DEV_SERVERS = f"{PREFIX}/dev-rollout-server"
+QUICKSTART = f"{PREFIX}/quickstart"
 
 
 def segment(value: str) -> str:
@@ -109,7 +113,7 @@ def run_check(runs: str) -> str:
 
 
 def run(runs: str, name_or_id: str) -> str:
-    """One run; ``runs`` is EVAL_RUNS or TRAINING_RUNS, as everywhere here."""
+    """One run; ``runs`` is EVAL_RUNS, TRAINING_RUNS or BENCHMARK_RUNS, as everywhere here."""
     return f"{runs}/{segment(name_or_id)}"
 
 
@@ -133,16 +137,36 @@ def training_run_resume(name_or_id: str) -> str:
     return f"{run(TRAINING_RUNS, name_or_id)}/resume"
 
 
-def eval_run_manifest(name_or_id: str) -> str:
-    """The list of an evaluation run's files."""
-    return f"{run(EVAL_RUNS, name_or_id)}/samples/manifest"
+def run_manifest(runs: str, name_or_id: str, files: str) -> str:
+    """The list of a run's files; ``files`` is what the wire calls those of its kind."""
+    return f"{run(runs, name_or_id)}/{files}/manifest"
 
 
-def eval_run_download_urls(name_or_id: str) -> str:
-    """Where an evaluation run's files can be had."""
-    return f"{run(EVAL_RUNS, name_or_id)}/samples/download-urls"
+def run_download_urls(runs: str, name_or_id: str, files: str) -> str:
+    """Where a run's files can be had."""
+    return f"{run(runs, name_or_id)}/{files}/download-urls"
 
 
 def training_run_checkpoints(name_or_id: str) -> str:
     """The adapters that a training run has saved."""
     return f"{run(TRAINING_RUNS, name_or_id)}/checkpoints"
+
+
+def benchmark(key: str) -> str:
+    """One benchmark, by its key, its name or its id."""
+    return f"{BENCHMARKS}/{segment(key)}"
+
+
+def dev_server(server_id: str) -> str:
+    """One development rollout server."""
+    return f"{DEV_SERVERS}/{segment(server_id)}"
+
+
+def dev_server_logs(server_id: str) -> str:
+    """What a development rollout server has said."""
+    return f"{dev_server(server_id)}/logs"
+
+
+def dev_server_log_stream(server_id: str) -> str:
+    """What a development rollout server says, line by line as it comes."""
+    return f"{dev_server_logs(server_id)}/stream"

@@ -1,18 +1,23 @@
-"""What is called alike for evaluation and training runs."""
+"""What is called alike for the runs of every kind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LogDirection, Resource
+from osmosis_ai.api.retrying import SIGNING
 from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.wire.benchmarks import BenchmarkRunSubmit
+from osmosis_ai.api.wire.eval_runs import DownloadItem, DownloadUrls, DownloadUrlsRequest, SampleManifest
 from osmosis_ai.api.wire.runs import EvalRunSubmit, StopReply, SubmitCheck, SubmittedRun, TrainingRunSubmit
 
 _NO_ROUTE = (404, 405, 410, 501)
 
-_SubmitT = TypeVar("_SubmitT", EvalRunSubmit, TrainingRunSubmit)
+_SubmitT = TypeVar("_SubmitT", EvalRunSubmit, TrainingRunSubmit, BenchmarkRunSubmit)
+_SubmittedT = TypeVar("_SubmittedT", bound=SubmittedRun)
 
 
 class Runs(Resource, Generic[_SubmitT]):
@@ -26,9 +31,7 @@ class Runs(Resource, Generic[_SubmitT]):
 
     def submit(self, run: _SubmitT) -> SubmittedRun:
         """Submit a run, exactly once; secret values in it stay out of every error."""
-        if run.secrets is not None:
-            self._client.hide(run.secrets.provided.values())
-        return self._client.post(self.path, run, model=SubmittedRun)
+        return self._submit(run, SubmittedRun)
 
     def check(self, run: _SubmitT) -> SubmitCheck | None:
         """Ask what a submit of ``run`` would be told; no run comes of it.
@@ -68,6 +71,49 @@ class Runs(Resource, Generic[_SubmitT]):
     def delete(self, name_or_id: str) -> None:
         """Delete a run that has ended; a route of self-hosted platforms."""
         self._client.delete(routes.run(self.path, name_or_id))
+
+    def _submit(self, run: _SubmitT, reply: type[_SubmittedT]) -> _SubmittedT:
+        if run.secrets is not None:
+            self._client.hide(run.secrets.provided.values())
+        return self._client.post(self.path, run, model=reply)
+
+
+class RunsWithFiles(Runs[_SubmitT]):
+    """Runs of a kind whose files can be downloaded.
+
+    Attributes:
+        files: what the wire calls them.
+    """
+
+    files: ClassVar[str]
+
+    def manifest(self, name_or_id: str, *, types: Sequence[str], rows: str | None = None) -> SampleManifest:
+        """Return the list of a run's files.
+
+        Args:
+            name_or_id: the run.
+            types: of files, out of those that runs of this kind have.
+            rows: dataset rows such as ``3,7,10-20``; None for all.
+        """
+        return self._client.get(
+            routes.run_manifest(self.path, name_or_id, self.files),
+            model=SampleManifest,
+            params={"types": ",".join(types), "rows": rows},
+        )
+
+    def download_urls(self, name_or_id: str, items: Sequence[DownloadItem]) -> DownloadUrls:
+        """Return where files of a manifest can be had for a while.
+
+        Args:
+            name_or_id: the run.
+            items: 1 to 500 of them, with the manifest's tokens.
+        """
+        return self._client.post(
+            routes.run_download_urls(self.path, name_or_id, self.files),
+            DownloadUrlsRequest(items=list(items)),
+            model=DownloadUrls,
+            retry=SIGNING,
+        )
 
 
 def _is_verdict(error: PlatformError) -> bool:

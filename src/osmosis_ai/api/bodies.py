@@ -1,0 +1,54 @@
+"""Messages as bytes: strict JSON out, and of what comes in an object of the kind that was asked for, or an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.errors import OsmosisError
+
+M = TypeVar("M", bound=WireModel)
+
+
+def encode(body: WireModel | Mapping[str, Any]) -> bytes:
+    """Return a message as it is sent.
+
+    Raises:
+        OsmosisError: it holds what JSON cannot say.
+    """
+    value = body.to_wire() if isinstance(body, WireModel) else body
+    try:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+    except ValueError:
+        raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
+
+
+def decode(content: bytes, model: type[M], call: str) -> M:
+    """Return the message that a success reply to ``call`` is; an empty one has no fields.
+
+    Raises:
+        PlatformError: it is no such message; of its values none is repeated.
+    """
+    try:
+        value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise PlatformError(
+            "Invalid JSON response from platform", hint="is OSMOSIS_PLATFORM_URL a platform's URL?"
+        )
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = [
+            f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
+            for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
+        ]
+        raise PlatformError(
+            f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
+        ) from None

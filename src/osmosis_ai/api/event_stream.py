@@ -1,0 +1,92 @@
+"""What a platform says line by line while it happens: server-sent events, each a JSON object.
+
+A stream that the platform ends is over. One that is cut off in the middle, or silent for longer than the comments
+by which a platform shows that it is there, says so as :class:`StreamCut`, and can be asked for again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.api.http_errors import PlatformError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from osmosis_ai.api.client import PlatformClient
+
+SILENCE_S = 65.0
+"""The longest a stream may be silent: platforms send a comment at least every 60 s."""
+
+_LARGEST_EVENT_BYTES = 1024 * 1024
+
+
+class StreamCut(PlatformError):
+    """A stream that had begun ended before the platform ended it."""
+
+
+def json_events(client: PlatformClient, path: str, *, params: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over.
+
+    Args:
+        client: the platform.
+        path: of the stream.
+        params: the query.
+
+    Raises:
+        PlatformError: the platform refused, was not reached, or answers with something that is no stream.
+        StreamCut: the stream had begun.
+    """
+    import httpx
+    from httpx_sse import EventSource, SSEError
+
+    with client.stream(path, params=params, accept="text/event-stream", silence_s=SILENCE_S) as response:
+        content = _Bounded(response)
+        try:
+            for event in EventSource(content.as_response()).iter_sse():
+                content.read_bytes = 0
+                if (found := _object(event.data)) is not None:
+                    yield found
+        except SSEError:
+            raise PlatformError(
+                "Invalid JSON response from platform: what it answers is no stream of events.",
+                hint="is OSMOSIS_PLATFORM_URL a platform's URL?",
+            ) from None
+        except httpx.TransportError as error:
+            raise StreamCut(client.unreachable(error).message) from None
+
+
+class _Bounded:
+    """The bytes of a stream, as long as no single event is larger than any line of a log.
+
+    Attributes:
+        read_bytes: since the last event.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self.read_bytes = 0
+
+    def as_response(self) -> httpx.Response:
+        """Return what the reader of events takes."""
+        import httpx
+
+        kind = {"Content-Type": self._response.headers.get("Content-Type", "")}
+        return httpx.Response(self._response.status_code, headers=kind, content=self._chunks())
+
+    def _chunks(self) -> Iterator[bytes]:
+        for chunk in self._response.iter_bytes():
+            self.read_bytes += len(chunk)
+            if self.read_bytes > _LARGEST_EVENT_BYTES:
+                raise PlatformError("the platform's stream does not end its line.")
+            yield chunk
+
+
+def _object(data: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(data, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

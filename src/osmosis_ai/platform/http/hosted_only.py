@@ -1,0 +1,83 @@
+"""Benchmarks and development servers, of which a self-hosted platform has none: both need infrastructure it lacks.
+
+Lists are the empty ones that clients know, nothing is found by any name, and what would make one is refused in a
+sentence, so that a client of either platform can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
+from osmosis_ai.api.wire.dev_servers import DevServerList
+from osmosis_ai.platform.http.authentication import WorkspaceScope
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.routing import api_router
+
+_BENCHMARKS = (
+    "a self-hosted platform has no benchmarks yet: their tasks run on machines that only the hosted platform has. "
+    "Evaluate the agent on a dataset of yours: `osmosis eval submit CONFIG`."
+)
+_DEV_SERVERS = (
+    "a self-hosted platform has no development servers yet: they run on machines that only the hosted platform has. "
+    "Try the agent on your own: `osmosis eval run CONFIG`."
+)
+_OF_A_RUN = (
+    ("GET", ""),
+    ("GET", "/logs"),
+    ("POST", "/stop"),
+    ("GET", "/outputs/manifest"),
+    ("POST", "/outputs/download-urls"),
+)
+_OF_A_SERVER = (("DELETE", ""), ("GET", "/logs"), ("GET", "/logs/stream"))
+
+router = api_router("/api/cli")
+
+
+@router.get("/benchmarks")
+def list_benchmarks(scope: WorkspaceScope, page: Paging) -> BenchmarkList:  # noqa: ARG001 - who asks is checked
+    """List the benchmarks: none."""
+    return BenchmarkList(benchmarks=[], **page.keys(0, 0))
+
+
+@router.get("/benchmark-runs")
+def list_benchmark_runs(scope: WorkspaceScope, page: Paging) -> BenchmarkRunList:  # noqa: ARG001
+    """List the benchmark runs: none."""
+    return BenchmarkRunList(benchmark_runs=[], **page.keys(0, 0))
+
+
+@router.get("/dev-rollout-server")
+def list_dev_servers(scope: WorkspaceScope, page: Paging) -> DevServerList:  # noqa: ARG001
+    """List the development servers: none."""
+    return DevServerList(dev_rollout_servers=[], **page.keys(0, 0))
+
+
+@router.post("/benchmark-runs")
+def submit_benchmark_run(scope: WorkspaceScope) -> dict[str, Any]:  # noqa: ARG001
+    """Refuse: nothing here could run it."""
+    raise ApiError(403, "NOT_OFFERED", _BENCHMARKS)
+
+
+@router.post("/dev-rollout-server")
+def start_dev_server(scope: WorkspaceScope) -> dict[str, Any]:  # noqa: ARG001
+    """Refuse: nothing here could serve it."""
+    raise ApiError(403, "NOT_OFFERED", _DEV_SERVERS)
+
+
+def _unknown(what: str) -> Callable[..., dict[str, Any]]:
+    def refuse(scope: WorkspaceScope, name: str) -> dict[str, Any]:  # noqa: ARG001
+        """Refuse: there is none of any name."""
+        raise ApiError(404, "NOT_FOUND", f"there is no {what} '{name}'; a self-hosted platform has none yet.")
+
+    return refuse
+
+
+router.add_api_route("/benchmarks/{name}", _unknown("benchmark"), methods=["GET"])
+for _method, _below in _OF_A_RUN:
+    router.add_api_route(f"/benchmark-runs/{{name}}{_below}", _unknown("benchmark run"), methods=[_method])
+for _method, _below in _OF_A_SERVER:
+    router.add_api_route(
+        f"/dev-rollout-server/{{name}}{_below}", _unknown("development server"), methods=[_method]
+    )

@@ -49,6 +49,8 @@ _LISTS = {
     "/training-runs": "training_runs",
     "/datasets": "datasets",
     "/models/lora": "models",
+    "/benchmarks": "benchmarks",
+    "/benchmark-runs": "benchmark_runs",
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,11 +15,19 @@ if TYPE_CHECKING:
 
 # Longer than this a key without effect feels broken.
 LIMIT_S = 1.5
+# Whose runs the commands of a group are about, where it is not evaluations.
+_KINDS: Mapping[str, Kind] = {"train": "train", "benchmark": "benchmark_run"}
 
 
 def complete_run(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of runs of the command's kind that begin with what was typed."""
-    return _names(ctx, "train" if ctx.command_path.split()[1:2] == ["train"] else "eval", incomplete)
+    group = next(iter(ctx.command_path.split()[1:]), "")
+    return _names(ctx, _KINDS.get(group, "eval"), incomplete)
+
+
+def complete_benchmark(ctx: Any, incomplete: str) -> list[str]:
+    """Return the keys of benchmarks that begin with what was typed."""
+    return _names(ctx, "benchmark", incomplete)
 
 
 def complete_dataset(ctx: Any, incomplete: str) -> list[str]:

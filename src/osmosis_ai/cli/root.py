@@ -20,7 +20,7 @@ _MEANINGS = dict(OPTIONS)
 # What other tools call what is here found under another name.
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
 # Other lines of the product have these. What is near to them in spelling does something else.
-_NOT_IN_THIS_RELEASE = ("benchmark", "quickstart", "upgrade", "dev")
+_NOT_IN_THIS_RELEASE = ("quickstart", "upgrade", "dev")
 CLASSIC_EVAL = "-m"
 """What the classic evaluation is called among the commands of `eval`: what its lines begin with."""
 TWO_FORMS = (

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.base import Page
 
-Kind = Literal["eval", "train", "dataset", "model"]
+Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run"]
 LOOK_TIMEOUT_S = 5.0
 _LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
 
@@ -61,6 +61,8 @@ def _asked(path: str) -> tuple[Kind, str] | None:
         routes.TRAINING_RUNS: "train",
         routes.DATASETS: "dataset",
         routes.LORA_MODELS.rpartition("/")[0]: "model",
+        routes.BENCHMARKS: "benchmark",
+        routes.BENCHMARK_RUNS: "benchmark_run",
     }
     for prefix, kind in owners.items():
         if path.startswith(f"{prefix}/"):
@@ -71,6 +73,7 @@ def _asked(path: str) -> tuple[Kind, str] | None:
 def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
     """Where each kind is listed, as what, and which attributes are the items and a name."""
     from osmosis_ai.api import routes
+    from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
     from osmosis_ai.api.wire.datasets import DatasetList
     from osmosis_ai.api.wire.eval_runs import EvalRunList
     from osmosis_ai.api.wire.models import LoraModelList
@@ -81,4 +84,6 @@ def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
         "train": (routes.TRAINING_RUNS, TrainingRunList, "training_runs", "name"),
         "dataset": (routes.DATASETS, DatasetList, "datasets", "file_name"),
         "model": (routes.LORA_MODELS, LoraModelList, "models", "model_name"),
+        "benchmark": (routes.BENCHMARKS, BenchmarkList, "benchmarks", "source_ref"),
+        "benchmark_run": (routes.BENCHMARK_RUNS, BenchmarkRunList, "benchmark_runs", "name"),
     }

@@ -50,12 +50,13 @@ if TYPE_CHECKING:
 
 DescribedT = TypeVar("DescribedT", bound=DescribedRun)
 
-_SCOPES = {
+SCOPES = {
     "workspace": "workspace",
     "user": "personal",
     "user_override": "personal, overrides workspace",
     "run": "this run only",
 }
+"""Where the value of a run's secret came from, as people read it."""
 
 
 class RunView(ABC, Generic[DescribedT, SeenT]):
@@ -293,7 +294,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             ("Config", ", ".join(self.settings(detail.config or {}))),
             ("Branch", detail.branch),
             ("Commit", detail.commit_sha and detail.commit_sha[:7]),
-            ("Secrets", ", ".join(f"{name} ({_SCOPES.get(it, it)})" for name, it in sorted(scopes))),
+            ("Secrets", ", ".join(f"{name} ({SCOPES.get(it, it)})" for name, it in sorted(scopes))),
             (
                 "Environment Variables",
                 ", ".join(f"{name}={value}" for name, value in sorted((detail.env_config or {}).items())),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.runs.finite import finite, jsonable, plain
 from osmosis_ai.services.runs.lifecycle import WAITING, DescribedRun, RunKind
 
 if TYPE_CHECKING:
@@ -223,16 +223,6 @@ def require_started(run: EvalRun) -> EvalRun:
     return run
 
 
-def finite(value: float | None) -> float | None:
-    """Return ``value`` where JSON can say it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def plain(model: Any) -> Any:
-    """Return a message of the platform as the JSON it was, infinities as null."""
-    return None if model is None else _jsonable(model.to_wire())
-
-
 def run_metrics(metrics: EvalMetrics | None) -> dict[str, Any] | None:
     """Return a run's numbers under the names that `eval run` gives them."""
     if metrics is None:
@@ -240,15 +230,7 @@ def run_metrics(metrics: EvalMetrics | None) -> dict[str, Any] | None:
     found = {**metrics.overview.model_dump(exclude={"duration_ms"}), "reward_stats": metrics.reward_stats}
     found["pass_at_k"] = [point.model_dump() for point in metrics.pass_at_k] or None
     known = {key: value for key, value in found.items() if value is not None}
-    return dict(_jsonable({**known, "estimates": metrics.estimates}))
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
+    return dict(jsonable({**known, "estimates": metrics.estimates}))
 
 
 def _own_fields(

@@ -244,7 +244,8 @@ class EvaluationLook:
 
     def _snapshot(self, detail: EvalRunDetail) -> ProgressSnapshot | None:
         from osmosis_ai.evaluation.run_state import ProgressSnapshot
-        from osmosis_ai.services.eval_runs.info import finite, run_progress
+        from osmosis_ai.services.eval_runs.info import run_progress
+        from osmosis_ai.services.runs.finite import finite
 
         progress, results = run_progress(detail.results, detail.config), detail.results
         if progress is None or results is None:

@@ -1,0 +1,14 @@
+"""`osmosis benchmark`: agents on tasks that others can be compared on."""
+
+from __future__ import annotations
+
+import typer
+
+from osmosis_ai.cli.benchmarks.info import info
+from osmosis_ai.cli.benchmarks.list import list_
+from osmosis_ai.cli.benchmarks.runs import app as runs
+
+app = typer.Typer(help="Run agents on benchmarks.")
+app.command("list")(list_)
+app.command("info")(info)
+app.add_typer(runs, name="runs")

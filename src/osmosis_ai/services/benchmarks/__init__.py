@@ -1,0 +1,1 @@
+"""Benchmarks of the hosted platform: the catalogue, and the runs of agents on them."""

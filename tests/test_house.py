@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "osmosis_ai"
 # Short for a reason: paths that users know, nouns of the wire with a single call or model.
 SHORT = {
     "_version.py",
+    "api/resources/eval_runs.py",
     "api/resources/rollouts.py",
     "api/resources/workspaces.py",
     "api/wire/rollouts.py",
@@ -29,6 +30,7 @@ SHORT = {
     "rollout/server/auth.py",
     "rubric_eval.py",
     "rubric_types.py",
+    "services/runs/finite.py",
 }
 
 # Paths of 0.2, which users' code imports: each is a module of today's under its name of then. `utils` is 0.3's, too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -107,16 +107,19 @@ def test_tab_does_not_wait_for_a_platform_that_is_slow(
     maze: Maze, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(name_completion, "LIMIT_S", 0.05)
-    answered = []
+    asked, answered = threading.Event(), threading.Event()
 
     def slow(_: httpx.Request) -> httpx.Response:
-        time.sleep(0.5)
-        answered.append(True)
+        asked.wait(60)
+        answered.set()
         return httpx.Response(200, json=LISTS["/datasets"])
 
     maze.get("/datasets").mock(side_effect=slow)
     assert tab(maze, monkeypatch, capsys, "dataset", "info", "") == []
-    assert not answered
+    assert not answered.is_set()
+    # The thread that was not waited for must not ask in the next test.
+    asked.set()
+    assert answered.wait(60)
 
 
 def test_tab_asks_nobody_without_a_login(

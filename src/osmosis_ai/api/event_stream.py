@@ -7,7 +7,8 @@ by which a platform shows that it is there, says so as :class:`StreamCut`, and c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -15,7 +16,8 @@ from osmosis_ai.api.http_errors import PlatformError
 if TYPE_CHECKING:
     import httpx
 
-    from osmosis_ai.api.client import PlatformClient
+EVENTS = "text/event-stream"
+"""The content type of a stream."""
 
 SILENCE_S = 65.0
 """The longest a stream may be silent: platforms send a comment at least every 60 s."""
@@ -27,13 +29,14 @@ class StreamCut(PlatformError):
     """A stream that had begun ended before the platform ended it."""
 
 
-def json_events(client: PlatformClient, path: str, *, params: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def json_events(
+    stream: AbstractContextManager[httpx.Response], *, unreachable: Callable[[Exception], PlatformError]
+) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over.
 
     Args:
-        client: the platform.
-        path: of the stream.
-        params: the query.
+        stream: the reply, opened when the first is asked for.
+        unreachable: returns what is said of a connection that fails.
 
     Raises:
         PlatformError: the platform refused, was not reached, or answers with something that is no stream.
@@ -42,7 +45,7 @@ def json_events(client: PlatformClient, path: str, *, params: Mapping[str, int])
     import httpx
     from httpx_sse import EventSource, SSEError
 
-    with client.stream(path, params=params, accept="text/event-stream", silence_s=SILENCE_S) as response:
+    with stream as response:
         content = _Bounded(response)
         try:
             for event in EventSource(content.as_response()).iter_sse():
@@ -55,7 +58,7 @@ def json_events(client: PlatformClient, path: str, *, params: Mapping[str, int])
                 hint="is OSMOSIS_PLATFORM_URL a platform's URL?",
             ) from None
         except httpx.TransportError as error:
-            raise StreamCut(client.unreachable(error).message) from None
+            raise StreamCut(unreachable(error).message) from None
 
 
 class _Bounded:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_ai.api import routes
-from osmosis_ai.api.event_stream import json_events
+from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.dev_servers import (
@@ -43,4 +43,6 @@ class DevServers(Resource):
         Raises:
             PlatformError: refused or not reached; or, in the middle, :class:`StreamCut`.
         """
-        return json_events(self._client, routes.dev_server_log_stream(server_id), params={"tail": tail})
+        path = routes.dev_server_log_stream(server_id)
+        stream = self._client.stream(path, params={"tail": tail}, accept=EVENTS, silence_s=SILENCE_S)
+        return json_events(stream, unreachable=self._client.unreachable)

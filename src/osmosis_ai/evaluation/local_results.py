@@ -32,6 +32,7 @@ class LocalResults:
         pass_threshold: the reward at which a sample passes.
         unverified: records without a digest, so that a change of them could not be seen.
         metrics: over all results that are there.
+        ledger: where in the journal each result is.
     """
 
     directory: Path
@@ -42,6 +43,7 @@ class LocalResults:
     pass_threshold: float
     unverified: int
     metrics: RunMetrics
+    ledger: Ledger
 
 
 def read_local_results(directory: Path) -> LocalResults:
@@ -76,6 +78,7 @@ def read_local_results(directory: Path) -> LocalResults:
         pass_threshold=threshold,
         unverified=chain.without_digest,
         metrics=metrics.summary(),
+        ledger=ledger,
     )
 
 

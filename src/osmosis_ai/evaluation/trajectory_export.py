@@ -208,7 +208,7 @@ def copy_trajectory(source: Path, target: Path, rollout_id: str) -> bool:
     Raises:
         ValueError: when it is not whole, or belongs to another rollout.
     """
-    content = _read_regular_file(source)
+    content = read_regular_file(source)
     if content is None:
         return False
     document = orjson.loads(content)
@@ -280,7 +280,13 @@ def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
     return True
 
 
-def _read_regular_file(path: Path) -> bytes | None:
+def read_regular_file(path: Path) -> bytes | None:
+    """Return a file's content, or None where there is none; no link is followed.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+        ValueError: it is no regular file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

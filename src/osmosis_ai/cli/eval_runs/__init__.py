@@ -7,6 +7,7 @@ import typer
 from osmosis_ai.cli.agent_loops.eval_classic import eval_classic
 from osmosis_ai.cli.eval_runs.delete import delete
 from osmosis_ai.cli.eval_runs.download import download
+from osmosis_ai.cli.eval_runs.export import export
 from osmosis_ai.cli.eval_runs.gate import gate
 from osmosis_ai.cli.eval_runs.info import info
 from osmosis_ai.cli.eval_runs.list import list_
@@ -30,5 +31,6 @@ app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("download")(download)
 app.command("delete")(delete)
+app.command("export")(export)
 # What is too much gets a sentence of its own.
 app.command(CLASSIC_EVAL, context_settings={"allow_extra_args": True})(eval_classic)

@@ -54,13 +54,14 @@ def download(
                 output=output,
                 overwrite=overwrite,
             )
-        _confirm(out, plan, yes=yes)
+        confirm_size(out, plan, yes=yes)
         with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
             outcome = run_download(context.client, plan, progress=shown.update)
         return _operation(outcome, context.resource())
 
 
-def _confirm(out: OutputContext, plan: DownloadPlan, *, yes: bool) -> None:
+def confirm_size(out: OutputContext, plan: DownloadPlan, *, yes: bool) -> None:
+    """Ask before much is downloaded."""
     from osmosis_ai.services.eval_runs.download import ASK_FROM_BYTES
 
     if plan.pending_bytes <= ASK_FROM_BYTES:

@@ -1,0 +1,205 @@
+"""The samples of a run directory as one stream, each with its conversation; the run's own facts beside them.
+
+A run of this machine is read from its journal, which lacks nothing. A downloaded one has ``metrics.json``,
+``summary.jsonl`` and the conversations that were downloaded with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.export.conversation import Message, chat_messages
+from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
+
+Progress = Literal["running", "incomplete", "finished"]
+
+
+@dataclass(frozen=True)
+class ExportedSample:
+    """One attempt on one row.
+
+    Attributes:
+        row_index: the row's position among the selected rows; ``source_row_index`` among the dataset's.
+        attempt: from 1.
+        result: what is known of how it ended, by the names of ``TerminalRecord``; null where it is not known.
+        label: the expected answer.
+        metadata: the row's own object.
+        messages: the conversation in OpenAI's chat format; empty where there is none.
+    """
+
+    row_index: int
+    attempt: int
+    rollout_id: str
+    status: str
+    reward: float | None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def source_row_index(self) -> int:
+        """The row's position in the dataset, or among the selected rows where that is all that is known."""
+        known = self.result.get("source_row_index")
+        return known if isinstance(known, int) else self.row_index
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run, and what its directory knows of it.
+
+    Attributes:
+        facts: name, model, dataset, rollout, times: the ``eval_run`` of ``metrics.json``.
+        inputs: of a run on this machine, what its results were computed from.
+        provenance: of a run on this machine, who computed them, and of which commit.
+        summary, estimates: its numbers; empty objects where it has none yet.
+        local: where it is a run of this machine, what its journal comes to.
+    """
+
+    directory: Path
+    name: str
+    run_id: str
+    progress: Progress
+    facts: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    estimates: Mapping[str, Any]
+    local: LocalResults | None = None
+
+    def samples(self) -> Iterator[ExportedSample]:
+        """Yield the samples by row and attempt; one is held at a time.
+
+        Raises:
+            OsmosisError: a file of the run is damaged.
+        """
+        found = self._local_samples(self.local) if self.local is not None else self._listed_samples()
+        return (_with_conversation(self.directory, sample) for sample in found)
+
+    def _local_samples(self, local: LocalResults) -> Iterator[ExportedSample]:
+        events = RunDirectory(self.directory).events
+        if not events.exists():
+            return
+        with JournalReader(events) as journal:
+            for _, run_index, offset in local.ledger.recorded():
+                record = journal.record(offset)
+                if record is not None:
+                    yield _sample(asdict(record), run_index)
+
+    def _listed_samples(self) -> Iterator[ExportedSample]:
+        listing = RunDirectory(self.directory).summary
+        with listing.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    entry = orjson.loads(line)
+                    yield _sample(entry, int(entry["run_index"]))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    raise OsmosisError(
+                        f"{listing}: line {number} is no sample; download the run again."
+                    ) from None
+
+
+def read_run(directory: Path) -> ExportedRun:
+    """Read what a run directory knows of its run.
+
+    Raises:
+        NotFoundError: there is no run in it.
+        OsmosisError: it is damaged.
+    """
+    found = RunDirectory(directory)
+    if found.manifest.is_file():
+        return _local_run(found)
+    metrics = found.read_metrics()
+    if metrics is None or not found.summary.is_file():
+        raise NotFoundError(
+            f"there is no run in {directory}.",
+            hint="`osmosis eval download RUN` fetches one of a platform, metrics and trajectories",
+        )
+    facts = _object(metrics.get("eval_run"))
+    return ExportedRun(
+        directory=directory,
+        name=str(facts.get("name") or directory.name),
+        run_id=str(facts.get("id") or directory.name),
+        progress="finished" if facts.get("status") == "finished" else "incomplete",
+        facts=facts,
+        inputs={},
+        provenance={},
+        summary=_object(metrics.get("summary")),
+        estimates=_object(metrics.get("estimates")),
+    )
+
+
+def _local_run(found: RunDirectory) -> ExportedRun:
+    manifest = Manifest.load(found.manifest)
+    local = read_local_results(found.path)
+    facts = _object((found.read_metrics() or {}).get("eval_run"))
+    known = {
+        "model_name": manifest.inputs.get("model_path"),
+        "rollout_name": _object(manifest.inputs.get("rollout")).get("name"),
+        "started_at": manifest.created_at,
+    }
+    return ExportedRun(
+        directory=found.path,
+        name=manifest.run_name,
+        run_id=manifest.local_run_id,
+        progress="running" if local.running else "incomplete" if local.pending else "finished",
+        facts={**known, **facts},
+        inputs=manifest.inputs,
+        provenance=manifest.provenance,
+        summary=local.metrics.summary,
+        estimates=local.metrics.estimates.model_dump(mode="json"),
+        local=local,
+    )
+
+
+def _sample(entry: Mapping[str, Any], run_index: int) -> ExportedSample:
+    reward = entry.get("reward")
+    return ExportedSample(
+        row_index=int(entry["row_index"]),
+        attempt=run_index + 1,
+        rollout_id=str(entry["rollout_id"]),
+        status=str(entry["status"]),
+        reward=float(reward) if isinstance(reward, (int, float)) else None,
+        result=entry,
+    )
+
+
+def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSample:
+    """Add what the sample's trajectory holds, where there is one that can be read."""
+    name = f"{item_name(sample.row_index, sample.attempt - 1)}.json"
+    try:
+        content = read_regular_file(RunDirectory(directory).trajectories / name)
+        trajectory = orjson.loads(content) if content is not None else None
+    except (OSError, ValueError):
+        trajectory = None
+    told = _object(_object(_object(trajectory).get("extra")).get("osmosis"))
+    asked = _object(told.get("request_extra_fields"))
+    result = {**sample.result}
+    if result.get("source_row_index") is None and isinstance(asked.get("source_row_index"), int):
+        result["source_row_index"] = asked["source_row_index"]
+    label, metadata = told.get("label"), told.get("metadata")
+    return ExportedSample(
+        row_index=sample.row_index,
+        attempt=sample.attempt,
+        rollout_id=sample.rollout_id,
+        status=sample.status,
+        reward=sample.reward,
+        result=result,
+        label=label if isinstance(label, str) else None,
+        metadata=metadata if isinstance(metadata, dict) else None,
+        messages=chat_messages(_object(trajectory)),
+    )
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

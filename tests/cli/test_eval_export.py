@@ -1,0 +1,212 @@
+"""`osmosis eval export`: a run's samples for other tools, from its journal or from what a platform keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.blob_server import serve
+from tests.cli.eval_downloads import DownloadableRun
+from tests.cli.eval_replies import DETAIL
+from tests.cli.maze import Maze
+from tests.evaluation.recorded_runs import write_run
+
+TRAJECTORY: dict[str, Any] = {
+    "schema_version": "ATIF-v1.7",
+    "session_id": "row-0-run-0",
+    "agent": {"name": "osmosis-rollout-sdk", "version": "0.3.13", "model_name": "openai/gpt-5-mini"},
+    "steps": [
+        {"step_id": 1, "source": "system", "message": "Use the tool."},
+        {"step_id": 2, "source": "user", "message": [{"type": "text", "text": "2 * 3?"}]},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "",
+            "reasoning_content": "I multiply.",
+            "tool_calls": [
+                {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+            ],
+            "observation": {"results": [{"source_call_id": "c1", "content": "6"}]},
+        },
+        {"step_id": 4, "source": "agent", "message": "#### 6"},
+    ],
+    "extra": {
+        "osmosis": {
+            "rollout_id": "row-0-run-0",
+            "label": "6",
+            "metadata": {"level": "easy"},
+            "request_extra_fields": {"row_index": 0, "run_index": 0, "source_row_index": 41},
+        }
+    },
+}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Use the tool."},
+    {"role": "user", "content": [{"type": "text", "text": "2 * 3?"}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I multiply.",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'},
+            }
+        ],
+    },
+    {"role": "tool", "content": "6", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "#### 6"},
+]
+
+
+@pytest.fixture
+def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Maze:
+    """With a run on this machine: two rows of two attempts, one scored, one not, one failed, one pending."""
+    directory = write_run(maze.workspace.evals_dir / "mixed", [[1.0, None], ["provider", ""]])
+    (directory / "trajectories").mkdir()
+    (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(TRAJECTORY))
+    (directory / "trajectories" / "row_0_run_1.json").write_text("{cut off")
+    return maze
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) -> None:
+    outcome = maze.osmosis("eval", "export", "mixed", "-o", str(tmp_path / "out.jsonl"), "--json")
+    assert outcome.status == 0
+    assert outcome.json["operation"] == "eval.export"
+    assert outcome.json["resource"] == {
+        "run": "mixed",
+        "format": "jsonl",
+        "path": str(tmp_path / "out.jsonl"),
+        "samples": 3,
+        "progress": "incomplete",
+    }
+    assert "the run is incomplete" in outcome.err
+    first, unscored, failed = read_lines(tmp_path / "out.jsonl")
+    known = {key: value for key, value in first.items() if value is not None}
+    assert known == {
+        "run": "mixed",
+        "row_index": 0,
+        "source_row_index": 41,
+        "attempt": 1,
+        "rollout_id": "row-0-run-0",
+        "status": "success",
+        "reward": 1.0,
+        "passed": True,
+        "duration_ms": 10,
+        "label": "6",
+        "answer": "#### 6",
+        "metadata": {"level": "easy"},
+        "messages": MESSAGES,
+    }
+    assert (unscored["reward"], unscored["passed"], unscored["messages"]) == (None, None, [])
+    assert (failed["status"], failed["boundary"], failed["error_type"]) == ("failed", "provider", "error")
+
+
+def test_parquet_has_the_same_columns_for_pandas_and_duckdb(maze: Maze, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    maze.osmosis("eval", "export", "mixed", "-o", str(tmp_path / "out.jsonl"))
+    outcome = maze.osmosis("eval", "export", "mixed", "--format", "parquet", "-o", str(tmp_path))
+    assert outcome.status == 0
+    table = pq.read_table(tmp_path / "mixed.parquet")
+    lines = read_lines(tmp_path / "out.jsonl")
+    assert table.column_names == list(lines[0])
+    nested = ("scores", "metadata", "messages")
+    rows = [
+        {key: json.loads(value) if key in nested and value else value for key, value in row.items()}
+        for row in table.to_pylist()
+    ]
+    assert rows == lines
+
+
+def test_a_file_that_is_there_stays(maze: Maze, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("mine")
+    refused = maze.osmosis("eval", "export", "mixed", "-o", str(target), "--json")
+    assert (refused.status, json.loads(refused.err)["error"]["code"]) == (1, "CONFLICT")
+    assert target.read_text() == "mine"
+    assert maze.osmosis("eval", "export", "mixed", "-o", str(target), "--overwrite").status == 0
+
+
+def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
+    maze.get("/eval-runs/nothing").respond(404, json={"error": "no such run", "code": "NOT_FOUND"})
+    nowhere = maze.osmosis("eval", "export", "nothing")
+    assert "there is no run `nothing`, neither on this machine nor on the platform" in nowhere.err
+    assert maze.osmosis("eval", "export", "mixed", "--format", "csv").status == 2
+    damaged = tmp_path / "downloaded"
+    damaged.mkdir()
+    (damaged / "summary.jsonl").write_text("[1]\n")
+    assert "there is no run in" in maze.osmosis("eval", "export", str(damaged)).err
+    (damaged / "metrics.json").write_text("{}")
+    outcome = maze.osmosis("eval", "export", str(damaged), "-o", str(tmp_path / "x.jsonl"))
+    assert "line 1 is no sample; download the run again" in outcome.err
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+@pytest.fixture
+def downloadable(maze: Maze) -> Iterator[DownloadableRun]:
+    with serve() as store:
+        yield DownloadableRun(maze, store)
+
+
+def test_a_run_of_a_platform_is_downloaded_first(downloadable: DownloadableRun, tmp_path: Path) -> None:
+    sample = {"row_index": 0, "run_index": 0, "rollout_id": "row-0-run-0", "status": "success", "reward": 0.5}
+    summary = {"pass_threshold": 0.5, "total_samples": 1}
+    facts = {"name": "amber-otter-42", "status": "finished", "model_name": "openai/gpt-5-mini"}
+    downloadable.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
+    downloadable.holds(
+        {
+            "metrics.json": json.dumps({"eval_run": facts, "summary": summary}).encode(),
+            "summary.jsonl": json.dumps(sample).encode() + b"\n",
+            "trajectories/row_0_run_0.json": json.dumps(TRAJECTORY).encode(),
+        }
+    )
+    target = tmp_path / "out.jsonl"
+    outcome = downloadable.maze.osmosis("eval", "export", "amber-otter-42", "-o", str(target), "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    (line,) = read_lines(target)
+    assert (line["model"], line["passed"], line["label"]) == ("openai/gpt-5-mini", True, "6")
+    assert (line["source_row_index"], line["messages"]) == (41, MESSAGES)
+
+
+@pytest.mark.e2e
+def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
+    from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
+    from inspect_ai.model import ChatMessageAssistant
+
+    target = tmp_path / "mixed.eval"
+    assert maze.osmosis("eval", "export", "mixed", "--format", "inspect", "-o", str(target)).status == 0
+    log = read_eval_log(str(target))
+    assert (log.status, log.eval.task_display_name, log.eval.config.epochs) == ("cancelled", "mixed", 2)
+    assert log.samples is not None and log.results is not None
+    samples = {(sample.id, sample.epoch): sample for sample in log.samples}
+    first, unscored, failed = samples[41, 1], samples[0, 2], samples[1, 1]
+    assert (first.id, first.epoch, first.target, first.metadata["level"]) == (41, 1, "6", "easy")
+    assert [message.role for message in first.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    called = first.messages[2]
+    assert isinstance(called, ChatMessageAssistant) and called.tool_calls is not None
+    assert (called.tool_calls[0].function, called.tool_calls[0].arguments) == ("multiply", {"a": 2, "b": 3})
+    assert first.output.completion == "#### 6"
+    assert (
+        first.scores is not None
+        and first.scores["reward"].value == 1.0
+        and first.scores["passed"].value is True
+    )
+    assert (unscored.scores, failed.error is not None) == ({}, True)
+    rate = next(score for score in log.results.scores if score.name == "passed")
+    assert rate.metrics["accuracy"].value == 1.0
+    assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [41, 0, 1]

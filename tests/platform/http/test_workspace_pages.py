@@ -172,7 +172,21 @@ def test_replies_name_the_pages_of_what_they_are_about(browser: TestClient, memb
         json=submit_body(secrets={"required": ["NO_KEY"]}),
         headers=member.headers,
     )
+    announced = browser.post(
+        "/api/cli/datasets",
+        json={"file_name": "sums", "file_size": 100, "extension": "jsonl"},
+        headers=member.headers,
+    ).json()
+    stored = browser.post(
+        "/api/cli/environment-secrets",
+        json={"name": "A_KEY", "value": "sk-canary-4711", "scope": "user"},
+        headers=member.headers,
+    ).json()
+    listed = browser.get("/api/cli/datasets", headers=member.headers).json()["datasets"]
     named = [
+        announced["platform_url"],
+        stored["platform_url"],
+        *(dataset["platform_url"] for dataset in listed),
         run["platform_url"],
         browser.get(f"/api/cli/eval-runs/{run['id']}", headers=member.headers).json()["eval_run"][
             "platform_url"

@@ -51,7 +51,7 @@ def create_dataset(
         )
     except DatasetRejected as error:
         raise _rejected(error) from None
-    return _wire(record, upload=instructions)
+    return _wire(services, scope, record, upload=instructions)
 
 
 @router.post("/{dataset_id}/complete")
@@ -65,13 +65,13 @@ def complete_dataset(
         )
     except DatasetRejected as error:
         raise _rejected(error) from None
-    return _wire(record)
+    return _wire(services, scope, record)
 
 
 @router.post("/{dataset_id}/abort")
 def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) -> wire.Dataset:
     """Give an upload up; asking again changes nothing."""
-    return _wire(services.datasets.abort(scope.workspace_id, dataset_id))
+    return _wire(services, scope, services.datasets.abort(scope.workspace_id, dataset_id))
 
 
 @router.get("")
@@ -79,7 +79,9 @@ def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) ->
 def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wire.DatasetList:
     """List datasets, the newest first."""
     records, total = services.datasets.list(scope.workspace_id, limit=page.limit, offset=page.offset)
-    return wire.DatasetList(datasets=[_wire(record) for record in records], **page.keys(total, len(records)))
+    return wire.DatasetList(
+        datasets=[_wire(services, scope, record) for record in records], **page.keys(total, len(records))
+    )
 
 
 @router.get("/{name_or_id}")
@@ -88,8 +90,7 @@ def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> w
     """Return one dataset, with its first rows once it has been checked."""
     record = services.datasets.get(scope.workspace_id, name_or_id)
     preview = {"data_preview": record.row.preview} if record.row.preview else {}
-    page = page_url(services, scope.workspace, "datasets", record.row.name)
-    return _wire(record, platform_url=page, **preview)
+    return _wire(services, scope, record, **preview)
 
 
 @router.get("/{name_or_id}/download")
@@ -117,7 +118,7 @@ def remove_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -
     return {}
 
 
-def _wire(record: DatasetRecord, **more: Any) -> wire.Dataset:
+def _wire(services: Services, scope: WorkspaceScope, record: DatasetRecord, **more: Any) -> wire.Dataset:
     row = record.row
     optional: dict[str, Any] = {
         "row_count": row.row_count,
@@ -132,6 +133,7 @@ def _wire(record: DatasetRecord, **more: Any) -> wire.Dataset:
         file_format=row.extension,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        platform_url=page_url(services, scope.workspace, "datasets", row.name),
         **{key: value for key, value in optional.items() if value is not None},
         **more,
     )

@@ -54,7 +54,7 @@ def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -
     stored = services.secrets.put(
         scope.workspace_id, scope.user.id, request.name, request.value, request.scope
     )
-    return _wire_secret(stored)
+    return _wire_secret(stored, platform_url=page_url(services, scope.workspace, "secrets"))
 
 
 @router.delete("")
@@ -70,7 +70,7 @@ def _require_write_access(scope: Scope, secret_scope: SecretScope) -> None:
         scope.require_role("admin")
 
 
-def _wire_secret(listed: ListedSecret) -> wire.Secret:
+def _wire_secret(listed: ListedSecret, **more: Any) -> wire.Secret:
     secret = listed.secret
     return wire.Secret(
         id=secret.id,
@@ -80,4 +80,5 @@ def _wire_secret(listed: ListedSecret) -> wire.Secret:
         updated_at=secret.updated_at,
         creator_name=listed.creator,
         updater_name=listed.updater,
+        **more,
     )

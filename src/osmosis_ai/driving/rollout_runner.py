@@ -25,6 +25,7 @@ from osmosis_ai.driving.callback_server import CallbackListener
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment, running_environment
+from osmosis_ai.driving.framework_extras import require_frameworks
 from osmosis_ai.driving.http_driver import CallbackRolloutDriver, HttpRolloutDriver
 from osmosis_ai.driving.loop_driver import LoopRolloutDriver
 from osmosis_ai.driving.loop_endpoints import LoopEndpoints
@@ -75,11 +76,12 @@ async def prepare_server(
         port: of the server; None takes a free one.
 
     Raises:
-        OsmosisError: the environment cannot be built, or ``environ`` asks for what makes no sense.
+        OsmosisError: the environment cannot be built or would lack a framework of the code's, or ``environ`` asks for what makes no sense.
     """
     if names_an_attribute(entrypoint):
         environment = running_environment("which is the agent's too")
     else:
+        await asyncio.to_thread(require_frameworks, rollout_dir, entrypoint)
         environment = await asyncio.to_thread(
             prepare_environment, rollout_dir, cache_dir=cache_dir, note=note
         )

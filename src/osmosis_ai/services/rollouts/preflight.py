@@ -43,6 +43,8 @@ class ImportOutcome:
         problem: what went wrong, in a sentence; empty for an import that succeeded.
         file: the rollout's own file that failed, relative to the workspace directory, where that is known.
         line: the line in it.
+        details: what a program may want to know.
+        hint: what mends the problem.
     """
 
     kind: Literal["imported", "unknown", "late", "failed"]
@@ -51,6 +53,7 @@ class ImportOutcome:
     file: str | None = None
     line: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    hint: str = HINT
 
     def require(self, command: str) -> ImportOutcome:
         """Return the outcome unless it is that the code cannot be imported.
@@ -67,7 +70,7 @@ class ImportOutcome:
         raise OsmosisError(
             f"`osmosis {command}` preflight failed for `{self.entrypoint}`.\n  {where}: {self.problem}",
             details={"entrypoint": self.entrypoint, **self.details},
-            hint=HINT,
+            hint=self.hint,
         )
 
 
@@ -95,9 +98,19 @@ def import_entrypoint(
         secret_names: variables that it will have too; a placeholder stands in for each value.
         timeout_s: seconds after which it is given up.
     """
+    from osmosis_ai.driving.framework_extras import undeclared_framework
     from osmosis_ai.driving.requirements import read_project, unmet_requirements
 
     shown = f"rollouts/{rollout_dir.name}/{entrypoint}"
+    undeclared = undeclared_framework(rollout_dir, entrypoint)
+    if undeclared is not None:
+        # It may well be installed here; whoever builds the environment goes by what is written.
+        where = undeclared.where
+        file = f"rollouts/{rollout_dir.name}/{where.file}"
+        details = {"extra": where.extra, "file": file, "line": where.line}
+        return ImportOutcome(
+            "failed", shown, undeclared.problem, file, where.line, details, hint=undeclared.hint
+        )
     project = read_project(rollout_dir)
     unmet = unmet_requirements(project) if project is not None else []
     if unmet:

@@ -242,7 +242,7 @@ class _Check:
 
     def _check_import(self, config: Config, shown: str) -> None:
         from osmosis_ai.config.sections import served_agent
-        from osmosis_ai.services.rollouts.preflight import HINT, import_entrypoint, served_elsewhere
+        from osmosis_ai.services.rollouts.preflight import import_entrypoint, served_elsewhere
         from osmosis_ai.workspace.config_files import rollout_directory
 
         experiment = config.experiment
@@ -278,7 +278,11 @@ class _Check:
             self._add("error", "import", outcome.problem, entrypoint)
         elif outcome.kind == "failed":
             self._add(
-                "error", "import", f"{outcome.problem}; {HINT}", outcome.file or entrypoint, line=outcome.line
+                "error",
+                "import",
+                f"{outcome.problem}; {outcome.hint}",
+                outcome.file or entrypoint,
+                line=outcome.line,
             )
 
     def _find_dataset(self, config: Config, shown: str) -> None:

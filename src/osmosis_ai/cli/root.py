@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,12 +29,49 @@ TWO_FORMS = (
     "An agent loop is evaluated by `osmosis eval -m MODULE:AGENT -d FILE --model MODEL --eval-fn MODULE:FN`, "
     "without a subcommand; a config file by `osmosis eval run CONFIG` or `osmosis eval submit CONFIG`, without -m."
 )
+EXAMPLES = "\n\nExamples:\n"
+"""What a command's docstring has before its examples: one command line each, indented, after the description."""
 _HELP = ("-h", "--help")
 _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
 
 class CommandGroup(TyperGroup):
-    """A group that shows its help when called bare and suggests the command that was meant."""
+    """A group that shows its help when called bare and suggests the command that was meant.
+
+    Its commands are made when they are used: what a listing shows of one stands in its function's docstring, and
+    evaluating the types of all options of a group takes longer than all the rest of a short command.
+    """
+
+    _outlining = False
+    _unmade: Mapping[str, Any] = {}
+
+    def hold(self, commands: Mapping[str, Any]) -> None:
+        """Take commands, as Typer registers them, that become commands of this group when they are asked for."""
+        self._unmade = commands
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of their registration, then those of groups."""
+        return list(dict.fromkeys([*self._unmade, *self.commands]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None when there is none of that name."""
+        held = self._unmade.get(cmd_name)
+        if held is None or cmd_name in self.commands:
+            return self.commands.get(cmd_name)
+        if self._outlining:
+            return TyperCommand(cmd_name, help=held.callback.__doc__, hidden=held.hidden)
+        self.commands[cmd_name] = made = make_command(held)
+        return made
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names and first sentences of the commands."""
+        with self._outline():
+            super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete the names of commands."""
+        with self._outline():
+            return super().shell_complete(ctx, incomplete)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the group's own options; without any argument show the help and succeed."""
@@ -70,14 +109,22 @@ class CommandGroup(TyperGroup):
         return ["--", CLASSIC_EVAL, *words]
 
     def _visible_names(self, ctx: Any) -> list[str]:
-        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with self._outline():
+            found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return [name for name, command in found if command is not None and not command.hidden]
+
+    @contextmanager
+    def _outline(self) -> Iterator[None]:
+        """Have :meth:`get_command` return what is known of a command without making it."""
+        self._outlining = True
+        try:
+            yield
+        finally:
+            self._outlining = False
 
 
 class RootGroup(CommandGroup):
     """The registry as a group."""
-
-    _outlining = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return every registered name, hidden ones too."""
@@ -98,14 +145,6 @@ class RootGroup(CommandGroup):
         """Return the same text that ``osmosis --help`` prints without a parser."""
         return root_help().rstrip("\n")
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Complete names from the registry, without importing what they name."""
-        self._outlining = True
-        try:
-            return super().shell_complete(ctx, incomplete)
-        finally:
-            self._outlining = False
-
     def _visible_names(self, ctx: Any) -> list[str]:
         return [name for name, entry in COMMANDS.items() if not entry.hidden]
 
@@ -119,11 +158,34 @@ def load(name: str, entry: CommandEntry) -> Any:
     else:
         app = typer.Typer()
         app.command(name)(found)
-    _use_our_groups(app)
-    command: Any = typer.main.get_group(app)
-    if entry.kind == "command":
-        (command,) = command.commands.values()
-    _use_plain_help(command)
+    group = make_group(app)
+    return group if entry.kind == "group" else group.get_command(None, *group.list_commands(None))
+
+
+def make_group(app: typer.Typer) -> CommandGroup:
+    """Return ``app`` as a group of this tree, which makes its commands when they are used."""
+    bare = copy(app)
+    bare.registered_commands, bare.registered_groups = [], []
+    bare.info = copy(app.info)
+    bare.info.cls = CommandGroup
+    group: Any = typer.main.get_group(bare)
+    group.rich_markup_mode = None
+    group.hold({_name_of(held): held for held in app.registered_commands})
+    for nested in app.registered_groups:
+        if nested.typer_instance is not None:
+            group.add_command(make_group(nested.typer_instance), nested.name)
+    made: CommandGroup = group
+    return made
+
+
+def make_command(held: Any) -> Any:
+    """Return the command that Typer makes of what was registered, with the examples of its docstring below its help."""
+    # Typer draws help with rich unless told otherwise; plain text starts four times as fast.
+    command: Any = typer.main.get_command_from_info(held, pretty_exceptions_short=True, rich_markup_mode=None)
+    help_text, heading, examples = (command.help or "").partition(EXAMPLES)
+    if heading:
+        # Click keeps the lines of a paragraph that begins with this character as they are.
+        command.help, command.epilog = help_text.rstrip(), f"\b\n{EXAMPLES.lstrip()}{examples}"
     return command
 
 
@@ -157,9 +219,13 @@ def build_root(start: Any) -> Any:
         start(env_file=env_file, platform=platform, command=context.invoked_subcommand)
 
     app.callback()(callback)
-    root = typer.main.get_group(app)
-    _use_plain_help(root)
+    root: Any = typer.main.get_group(app)
+    root.rich_markup_mode = None
     return root
+
+
+def _name_of(held: Any) -> str:
+    return str(held.name or held.callback.__name__.replace("_", "-"))
 
 
 def _print_version(wanted: bool) -> None:
@@ -193,17 +259,3 @@ def _no_such_command(name: str, visible: Sequence[str]) -> str:
     meant = _OTHER_WORDS.get(name)
     near = [meant] if meant in visible else get_close_matches(name, visible, n=1, cutoff=0.5)
     return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
-
-
-def _use_our_groups(app: typer.Typer) -> None:
-    app.info.cls = CommandGroup
-    for nested in app.registered_groups:
-        if nested.typer_instance is not None:
-            _use_our_groups(nested.typer_instance)
-
-
-def _use_plain_help(command: Any) -> None:
-    # Typer draws help with rich unless told otherwise; plain text starts four times as fast.
-    command.rich_markup_mode = None
-    for nested in getattr(command, "commands", {}).values():
-        _use_plain_help(nested)

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 from osmosis_ai.cli.failures import INTERRUPTED_STATUS, USAGE_STATUS
@@ -144,7 +145,14 @@ def _body(command: Any, context: Any, more: Sequence[str]) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
     prose = [f"{_prose(paragraph)}\n" for paragraph in more]
-    return "\n".join([*prose, *_arguments(arguments, context), *_options(options, context)])
+    return "\n".join(
+        [*prose, *_arguments(arguments, context), *_options(options, context), *_examples(command)]
+    )
+
+
+def _examples(command: Any) -> list[str]:
+    _, heading, lines = (command.epilog or "").partition("Examples:\n")
+    return [f"Examples:\n\n```text\n{dedent(lines).strip()}\n```\n"] if heading else []
 
 
 def _arguments(arguments: Sequence[Any], context: Any) -> list[str]:

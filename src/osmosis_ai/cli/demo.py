@@ -62,6 +62,10 @@ def demo(
     rest is what you would use for your own. With --train that model is then trained by reinforcement learning,
     deployed, and evaluated again on the same rows, none of which it was trained on; this takes about two
     minutes more. The command exits with 0 only if every sample is scored.
+
+    Examples:
+        osmosis demo
+        osmosis demo --train --keep
     """
     from osmosis_ai.services.demo import prepare_scratch, run_demo
 

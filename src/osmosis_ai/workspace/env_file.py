@@ -8,7 +8,6 @@ written by whoever writes to the repository. It is read once, and what was read 
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -134,7 +133,9 @@ def _content(path: Path, file: io.BufferedReader) -> bytes:
 
 
 def _parsed(path: Path, content: bytes) -> EnvFile:
-    # Importing the parser costs more than starting Python; most directories have no `.env`.
+    # Importing this costs more than starting Python; most directories have no `.env`.
+    import hashlib
+
     from dotenv.parser import parse_stream
     from dotenv.variables import Variable, parse_variables
 

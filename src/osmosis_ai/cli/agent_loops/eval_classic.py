@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai import event_loop
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
@@ -126,7 +125,11 @@ def eval_classic(
     """Evaluate an agent loop on a dataset, scored by eval functions: `osmosis eval -m MODULE:AGENT -d FILE …`.
 
     The same command continues an interrupted run, which is kept in .osmosis/evals/ of the current directory.
+
+    Examples:
+        osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
     """
+    from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
     from osmosis_ai.services.agent_loops.classic_eval import (
         ClassicEvalRequest,

@@ -50,6 +50,9 @@ def serve(
 
     It is registered with the platform you are logged in to. Rollouts that are cut off by the end are reported as
     failed.
+
+    Examples:
+        osmosis serve -m server:agent_loop --port 9000
     """
     from osmosis_ai.services.agent_loops.serve import prepare
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai import event_loop
 from osmosis_ai.cli.agent_loops.shown_logs import logs_shown
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, Table
 from osmosis_ai.errors import InteractiveRequiredError
-from osmosis_ai.evaluation.agent_loop.llm_client import DEFAULT_MODEL
-from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
@@ -87,6 +85,10 @@ def try_agent(
     """Try an agent loop on rows of a file, in this process: no workspace, no login, no config.
 
     Exits with 1 if any row failed; an interactive session with 0.
+
+    Examples:
+        osmosis test -m server:agent_loop -d test_data.jsonl --limit 3
+        osmosis test -m server:agent_loop -d test_data.jsonl --interactive
     """
     from osmosis_ai.services.agent_loops.test import AgentTestRequest
 
@@ -118,6 +120,7 @@ def try_agent(
 
 
 def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
+    from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.live_rows import LiveRows
     from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_agent_test
 
@@ -134,6 +137,7 @@ def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
 def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
     import asyncio
 
+    from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.session_screen import SessionScreen
     from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_session
 

@@ -20,7 +20,11 @@ def validate(
         bool, typer.Option("--run", help="Also run it, for one turn on the built-in model osmosis/tiny.")
     ] = False,
 ) -> DetailResult:
-    """Check an agent loop: its name, its tools, its `run`. Nothing is run without `--run`."""
+    """Check an agent loop: its name, its tools, its `run`. Nothing is run without `--run`.
+
+    Examples:
+        osmosis validate -m server:agent_loop
+    """
     from osmosis_ai.services.agent_loops.validate import validate as validate_agent
 
     return _told(validate_agent(module, run=run), verbose=verbose)

@@ -45,6 +45,10 @@ def login(
 
     The token is kept in the system's keyring; where there is none, in a file that only you can read.
     The token it replaces is revoked.
+
+    Examples:
+        osmosis login
+        osmosis --platform http://127.0.0.1:8765 login
     """
     from osmosis_ai.services import auth
 

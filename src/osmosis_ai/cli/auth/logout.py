@@ -20,7 +20,11 @@ def logout(
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Log out: the token is revoked on the platform and removed from this machine."""
+    """Log out: the token is revoked on the platform and removed from this machine.
+
+    Examples:
+        osmosis logout
+    """
     from osmosis_ai.services import auth
 
     output = current()

@@ -14,7 +14,11 @@ _SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "s
 
 
 def whoami() -> DetailResult:
-    """Show who you are, and the workspace of the repository you are in."""
+    """Show who you are, and the workspace of the repository you are in.
+
+    Examples:
+        osmosis whoami --json
+    """
     from osmosis_ai.services import auth
 
     output = current()

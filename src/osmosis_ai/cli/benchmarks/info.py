@@ -27,7 +27,8 @@ def info(
 ) -> DetailResult:
     """Show a benchmark: its tasks, its leaderboard, and the workspace's runs on it, which --limit and --all are about.
 
-    Example: osmosis benchmark info swe-bench-lite
+    Examples:
+        osmosis benchmark info swe-bench-lite
     """
     from osmosis_ai.cli.benchmarks.tables import benchmark_blocks, benchmark_rows
     from osmosis_ai.services.benchmarks.catalog import describe_benchmark

@@ -11,7 +11,8 @@ from osmosis_ai.cli.output.results import ListResult
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """List the benchmarks that agents can be run on.
 
-    Example: osmosis benchmark list
+    Examples:
+        osmosis benchmark list
     """
     from osmosis_ai.cli.benchmarks.tables import catalog_columns
     from osmosis_ai.services.benchmarks.catalog import benchmark_item, list_benchmarks

@@ -16,7 +16,8 @@ def delete(
 ) -> OperationResult:
     """Delete a dataset from the platform; runs that used it keep its name and their results.
 
-    Example: osmosis dataset delete multiply
+    Examples:
+        osmosis dataset delete multiply
     """
     from osmosis_ai.services.deletion import delete_dataset, find_deletable_dataset
 

@@ -28,7 +28,11 @@ def download(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> OperationResult:
-    """Download a dataset. What was fetched before an interruption is not fetched again."""
+    """Download a dataset. What was fetched before an interruption is not fetched again.
+
+    Examples:
+        osmosis dataset download multiply -o data/
+    """
     from osmosis_ai.services.datasets.catalog import dataset_item
     from osmosis_ai.services.datasets.transfer import download_dataset
 

@@ -44,6 +44,9 @@ def import_(
     """Turn a file of another shape (chat messages, question and answer …) into a dataset. Works offline.
 
     What was guessed is shown, and asked, before anything is written.
+
+    Examples:
+        osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
     """
     from osmosis_ai.services.datasets.importing import import_rows, plan_import
 

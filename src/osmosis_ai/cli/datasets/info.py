@@ -9,7 +9,11 @@ from osmosis_ai.cli.output.results import DetailResult
 
 
 def info(name: NameArgument) -> DetailResult:
-    """Show a dataset: its status, format, rows and size."""
+    """Show a dataset: its status, format, rows and size.
+
+    Examples:
+        osmosis dataset info multiply
+    """
     from osmosis_ai.services.datasets.catalog import dataset_item
 
     with platform_context() as context, current().status("Fetching dataset"):

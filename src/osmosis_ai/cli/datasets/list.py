@@ -10,7 +10,12 @@ from osmosis_ai.cli.output.results import Column, ListResult, Status, Timestamp
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the datasets of the workspace, the newest first."""
+    """List the datasets of the workspace, the newest first.
+
+    Examples:
+        osmosis dataset list
+        osmosis dataset list --all --json
+    """
     from osmosis_ai.services.datasets.catalog import dataset_item, list_datasets
 
     with platform_context() as context, current().status("Fetching datasets"):

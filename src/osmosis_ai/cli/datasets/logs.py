@@ -10,7 +10,11 @@ from osmosis_ai.cli.output.results import ListResult
 
 
 def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = None) -> ListResult:
-    """Show what was said while a dataset was checked, the newest line last."""
+    """Show what was said while a dataset was checked, the newest line last.
+
+    Examples:
+        osmosis dataset logs multiply
+    """
     from osmosis_ai.services.datasets.catalog import dataset_logs
 
     with platform_context() as context, current().status("Fetching logs"):

@@ -23,7 +23,11 @@ def preview(
     name: NameArgument,
     rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5,
 ) -> DetailResult:
-    """Show the first rows of a dataset, as far as the platform keeps them."""
+    """Show the first rows of a dataset, as far as the platform keeps them.
+
+    Examples:
+        osmosis dataset preview multiply --rows 10
+    """
     from osmosis_ai.services.datasets.catalog import preview_dataset
 
     with platform_context() as context, current().status("Fetching preview"):

@@ -40,6 +40,10 @@ def upload(
     """Check a file and upload it; its name without the extension becomes the dataset's.
 
     Run the same command again to go on with an upload that was cut off.
+
+    Examples:
+        osmosis dataset upload data/multiply.jsonl
+        osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
     """
     from osmosis_ai.services.datasets.transfer import follow_check, upload_dataset
 

@@ -18,7 +18,11 @@ PROGRESS_FROM_BYTES = 64 << 20
 def validate(
     file: DataFileArgument,
 ) -> DetailResult:
-    """Check a dataset file, all of its rows. Works offline, without an account or a workspace."""
+    """Check a dataset file, all of its rows. Works offline, without an account or a workspace.
+
+    Examples:
+        osmosis dataset validate data/multiply.jsonl
+    """
     from osmosis_ai.services.datasets.catalog import validate_file
 
     size = file.stat().st_size if file.is_file() else 0

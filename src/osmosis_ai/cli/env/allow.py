@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def allow(path: EnvFileArgument = None) -> OperationResult:
-    """Let the .env, as it is now, send your keys to its addresses and set OSMOSIS_TOKEN. A change of it asks again."""
+    """Let the .env, as it is now, send your keys to its addresses and set OSMOSIS_TOKEN. A change of it asks again.
+
+    Examples:
+        osmosis env allow
+    """
     from osmosis_ai.services.env.files import allow_env_file
 
     allowed = allow_env_file(path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.cli.output.results import Styled, Table
-from osmosis_ai.services.env.files import EnvFileStatus, VariableUse
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.env.files import EnvFileStatus, VariableUse
 
 EnvFileArgument = Annotated[
     Path | None,

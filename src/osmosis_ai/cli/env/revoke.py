@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def revoke(path: EnvFileArgument = None) -> OperationResult:
-    """Take back what `osmosis env allow` gave."""
+    """Take back what `osmosis env allow` gave.
+
+    Examples:
+        osmosis env revoke
+    """
     from osmosis_ai.services.env.files import revoke_env_file
 
     place, had = revoke_env_file(path)

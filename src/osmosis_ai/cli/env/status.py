@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def status(path: EnvFileArgument = None) -> OperationResult:
-    """Show which names of the .env count here, and why others do not. Values are never shown."""
+    """Show which names of the .env count here, and why others do not. Values are never shown.
+
+    Examples:
+        osmosis env status
+    """
     from osmosis_ai.services.env.files import env_file_status
 
     found = env_file_status(path)

@@ -9,7 +9,8 @@ from osmosis_ai.cli.output.results import OperationResult
 def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
     """Delete an evaluation run of the platform that has ended: its samples, trajectories, artifacts and log.
 
-    Example: osmosis eval delete copper-finch
+    Examples:
+        osmosis eval delete copper-finch
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
 

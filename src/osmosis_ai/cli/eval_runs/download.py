@@ -37,7 +37,12 @@ def download(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Fetch again what is there.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
 ) -> OperationResult:
-    """Download the files of a run. What is there already is not fetched again."""
+    """Download the files of a run. What is there already is not fetched again.
+
+    Examples:
+        osmosis eval download amber-otter-42
+        osmosis eval download amber-otter-42 --type metrics --rows 0-9
+    """
     from osmosis_ai.services.eval_runs.download import plan_download, run_download
     from osmosis_ai.services.runs.files import check_rows, parse_types
 

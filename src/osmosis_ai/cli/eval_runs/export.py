@@ -49,7 +49,8 @@ def export(
 ) -> OperationResult:
     """Write a run's samples, conversations included, for other tools. A platform's run is downloaded first.
 
-    Example: osmosis eval export amber-otter-42 --format inspect
+    Examples:
+        osmosis eval export amber-otter-42 --format inspect
     """
     from osmosis_ai.services.eval_runs.export import export_run
 

@@ -54,7 +54,8 @@ def gate(
     bound is below it. Metrics: reward, pass_rate, pass@K, and of all attempts the shares unscored, failed and
     infrastructure; of a judge's result file score, alpha and unscored. What is not finished never passes.
 
-    Example: osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
+    Examples:
+        osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
     """
     from osmosis_ai.evaluation.gating import parse_rules
     from osmosis_ai.services.eval_runs.gate import gate_run

@@ -23,7 +23,12 @@ def info(
         ),
     ] = None,
 ) -> DetailResult:
-    """Show a run of the platform: how far it is, how it was configured, what came of it."""
+    """Show a run of the platform: how far it is, how it was configured, what came of it.
+
+    Examples:
+        osmosis eval info amber-otter-42
+        osmosis eval info amber-otter-42 -o results.json
+    """
     from osmosis_ai.cli.eval_runs.view import VIEW
 
     return VIEW.info(run, output)

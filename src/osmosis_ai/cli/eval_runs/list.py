@@ -7,7 +7,12 @@ from osmosis_ai.cli.output.results import ListResult
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the evaluation runs of the workspace, the newest first."""
+    """List the evaluation runs of the workspace, the newest first.
+
+    Examples:
+        osmosis eval list
+        osmosis eval list --limit 5 --json
+    """
     from osmosis_ai.cli.eval_runs.view import VIEW
 
     return VIEW.list_runs(limit=limit, everything=everything)

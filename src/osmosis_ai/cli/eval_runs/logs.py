@@ -13,6 +13,10 @@ def logs(
     """Show the log of a run of the platform, the newest line last.
 
     With --follow --json each line is a JSON object of its own.
+
+    Examples:
+        osmosis eval logs amber-otter-42 --limit 200
+        osmosis eval logs amber-otter-42 --follow
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai import event_loop
 from osmosis_ai.cli.options import EvalConfigArgument, parse_duration
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
@@ -80,7 +79,12 @@ def run(
     """Evaluate an agent on this machine; the same command continues an interrupted run.
 
     Ctrl-C once stops it gracefully, twice at once. Nothing finished is ever lost or repeated.
+
+    Examples:
+        osmosis eval run configs/eval/multiply.toml
+        osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
     """
+    from osmosis_ai import event_loop
     from osmosis_ai.cli.eval_runs.live import LiveRun
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval

@@ -24,6 +24,10 @@ def submit(
 
     The code is what the platform fetches from the repository; the config is read from this machine. Secrets
     travel as names, unless a --secrets-file supplies values.
+
+    Examples:
+        osmosis eval submit configs/eval/multiply.toml --watch
+        osmosis eval submit configs/eval/multiply.toml --check
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
 

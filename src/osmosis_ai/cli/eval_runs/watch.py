@@ -28,7 +28,11 @@ def watch(
         ),
     ],
 ) -> OperationResult:
-    """Follow a run until it ends. Ctrl-C stops watching, not the run."""
+    """Follow a run until it ends. Ctrl-C stops watching, not the run.
+
+    Examples:
+        osmosis eval watch amber-otter-42
+    """
     from osmosis_ai.services.eval_runs.watch import find_run
 
     try:

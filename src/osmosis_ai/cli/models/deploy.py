@@ -9,7 +9,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def deploy(model: LoraArgument) -> OperationResult:
-    """Serve a LoRA model at the platform's endpoint; doing so twice changes nothing."""
+    """Serve a LoRA model at the platform's endpoint; doing so twice changes nothing.
+
+    Examples:
+        osmosis model deploy keen-owl-2-step-40
+    """
     from osmosis_ai.services.models import catalog
 
     with platform_context() as context:

@@ -23,7 +23,11 @@ def download(
         ),
     ] = None,
 ) -> OperationResult:
-    """Fetch a LoRA model's adapter in PEFT's format, each file checked; a folder that is there is whole."""
+    """Fetch a LoRA model's adapter in PEFT's format, each file checked; a folder that is there is whole.
+
+    Examples:
+        osmosis model download keen-owl-2-step-40 -o adapters/
+    """
     from osmosis_ai.cli.output.formats import shown_path
     from osmosis_ai.services.models.download import download_model, plan_model_download
 

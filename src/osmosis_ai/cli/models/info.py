@@ -9,7 +9,11 @@ from osmosis_ai.cli.output.results import DetailResult
 
 
 def info(model: LoraArgument) -> DetailResult:
-    """Show a LoRA model: where it comes from, and how it is served."""
+    """Show a LoRA model: where it comes from, and how it is served.
+
+    Examples:
+        osmosis model info keen-owl-2-step-40
+    """
     from osmosis_ai.cli.models import tables
     from osmosis_ai.services.models.catalog import get_lora_model, lora_detail
 

@@ -25,7 +25,11 @@ def list_(
     everything: AllOption = False,
     kind: Annotated[str, typer.Option("--type", help="base, lora or all.")] = "all",
 ) -> ListResult | SectionedListResult:
-    """List the models of the platform and the adapters trained on them, the newest first."""
+    """List the models of the platform and the adapters trained on them, the newest first.
+
+    Examples:
+        osmosis model list --type lora
+    """
     asked = kind.strip().lower()
     if asked not in _TYPES:
         raise OsmosisError(f"--type takes all, base or lora, and not {kind!r}.", details={"type": kind})

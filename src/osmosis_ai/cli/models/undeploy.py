@@ -10,7 +10,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
-    """Serve a LoRA model no longer; doing so twice changes nothing. Asks on a terminal, never a script."""
+    """Serve a LoRA model no longer; doing so twice changes nothing. Asks on a terminal, never a script.
+
+    Examples:
+        osmosis model undeploy keen-owl-2-step-40
+    """
     from osmosis_ai.services.models import catalog
 
     output = current()

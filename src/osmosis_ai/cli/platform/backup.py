@@ -22,6 +22,9 @@ def backup(
 
     The file holds the database, datasets, results, Git mirrors and the encryption keys of the secrets: keep it
     as safe as the platform itself.
+
+    Examples:
+        osmosis platform backup osmosis.tar.gz
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import platform_extra

@@ -9,11 +9,8 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.workspace.git import read_origin, without_credentials, worktree_root
 
 
 def connect(
@@ -45,9 +42,14 @@ def connect(
     """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts.
 
     What does not clone is refused.
+
+    Examples:
+        osmosis platform connect .
+        osmosis platform connect https://git.example.org/team/agents.git
     """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform
+    from osmosis_ai.workspace.git import without_credentials
 
     located = _located(source)
     sent = _identity_of(located.origin, required=identity is None)
@@ -90,6 +92,7 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
         OsmosisError: it does not answer as one, or has no such branch.
     """
     from osmosis_ai.cli.output.context import current
+    from osmosis_ai.config.issues import closest
     from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
     from osmosis_ai.platform.workspaces import checked_clone_url
 
@@ -128,6 +131,8 @@ class _Located:
 
 
 def _located(source: str) -> _Located:
+    from osmosis_ai.workspace.git import worktree_root
+
     path = Path(source).expanduser()
     if "://" in source or not path.exists():
         if "://" not in source and ":" not in source:
@@ -143,13 +148,15 @@ def _located(source: str) -> _Located:
 
 
 def _located_checkout(root: Path) -> _Located:
+    from osmosis_ai.workspace.git import read_origin, without_credentials
+
     here, committed = str(root), "Runs use what is committed there; nothing needs to be pushed."
     origin = read_origin(root)
     if origin is None:
         own = f"git -C {quote(here)} remote add origin {quote(here)}"
         return _Located(here, here, [committed, f"Commands in it need an origin; it can be its own: {own}"])
     absolute = _absolute(origin, root)
-    if _identity_of(absolute, required=False) == identify_origin(here).identity:
+    if _identity_of(absolute, required=False) == _identity_of(here, required=True):
         return _Located(here, here, [committed])
     pushed = f"osmosis platform connect {quote(without_credentials(absolute))}"
     return _Located(here, absolute, [committed, f"To use what is pushed to its origin instead: {pushed}"])
@@ -157,6 +164,8 @@ def _located_checkout(root: Path) -> _Located:
 
 def _identity_of(origin: str, *, required: bool) -> str:
     """Return what clients send whose origin this is; "" when that is nothing, and nothing is required."""
+    from osmosis_ai.api.git_identity import identify_origin
+
     try:
         return identify_origin(origin).identity
     except OsmosisError:

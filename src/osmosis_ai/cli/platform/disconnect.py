@@ -23,7 +23,8 @@ def disconnect(
 ) -> OperationResult:
     """Disconnect a Git repository; its runs, datasets and models stay, new runs cannot use it.
 
-    Example: osmosis platform disconnect fern/agents --yes
+    Examples:
+        osmosis platform disconnect fern/agents --yes
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current

@@ -24,7 +24,11 @@ def add(
     email: Annotated[str, typer.Argument(help="The user's address.")],
     role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.member,
 ) -> OperationResult:
-    """Let a user into a workspace, or change their role there."""
+    """Let a user into a workspace, or change their role there.
+
+    Examples:
+        osmosis platform member add team-agents grace@example.org
+    """
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
@@ -43,7 +47,11 @@ def remove(
     email: Annotated[str, typer.Argument(help="The user's address.")],
     yes: YesOption = False,
 ) -> OperationResult:
-    """Take a user out of a workspace; what they made there stays."""
+    """Take a user out of a workspace; what they made there stays.
+
+    Examples:
+        osmosis platform member remove team-agents grace@example.org
+    """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform
 

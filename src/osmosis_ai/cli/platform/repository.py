@@ -16,7 +16,8 @@ def list_(
 ) -> ListResult:
     """List the connected repositories: what they are called, what runs clone, when that last worked.
 
-    Example: osmosis platform repository list --workspace default
+    Examples:
+        osmosis platform repository list --workspace default
     """
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 

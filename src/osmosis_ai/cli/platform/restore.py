@@ -14,7 +14,11 @@ from osmosis_ai.cli.output.results import OperationResult
 def restore(
     file: Annotated[Path, typer.Argument(help="What `osmosis platform backup` wrote.", show_default=False)],
 ) -> OperationResult:
-    """Make the platform of OSMOSIS_HOME, which must be empty, from a backup. Nothing is kept of a damaged one."""
+    """Make the platform of OSMOSIS_HOME, which must be empty, from a backup. Nothing is kept of a damaged one.
+
+    Examples:
+        osmosis platform restore osmosis.tar.gz
+    """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import platform_extra
 

@@ -10,6 +10,9 @@ def rotate() -> OperationResult:
 
     It may be interrupted at any time: every secret opens all the while, and the same command goes on. Replaced
     keys are kept for a day, for backups being made, and go with the first rotation after that.
+
+    Examples:
+        osmosis platform secret-key rotate
     """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform

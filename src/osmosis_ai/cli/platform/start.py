@@ -42,6 +42,10 @@ def start(
 
     Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
     sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
+
+    Examples:
+        osmosis platform start --login
+        osmosis platform start --host 0.0.0.0 --public-url https://osmosis.example.org
     """
     from osmosis_ai.cli.platform.local_platform import platform_extra
 

@@ -7,7 +7,11 @@ from osmosis_ai.errors import NotFoundError
 
 
 def status() -> DetailResult:
-    """Show the platform that runs on this machine; exits with 1 when there is none."""
+    """Show the platform that runs on this machine; exits with 1 when there is none.
+
+    Examples:
+        osmosis platform status
+    """
     from osmosis_ai.platform.config import from_environment
     from osmosis_ai.platform.process_state import running_platform
 

@@ -13,7 +13,11 @@ from osmosis_ai.cli.output.results import OperationResult
 def stop(
     timeout: Annotated[float, typer.Option(min=0.1, help="How long to wait for it, in seconds.")] = 60.0,
 ) -> OperationResult:
-    """Stop the platform that runs on this machine; runs under way go on at its next start."""
+    """Stop the platform that runs on this machine; runs under way go on at its next start.
+
+    Examples:
+        osmosis platform stop
+    """
     from osmosis_ai.platform.config import from_environment
     from osmosis_ai.platform.process_state import stop_platform
 

@@ -42,7 +42,11 @@ def create(
         str | None, typer.Option("--workspace", "-w", help="Make it good for this workspace alone.")
     ] = None,
 ) -> OperationResult:
-    """Make a token and print it. It is shown this once; the platform keeps a hash."""
+    """Make a token and print it. It is shown this once; the platform keeps a hash.
+
+    Examples:
+        osmosis platform token create --user ada@example.org --name ci --days 30
+    """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
@@ -89,7 +93,11 @@ def list_(
     user: UserOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show expired and revoked tokens too.")] = False,
 ) -> ListResult:
-    """List tokens, newest first. The tokens themselves are not kept and cannot be shown."""
+    """List tokens, newest first. The tokens themselves are not kept and cannot be shown.
+
+    Examples:
+        osmosis platform token list
+    """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import local_platform
 
@@ -128,7 +136,11 @@ def revoke(
     ],
     yes: YesOption = False,
 ) -> OperationResult:
-    """Make a token useless at once and for good."""
+    """Make a token useless at once and for good.
+
+    Examples:
+        osmosis platform token revoke 3f2a9c10
+    """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 

@@ -29,7 +29,11 @@ def add(
     admin: Annotated[bool, typer.Option("--admin", help="Let them administer the platform.")] = False,
     password_stdin: PasswordFromStdin = False,
 ) -> OperationResult:
-    """Add a user. Without --password-stdin a password is made and printed, this once."""
+    """Add a user. Without --password-stdin a password is made and printed, this once.
+
+    Examples:
+        osmosis platform user add ada@example.org --name Ada --workspace team-agents
+    """
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     password, made = _password(password_stdin)
@@ -60,7 +64,11 @@ def add(
 
 
 def list_() -> ListResult:
-    """List the users."""
+    """List the users.
+
+    Examples:
+        osmosis platform user list
+    """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
@@ -99,6 +107,9 @@ def password(
 ) -> OperationResult:
     """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
     this once. Tokens and API keys go on working unless you say --revoke-tokens.
+
+    Examples:
+        osmosis platform user password ada@example.org
     """
     from osmosis_ai.cli.platform.local_platform import local_platform
 
@@ -121,7 +132,11 @@ def disable(
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working."""
+    """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working.
+
+    Examples:
+        osmosis platform user disable ada@example.org --stop-runs
+    """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform
 
@@ -137,7 +152,11 @@ def disable(
 
 
 def enable(email: Whose) -> OperationResult:
-    """Let a disabled user in again, with the password, tokens and API keys they had."""
+    """Let a disabled user in again, with the password, tokens and API keys they had.
+
+    Examples:
+        osmosis platform user enable ada@example.org
+    """
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
@@ -150,6 +169,9 @@ def remove(email: Whose, yes: YesOption = False) -> OperationResult:
     """Delete a user with their tokens, memberships and personal secrets, and stop their open runs.
 
     Their datasets, runs and adapters, and the secrets of workspaces, stay.
+
+    Examples:
+        osmosis platform user remove ada@example.org
     """
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform

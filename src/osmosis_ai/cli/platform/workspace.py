@@ -15,7 +15,11 @@ def add(
         str | None, typer.Option(metavar="EMAIL", help="Who owns it; not needed while there is one user.")
     ] = None,
 ) -> OperationResult:
-    """Add a workspace."""
+    """Add a workspace.
+
+    Examples:
+        osmosis platform workspace add team-agents --owner ada@example.org
+    """
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
@@ -31,7 +35,11 @@ def add(
 
 
 def list_() -> ListResult:
-    """List the workspaces with their members and repositories."""
+    """List the workspaces with their members and repositories.
+
+    Examples:
+        osmosis platform workspace list
+    """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 

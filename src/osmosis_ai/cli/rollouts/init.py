@@ -23,7 +23,12 @@ def init(
         bool, typer.Option("--force", "-f", help="Replace a rollout and configs of that name.")
     ] = False,
 ) -> OperationResult:
-    """Write a new rollout with an eval and a training config."""
+    """Write a new rollout with an eval and a training config.
+
+    Examples:
+        osmosis rollout init capitals
+        osmosis rollout init my-calculator --example
+    """
     from osmosis_ai.services.rollouts.catalog import initialize_rollout
 
     if name is None and not example:

@@ -19,7 +19,11 @@ def list_(
         str | None, typer.Option(help="Of this branch instead of the default one.", show_default=False)
     ] = None,
 ) -> ListResult:
-    """List the rollouts that the platform has read from the connected repository."""
+    """List the rollouts that the platform has read from the connected repository.
+
+    Examples:
+        osmosis rollout list --branch main
+    """
     from osmosis_ai.services.rollouts.catalog import list_rollouts, rollout_item
 
     with platform_context() as context, current().status("Fetching rollouts"):

@@ -19,7 +19,11 @@ Name = Annotated[str, typer.Argument(help="The agent's name.")]
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the agents that are served elsewhere, and how they did when they were last asked."""
+    """List the agents that are served elsewhere, and how they did when they were last asked.
+
+    Examples:
+        osmosis rollout server list
+    """
     from osmosis_ai.services.rollouts.servers import list_servers, server_item
 
     with platform_context() as context, current().status("Fetching served agents"):
@@ -42,7 +46,11 @@ def register(
     name: Name,
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the platform finds it.")],
 ) -> OperationResult:
-    """Register an agent that is served already. Its key is read from OSMOSIS_ROLLOUT_SERVER_KEY."""
+    """Register an agent that is served already. Its key is read from OSMOSIS_ROLLOUT_SERVER_KEY.
+
+    Examples:
+        osmosis rollout server register calculator 10.0.0.7:9000
+    """
     from osmosis_ai.services.rollouts.servers import agent_key, health_of, register_server
 
     with platform_context() as context, current().status("Asking the agent"):
@@ -58,7 +66,11 @@ def register(
 
 
 def probe(name: Name) -> OperationResult:
-    """Have the platform ask a served agent how it does; ends with 1 when it does not do well."""
+    """Have the platform ask a served agent how it does; ends with 1 when it does not do well.
+
+    Examples:
+        osmosis rollout server probe calculator
+    """
     from osmosis_ai.services.rollouts.servers import health_of, probe_server
 
     with platform_context() as context, current().status("Asking the agent"):
@@ -76,7 +88,11 @@ def probe(name: Name) -> OperationResult:
 
 
 def remove(name: Name, yes: YesOption = False) -> OperationResult:
-    """Forget a served agent and its key. It goes on being served; runs cannot name it any more."""
+    """Forget a served agent and its key. It goes on being served; runs cannot name it any more.
+
+    Examples:
+        osmosis rollout server remove calculator
+    """
     from osmosis_ai.services.rollouts.servers import remove_server
 
     with platform_context() as context:

@@ -45,6 +45,9 @@ def eval_rubric(
     """Score the records of a rubric with the judge that its YAML entry names.
 
     Ctrl-C keeps what was scored; --resume goes on. Exits with 1 when a record has no score.
+
+    Examples:
+        osmosis eval-rubric -r support_followup -d sample_data.jsonl -c rubric_configs.yaml
     """
     from osmosis_ai.cli.rubric.eval_rubric import conclude, judge, resource
     from osmosis_ai.errors import OsmosisError

@@ -133,6 +133,10 @@ def rubric(
     """Score a file of answers with judges, and measure how far the judges can be trusted.
 
     Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume goes on.
+
+    Examples:
+        osmosis eval rubric -d answers.jsonl -r "Is the answer correct?" --model openai/gpt-5-mini
+        osmosis eval rubric -d answers.jsonl -r tone --config rubric_configs.yaml --model openai/gpt-5-mini -n 3
     """
     from osmosis_ai.cli.options import parse_duration
     from osmosis_ai.evaluation.budget import Budget

@@ -15,7 +15,11 @@ def preview(
         Path, typer.Option("--path", "-p", help="A .yaml file of rubrics, or a .jsonl file of records.")
     ],
 ) -> OperationResult:
-    """Show every rubric of a YAML file, or every record of a JSON Lines file."""
+    """Show every rubric of a YAML file, or every record of a JSON Lines file.
+
+    Examples:
+        osmosis preview -p rubric_configs.yaml
+    """
     from osmosis_ai.services.rubric.preview import preview_file
 
     found = preview_file(path)

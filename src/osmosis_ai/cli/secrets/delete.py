@@ -19,7 +19,11 @@ def delete(
     ] = "personal",
     yes: YesOption = False,
 ) -> OperationResult:
-    """Delete a secret. Runs that are under way keep what they were given."""
+    """Delete a secret. Runs that are under way keep what they were given.
+
+    Examples:
+        osmosis secret delete OPENAI_API_KEY
+    """
     from osmosis_ai.services import secrets
 
     output = current()

@@ -20,7 +20,11 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=50, help="How many to show.")] = 50,
     everything: Annotated[bool, typer.Option("--all", help="Show every one.")] = False,
 ) -> ListResult:
-    """List the names of secrets. A personal secret wins over one of the workspace in your runs."""
+    """List the names of secrets. A personal secret wins over one of the workspace in your runs.
+
+    Examples:
+        osmosis secret list --scope personal
+    """
     from osmosis_ai.services import secrets
 
     wanted = None if scope == "all" else secrets.parse_scope(scope)

@@ -39,6 +39,9 @@ def set_(
 
     There is no way to write a value on the command line, where the process list and the shell's
     history would keep it.
+
+    Examples:
+        osmosis secret set OPENAI_API_KEY --env OPENAI_API_KEY
     """
     from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services import secrets

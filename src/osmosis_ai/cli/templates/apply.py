@@ -31,7 +31,11 @@ def apply(
         bool, typer.Option("--force", "-f", help="Replace a rollout, configs and data of those names.")
     ] = False,
 ) -> OperationResult:
-    """Write a template into this repository: its rollout, its configs and their data."""
+    """Write a template into this repository: its rollout, its configs and their data.
+
+    Examples:
+        osmosis template apply multiply
+    """
     from osmosis_ai.services.rollouts.templates import apply_template
 
     applied = apply_template(name, force=force)

@@ -6,7 +6,11 @@ from osmosis_ai.cli.output.results import Column, ListResult
 
 
 def list_() -> ListResult:
-    """List the templates: agents that come with Osmosis, or those of OSMOSIS_WORKSPACE_TEMPLATE_PATH."""
+    """List the templates: agents that come with Osmosis, or those of OSMOSIS_WORKSPACE_TEMPLATE_PATH.
+
+    Examples:
+        osmosis template list
+    """
     from osmosis_ai.services.rollouts.templates import list_templates
 
     items = [{"name": template.name, "summary": template.summary} for template in list_templates()]

@@ -9,7 +9,11 @@ from osmosis_ai.cli.output.results import ListResult
 
 
 def checkpoints(run: RunArgument) -> ListResult:
-    """List the checkpoints of a training run, the earliest first; each is a model that can be deployed."""
+    """List the checkpoints of a training run, the earliest first; each is a model that can be deployed.
+
+    Examples:
+        osmosis train checkpoints keen-owl-2
+    """
     from osmosis_ai.cli.training_runs.tables import checkpoint_columns, deploy_hint
     from osmosis_ai.services.training_runs.info import checkpoint_item, list_checkpoints
 

@@ -22,7 +22,11 @@ def compare(
     a: Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)],
     b: Annotated[str, typer.Argument(help="The run to compare it with.", show_default=False)],
 ) -> DetailResult:
-    """Compare two training runs: settings that differ, curves, final metrics, differences with intervals."""
+    """Compare two training runs: settings that differ, curves, final metrics, differences with intervals.
+
+    Examples:
+        osmosis train compare keen-owl-2 bold-elm-3
+    """
     from osmosis_ai.services.training_runs.compare import compare_runs
 
     with platform_context() as context:

@@ -9,7 +9,8 @@ from osmosis_ai.cli.output.results import OperationResult
 def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
     """Delete a training run that has ended: its curves, log, and the adapters it has saved.
 
-    Example: osmosis train delete copper-finch
+    Examples:
+        osmosis train delete copper-finch
     """
     from osmosis_ai.cli.training_runs.view import VIEW
 

@@ -43,6 +43,9 @@ def estimate(
 
     Without a GPU named, this machine's is meant. The model's sizes are read from its configuration, built in,
     in a local folder or in the cache of the Hugging Face hub; nothing is downloaded.
+
+    Examples:
+        osmosis train estimate configs/training/multiply.toml
     """
     from osmosis_ai.services.training_runs.estimate import estimate_training
 

@@ -22,7 +22,12 @@ def info(
         ),
     ] = None,
 ) -> DetailResult:
-    """Show a training run: how far it is, how it was configured, how its metrics went."""
+    """Show a training run: how far it is, how it was configured, how its metrics went.
+
+    Examples:
+        osmosis train info keen-owl-2
+        osmosis train info keen-owl-2 -o metrics.json
+    """
     from osmosis_ai.cli.training_runs.view import VIEW
 
     return VIEW.info(run, output)

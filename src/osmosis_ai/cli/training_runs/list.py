@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import ListResult
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the training runs of the workspace, the newest first."""
+    """List the training runs of the workspace, the newest first.
+
+    Examples:
+        osmosis train list
+    """
     from osmosis_ai.cli.training_runs.view import VIEW
 
     return VIEW.list_runs(limit=limit, everything=everything)

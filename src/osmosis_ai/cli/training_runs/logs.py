@@ -13,6 +13,9 @@ def logs(
     """Show the log of a training run, the newest line last.
 
     With --follow --json each line is a JSON object of its own.
+
+    Examples:
+        osmosis train logs keen-owl-2 --follow
     """
     from osmosis_ai.cli.training_runs.view import VIEW
 

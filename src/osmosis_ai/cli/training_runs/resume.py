@@ -13,6 +13,9 @@ def resume(run: RunArgument) -> OperationResult:
 
     It stays the same run: adapter, optimizer, data order and step are those of the checkpoint, and so are its
     config and commit.
+
+    Examples:
+        osmosis train resume keen-owl-2
     """
     from osmosis_ai.services.training_runs.info import resume_run
 

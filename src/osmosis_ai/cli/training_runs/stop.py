@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
-    """Stop a pending or running training run; its checkpoints are kept."""
+    """Stop a pending or running training run; its checkpoints are kept.
+
+    Examples:
+        osmosis train stop keen-owl-2
+    """
     from osmosis_ai.cli.training_runs.view import VIEW
 
     return VIEW.stop(run, yes=yes)

@@ -24,6 +24,9 @@ def submit(
 
     The code is what the platform fetches from the repository; the config is read from this machine. Secrets
     travel as names, unless a --secrets-file supplies values.
+
+    Examples:
+        osmosis train submit configs/training/multiply.toml --watch
     """
     from osmosis_ai.cli.training_runs.view import VIEW
 

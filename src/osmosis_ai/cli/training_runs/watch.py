@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import OperationResult
 
 
 def watch(run: RunArgument) -> OperationResult:
-    """Follow a training run until it ends. Ctrl-C stops watching, not the run."""
+    """Follow a training run until it ends. Ctrl-C stops watching, not the run.
+
+    Examples:
+        osmosis train watch keen-owl-2
+    """
     from osmosis_ai.cli.training_runs.view import VIEW
 
     return VIEW.watch(run)

@@ -51,7 +51,8 @@ def check(
 
     Needs no platform, no login and no origin. Exits 1 with everything that is wrong.
 
-    Example: osmosis check --strict --annotations github
+    Examples:
+        osmosis check --strict --annotations github
     """
     from osmosis_ai.services.workspaces.check import CheckOptions, check_workspace
 

@@ -7,7 +7,11 @@ from osmosis_ai.cli.output.results import DetailResult, Timestamp
 
 
 def current() -> DetailResult:
-    """Show the workspace that the repository you are in belongs to."""
+    """Show the workspace that the repository you are in belongs to.
+
+    Examples:
+        osmosis workspace current
+    """
     from osmosis_ai.services.workspaces.memberships import current_workspace
 
     output = output_context()

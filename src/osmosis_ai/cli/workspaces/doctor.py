@@ -22,7 +22,12 @@ def doctor(
         bool, typer.Option("--fix", help="Create what is missing; nothing is overwritten.")
     ] = False,
 ) -> OperationResult:
-    """Check the workspace directory, and mend it with --fix. Works offline, without an account."""
+    """Check the workspace directory, and mend it with --fix. Works offline, without an account.
+
+    Examples:
+        osmosis doctor
+        osmosis doctor --fix
+    """
     from osmosis_ai.services.workspaces.doctor import examine
 
     resource = examine(path, fix=fix).resource()

@@ -10,7 +10,11 @@ from osmosis_ai.cli.output.results import Cell, Column, ListResult, Styled
 
 
 def list_() -> ListResult:
-    """List your workspaces, and mark that of the repository you are in. Works in any directory."""
+    """List your workspaces, and mark that of the repository you are in. Works in any directory.
+
+    Examples:
+        osmosis workspace list
+    """
     from osmosis_ai.services.workspaces.memberships import list_workspaces
 
     output = current()

@@ -18,6 +18,9 @@ def switch(
     Commands are about the workspace whose repository they run in, so nothing is remembered as "the
     current one": this tells where on this machine NAME is checked out, as far as commands have run
     there. In a script: cd "$(osmosis workspace switch NAME --json | jq -r .resource.workspace_directory)"
+
+    Examples:
+        osmosis workspace switch team-agents
     """
     import shlex
 

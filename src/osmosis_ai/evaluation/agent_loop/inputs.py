@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
 from osmosis_ai.evaluation.agent_loop.errors import DatasetValidationError
-from osmosis_ai.evaluation.agent_loop.llm_client import DEFAULT_MODEL, ExternalLLMClient
+from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 from osmosis_ai.evaluation.agent_loop.report import format_duration, format_tokens
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.dataset import LoopRow

@@ -14,15 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai.evaluation.agent_loop.errors import ProviderError
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.errors import Category, ModelCallError
     from osmosis_ai.rollout.loop.agent import CompletionsResult
     from osmosis_ai.rollout.loop.schemas import RolloutMetrics
-
-DEFAULT_MODEL = "gpt-5-mini"
-"""The model of `osmosis test` where none is named."""
 
 _LEADS: Mapping[Category, str] = {
     "rate_limit": "Rate limit exceeded",

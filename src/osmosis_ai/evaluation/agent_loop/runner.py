@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
+DEFAULT_MODEL = "gpt-5-mini"
+"""The model of `osmosis test` where none is named."""
 DEFAULT_MAX_TURNS = 10
 LOCAL_DEBUG_DIR = "./local_debug"
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop import inputs
-from osmosis_ai.evaluation.agent_loop.llm_client import DEFAULT_MODEL
 from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
-from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, LocalRunResult
+from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL, LocalRunResult
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader, LoopRow

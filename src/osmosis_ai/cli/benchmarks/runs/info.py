@@ -11,7 +11,8 @@ from osmosis_ai.cli.output.results import DetailResult
 def info(run: RunArgument) -> DetailResult:
     """Show a benchmark run: how far it is, how it was configured, what each agent has come to.
 
-    Example: osmosis benchmark runs info amber-otter-42
+    Examples:
+        osmosis benchmark runs info amber-otter-42
     """
     from osmosis_ai.cli.benchmarks.tables import configuration_sections, run_blocks, run_hints, run_rows
     from osmosis_ai.services.benchmarks.runs import run_data

@@ -11,7 +11,8 @@ from osmosis_ai.cli.output.results import ListResult
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """List the benchmark runs of the workspace, the newest first.
 
-    Example: osmosis benchmark runs list --all
+    Examples:
+        osmosis benchmark runs list --all
     """
     from osmosis_ai.cli.benchmarks.tables import run_columns
     from osmosis_ai.services.benchmarks.runs import list_runs, run_item

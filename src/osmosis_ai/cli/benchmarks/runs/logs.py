@@ -23,7 +23,8 @@ def logs(
 
     With --follow --json each line is a JSON object of its own.
 
-    Example: osmosis benchmark runs logs amber-otter-42 --follow
+    Examples:
+        osmosis benchmark runs logs amber-otter-42 --follow
     """
     if follow:
         if cursor is not None:

@@ -11,7 +11,8 @@ from osmosis_ai.cli.output.results import OperationResult
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
     """Stop a pending or running benchmark run; the results that are in are kept.
 
-    Example: osmosis benchmark runs stop amber-otter-42
+    Examples:
+        osmosis benchmark runs stop amber-otter-42
     """
     from osmosis_ai.services.benchmarks.runs import run_name, stop_run
 

@@ -35,6 +35,7 @@ from osmosis_ai.api.resources.auth import Auth
 from osmosis_ai.api.resources.benchmarks import BenchmarkRuns, Benchmarks
 from osmosis_ai.api.resources.datasets import Datasets
 from osmosis_ai.api.resources.dev_servers import DevServers
+from osmosis_ai.api.resources.eval_imports import EvalImports
 from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
 from osmosis_ai.api.resources.rollout_servers import RolloutServers
@@ -137,6 +138,7 @@ class PlatformClient:
         self.rollout_servers = RolloutServers(self)
         self.models = Models(self)
         self.eval_runs = EvalRuns(self)
+        self.eval_imports = EvalImports(self)
         self.training_runs = TrainingRuns(self)
         self.benchmarks = Benchmarks(self)
         self.benchmark_runs = BenchmarkRuns(self)

@@ -24,6 +24,7 @@ ROLLOUT_SERVER_REGISTER = f"{PREFIX}/rollout-server/register"
 BASE_MODELS = f"{PREFIX}/models/base"
 LORA_MODELS = f"{PREFIX}/models/lora"
 EVAL_RUNS = f"{PREFIX}/eval-runs"
+EVAL_IMPORTS = f"{EVAL_RUNS}/imports"
 TRAINING_RUNS = f"{PREFIX}/training-runs"
 BENCHMARKS = f"{PREFIX}/benchmarks"
 BENCHMARK_RUNS = f"{PREFIX}/benchmark-runs"
@@ -170,3 +171,18 @@ def dev_server_logs(server_id: str) -> str:
 def dev_server_log_stream(server_id: str) -> str:
     """What a development rollout server says, line by line as it comes."""
     return f"{dev_server_logs(server_id)}/stream"
+
+
+def eval_import_uploads(session_id: str) -> str:
+    """Where the files of an evaluation that ran elsewhere are to be sent."""
+    return f"{EVAL_IMPORTS}/{segment(session_id)}/uploads"
+
+
+def eval_import_complete(session_id: str) -> str:
+    """The end of the upload of one of its files."""
+    return f"{eval_import_uploads(session_id)}/complete"
+
+
+def eval_import_finalize(session_id: str) -> str:
+    """The order to make a run of it."""
+    return f"{EVAL_IMPORTS}/{segment(session_id)}/finalize"

@@ -240,6 +240,30 @@ def trajectory_identity(document: Any) -> str | None:
     return None
 
 
+def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_index: int) -> str | None:
+    """Return why ``content`` is not the trajectory of this rollout, attempt ``run_index`` on row ``row_index``."""
+    from pydantic import ValidationError
+
+    from osmosis_ai.rollout.trajectory.atif import Trajectory
+
+    try:
+        document = orjson.loads(content)
+        Trajectory.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"no valid trajectory: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except (ValueError, RecursionError):
+        return "no valid JSON"
+    if trajectory_identity(document) != rollout_id:
+        return "the trajectory of another rollout"
+    osmosis = (document.get("extra") or {}).get("osmosis")
+    told = osmosis.get("request_extra_fields") if isinstance(osmosis, dict) else None
+    expected = {"row_index": row_index, "run_index": run_index}
+    if isinstance(told, dict) and any(told.get(name, number) != number for name, number in expected.items()):
+        return "the trajectory of another row or attempt"
+    return None
+
+
 def copy_artifacts(source: Path, root: Path, name: str) -> bool:
     """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none."""
     temporary = root / f".{name}.tmp"

@@ -16,6 +16,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
     blobs,
     datasets,
+    eval_imports,
     eval_runs,
     hosted_only,
     inference,
@@ -53,6 +54,7 @@ _IN_ORDER = (
         secrets,
         rollouts,
         rollout_servers,
+        eval_imports,
         models,
         hosted_only,
         inference,
@@ -107,9 +109,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     services.datasets.ingest.start()
     await anyio.to_thread.run_sync(services.run_deletion.finish)
+    services.maintenance.start()
     try:
         yield
     finally:
+        await anyio.to_thread.run_sync(services.maintenance.close)
         await anyio.to_thread.run_sync(services.datasets.ingest.close)
         await services.model_servers.close()
         services.submitter.close()

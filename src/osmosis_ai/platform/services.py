@@ -14,6 +14,7 @@ from osmosis_ai.platform.datasets import DatasetStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.device_logins import DeviceLoginStore
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
@@ -21,6 +22,7 @@ from osmosis_ai.platform.models import LoraModelStore
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
+from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
@@ -55,11 +57,13 @@ class PlatformServices:
     model_servers: ModelServerPool
     submitter: RunSubmitter
     eval_runs: RunStore
+    eval_imports: EvalImportStore
     training_runs: RunStore
     resumption: TrainingResumption
     run_deletion: RunDeletion
     lora_models: LoraModelStore
     downloads: Downloads
+    maintenance: Maintenance
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
@@ -84,6 +88,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
+    datasets = DatasetStore(db, blobs, used_clock, logs)
+    eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -94,7 +100,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         device_logins=DeviceLoginStore(db, used_clock, accounts),
         logs=logs,
         blobs=blobs,
-        datasets=DatasetStore(db, blobs, used_clock, logs),
+        datasets=datasets,
         vault=vault,
         secrets=SecretStore(db, vault, used_clock),
         mirrors=mirrors,
@@ -103,9 +109,13 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         model_servers=ModelServerPool(ModelServerFactory(db, blobs)),
         submitter=RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
+        eval_imports=eval_imports,
         training_runs=training_runs,
         resumption=TrainingResumption(db, used_clock, logs, training_runs, config.runs_dir),
         run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs),
+        maintenance=Maintenance(
+            {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}
+        ),
     )

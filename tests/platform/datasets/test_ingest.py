@@ -21,7 +21,8 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_in_process
-from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
+from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
+from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices

@@ -19,14 +19,13 @@ from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, PartsMismatch, 
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
-from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.logs import LogLine, LogStore
 
 logger = logging.getLogger("osmosis_ai.platform.datasets")
 
 BLOB_PREFIX = "datasets"
-_MAINTENANCE_S = 600.0
 # Between the beginning of an upload and the commit of the row that knows it.
 _ORPHAN_AGE = timedelta(hours=1)
 # On the wire, a moment has milliseconds; clients tell versions of a dataset by it.
@@ -50,7 +49,6 @@ class Ingest:
         self._logs = logs
         self._workers = workers
         self._pool: ThreadPoolExecutor | None = None
-        self._maintenance: threading.Thread | None = None
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._running: dict[str, Future[None]] = {}
@@ -58,19 +56,13 @@ class Ingest:
         self._again: set[str] = set()
 
     def start(self) -> None:
-        """Pick up what an earlier process left, and take new work from now on."""
+        """Take new work from now on; :meth:`recover` finds what an earlier process left."""
         self._stopping.clear()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="osmosis-dataset-check")
-        self._maintenance = threading.Thread(
-            target=self._maintain, name="osmosis-dataset-maintenance", daemon=True
-        )
-        self._maintenance.start()
 
     def close(self) -> None:
         """Stop; what is not done is picked up at the next start."""
         self._stopping.set()
-        if self._maintenance is not None:
-            self._maintenance.join()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
@@ -103,7 +95,6 @@ class Ingest:
 
     def recover(self) -> None:
         """Check what is ``processing``, end uploads whose time is over, remove what nobody refers to."""
-        self._blobs.sweep()
         with self._db.session() as session:
             waiting = list(session.scalars(select(DbDataset.id).where(DbDataset.status == "processing")))
             uploading = list(session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))))
@@ -191,17 +182,6 @@ class Ingest:
         if unneeded is not None:
             self._blobs.delete(unneeded)
         self._blobs.abort_upload(pending.upload)
-
-    def _maintain(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.recover()
-            except (DatabaseBusyError, StorageFullError, OSError) as error:
-                logger.error("datasets could not be tidied up now: %s", error)
-            except Exception:
-                # The edge of this thread, which the next round needs.
-                logger.exception("datasets could not be tidied up now")
-            self._stopping.wait(_MAINTENANCE_S)
 
     def _remove_orphans(self) -> None:
         """Remove uploads and blobs that no row refers to: their request or their process ended too early."""

@@ -8,39 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent, UploadPart
-from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadIntent
+from osmosis_ai.platform.blobs.parted_upload import PartedUpload
+from osmosis_ai.platform.blobs.store import BlobUpload, Part
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected
 from osmosis_ai.platform.db.tables import DbDataset
-
-UPLOAD_TTL = timedelta(hours=24)
-"""How long the URLs of an upload work, and how long it may take."""
 
 _MOST_ISSUES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class PendingUpload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingUpload(PartedUpload):
     """An upload that has begun.
 
     Args:
-        upload: the store's.
         extension: of the file.
-        size: of the file, in bytes.
-        part_size: of every part but the last, in bytes; that of the file for an upload in one piece.
         creator_id: who sends it.
         expires_at: when its URLs end.
         etags: of its parts, once the client has completed it.
         intent: what the client said it would send, if it did.
     """
 
-    upload: BlobUpload
     extension: str
-    size: int
-    part_size: int
     creator_id: str | None
     expires_at: datetime
     etags: tuple[str, ...] | None = None
@@ -93,89 +85,15 @@ class PendingUpload:
         """Return the upload without its sender, who is no user any more."""
         return replace(self, creator_id=None)
 
-    def part_sizes(self) -> list[int]:
-        """Return the exact size of each part, in bytes."""
-        whole, rest = divmod(self.size, self.part_size)
-        return [self.part_size] * whole + ([rest] if rest else [])
-
-    def instructions(
-        self, blobs: BlobStore, received: Mapping[int, Part] | None = None
-    ) -> UploadInstructions:
-        """Return where the client sends the bytes.
-
-        Args:
-            blobs: where the upload is.
-            received: the parts that have arrived, of an upload that goes on.
-        """
-        sizes = self.part_sizes()
-        urls = [
-            blobs.signed_part_url(self.upload, number, size=size, ttl=UPLOAD_TTL)
-            for number, size in enumerate(sizes, 1)
-        ]
-        common: dict[str, Any] = {
-            "expires_in": UPLOAD_TTL.total_seconds(),
-            "s3_key": self.upload.key,
-            "upload_id": self.upload.id,
-        }
-        if received is not None and len(urls) > 1:
-            common["received_parts"] = _whole_parts(sizes, received)
-        if len(urls) == 1:
-            return UploadInstructions(method="simple", presigned_url=urls[0], upload_headers={}, **common)
-        return UploadInstructions(
-            method="multipart",
-            part_size=self.part_size,
-            total_parts=len(urls),
-            presigned_urls=[
-                UploadPart(part_number=number, presigned_url=url, size=size)
-                for number, (url, size) in enumerate(zip(urls, sizes, strict=True), 1)
-            ],
-            **common,
-        )
-
     def match(self, received: Mapping[int, Part], named: Sequence[CompletedPart] | None) -> list[str]:
         """Return the ETags of all parts in order, if they are there and are those the client names.
 
         Raises:
             DatasetRejected: naming every part that is missing or another.
         """
-        sizes = self.part_sizes()
-        if named is None and len(sizes) > 1:
-            raise DatasetRejected([("parts", "`parts` is missing: the upload has more than one")])
-        problems = [] if named is None else _problems_of_names(named, len(sizes))
-        etags = {part.PartNumber: part.ETag.strip().strip('"') for part in named or ()}
-        for number, size in enumerate(sizes, 1):
-            part = received.get(number)
-            if part is None or part.size != size:
-                problems.append(
-                    f"part {number} has not arrived" if len(sizes) > 1 else "no bytes have arrived"
-                )
-            elif etags.get(number, part.etag) != part.etag:
-                problems.append(f"part {number} arrived with another ETag than the one named")
+        problems = self.problems_with(received, named)
         if problems:
             more = len(problems) - _MOST_ISSUES
             shown = problems[:_MOST_ISSUES] + ([f"and {more} more"] if more > 0 else [])
             raise DatasetRejected([("parts", problem) for problem in shown])
-        return [received[number].etag for number in range(1, len(sizes) + 1)]
-
-
-def _whole_parts(sizes: Sequence[int], received: Mapping[int, Part]) -> list[CompletedPart]:
-    return [
-        CompletedPart(PartNumber=number, ETag=part.etag)
-        for number, size in enumerate(sizes, 1)
-        if (part := received.get(number)) is not None and part.size == size
-    ]
-
-
-def _problems_of_names(named: Sequence[CompletedPart], total: int) -> list[str]:
-    numbers = [part.PartNumber for part in named]
-    if numbers == list(range(1, total + 1)):
-        return []
-    if len(set(numbers)) < len(numbers):
-        return ["`parts` names a part twice"]
-    if numbers != sorted(numbers):
-        return ["`parts` must be in ascending order"]
-    missing = sorted(set(range(1, total + 1)) - set(numbers))
-    unknown = sorted(set(numbers) - set(range(1, total + 1)))
-    return [f"`parts` does not name part {number}" for number in missing] + [
-        f"there is no part {number}" for number in unknown
-    ]
+        return self.all_etags(received)

@@ -21,11 +21,12 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.platform.blobs.parted_upload import MULTIPART_FROM_BYTES, PART_BYTES, UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.ingest import BLOB_PREFIX, Ingest
 from osmosis_ai.platform.datasets.lookup import find_dataset
-from osmosis_ai.platform.datasets.pending_uploads import UPLOAD_TTL, PendingUpload
+from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
@@ -54,8 +55,8 @@ class DatasetLimits:
     """How large a file may be, and from where on it is sent in parts; in bytes."""
 
     max_bytes: int = MAX_FILE_BYTES
-    multipart_from_bytes: int = 64 << 20
-    part_bytes: int = 32 << 20
+    multipart_from_bytes: int = MULTIPART_FROM_BYTES
+    part_bytes: int = PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)

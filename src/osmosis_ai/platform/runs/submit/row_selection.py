@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
+from osmosis_ai.errors import ConflictError
 
 SAMPLED_FRACTION = 0.1
 """The share of rows that a run without a limit uses."""
@@ -24,6 +25,7 @@ class RowSelection:
         total_rows: how many rows the dataset has.
         limit: use the first so many; None to draw :data:`SAMPLED_FRACTION` of them with ``draw_seed``.
         sha256, extension: of the file whose rows these are.
+        chosen: whether they were named one by one: those of an imported run, which its samples alone know.
     """
 
     total_rows: int
@@ -31,6 +33,7 @@ class RowSelection:
     draw_seed: int | None
     sha256: str
     extension: str
+    chosen: bool = False
 
     @classmethod
     def of(cls, *, total_rows: int, limit: int | None, sha256: str, extension: str) -> RowSelection:
@@ -48,7 +51,15 @@ class RowSelection:
         return asdict(self)
 
     def rows(self) -> Selection:
-        """Return the rows; the same ones every time."""
+        """Return the rows; the same ones every time.
+
+        Raises:
+            ConflictError: they were named one by one.
+        """
+        if self.chosen:
+            raise ConflictError(
+                "which rows this run has used is known from its samples alone: it was imported."
+            )
         if self.draw_seed is None:
             return select_rows(self.total_rows, limit=self.limit, rows=None)
         return sample_rows(self.total_rows, fraction=SAMPLED_FRACTION, seed=self.draw_seed)
@@ -56,5 +67,5 @@ class RowSelection:
     def drawn(self, rows: int) -> RowsDrawn:
         """Return how many rows of how many, which are known to be ``rows``, without drawing them again."""
         if self.draw_seed is None:
-            return RowsDrawn(rows, self.total_rows, "first")
+            return RowsDrawn(rows, self.total_rows, "chosen" if self.chosen else "first")
         return RowsDrawn(rows, self.total_rows, "random", SAMPLED_FRACTION, self.draw_seed)

@@ -1,0 +1,79 @@
+"""Evaluations that ran elsewhere, in the order of their upload: announced, sent file by file, made a run."""
+
+from __future__ import annotations
+
+from osmosis_ai.api.wire import eval_imports as wire
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
+from osmosis_ai.platform.http.page_links import run_url
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.runs.imports.sessions import ImportState
+from osmosis_ai.platform.services import PlatformServices
+
+router = api_router("/api/cli/eval-runs/imports")
+
+
+@router.post("")
+def start_import(
+    services: Services, scope: WorkspaceScope, body: wire.EvalImportStart
+) -> wire.EvalImportSession:
+    """Announce a run and its files; the same run again goes on with what was begun."""
+    state = services.eval_imports.start(scope.workspace_id, scope.repository.id, scope.user.id, body)
+    return _session(services, scope, state)
+
+
+@router.post("/{session_id}/uploads")
+def import_uploads(
+    services: Services, scope: WorkspaceScope, session_id: str, body: wire.ImportUploadsRequest
+) -> wire.ImportUploads:
+    """Return where to send those of the named files, 1 to 100, that are missing."""
+    found = services.eval_imports.upload_instructions(scope.workspace_id, session_id, body.paths)
+    return wire.ImportUploads(
+        files=[
+            wire.ImportUpload(path=file.path, size=file.size, sha256=file.sha256, upload=upload)
+            for file, upload in found
+        ]
+    )
+
+
+@router.post("/{session_id}/uploads/complete")
+def complete_import_upload(
+    services: Services, scope: WorkspaceScope, session_id: str, body: wire.ImportUploadComplete
+) -> WireModel:
+    """Say that all bytes of a file have been sent; they must be those that were announced."""
+    parts = None
+    if body.parts is not None:
+        parts = [CompletedPart(PartNumber=part.part_number, ETag=part.etag) for part in body.parts]
+    services.eval_imports.complete_file(scope.workspace_id, session_id, body.path, parts)
+    return WireModel()
+
+
+@router.post("/{session_id}/finalize")
+def finalize_import(services: Services, scope: WorkspaceScope, session_id: str) -> wire.EvalImportSession:
+    """Make a run of what was sent; asking again changes nothing."""
+    return _session(services, scope, services.eval_imports.finalize(scope.workspace_id, session_id))
+
+
+def _session(services: PlatformServices, scope: Scope, state: ImportState) -> wire.EvalImportSession:
+    session = wire.EvalImportSession(
+        session_id=state.row.id,
+        status="uploading" if state.run is None else "finalized",
+        expected_files=len(state.files),
+        uploaded_files=sum(file.is_stored for file in state.files),
+        files=[
+            wire.ImportFileState(
+                path=file.path,
+                size=file.size,
+                sha256=file.sha256,
+                state="uploaded" if file.is_stored else "pending",
+            )
+            for file in state.files
+        ],
+    )
+    if state.run is None:
+        session.expires_at = state.row.expires_at
+        return session
+    session.eval_run_id, session.eval_run_name = state.run.id, state.run.name
+    session.platform_url = run_url(services, scope.workspace, state.run)
+    return session

@@ -1,0 +1,56 @@
+"""What has to be tidied up now and then: a chore that fails keeps no other from its turn, and has its own next time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+
+logger = logging.getLogger("osmosis_ai.platform.maintenance")
+
+EVERY_S = 600.0
+
+
+class Maintenance:
+    """Does chores in a thread of its own: all at once, and again every ten minutes.
+
+    Args:
+        chores: by what they tidy up.
+    """
+
+    def __init__(self, chores: Mapping[str, Callable[[], None]]) -> None:
+        self._chores = dict(chores)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._work, name="osmosis-maintenance", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; a chore under way is waited for."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            for name, chore in self._chores.items():
+                if not self._stopping.is_set():
+                    _do(name, chore)
+            self._stopping.wait(EVERY_S)
+
+
+def _do(name: str, chore: Callable[[], None]) -> None:
+    try:
+        chore()
+    except (DatabaseBusyError, StorageFullError, OSError) as error:
+        logger.error("%s could not be tidied up now: %s", name, error)
+    except Exception:
+        # The edge of this thread, which the next round needs.
+        logger.exception("%s could not be tidied up now", name)

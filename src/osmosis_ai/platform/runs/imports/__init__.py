@@ -1,0 +1,1 @@
+"""Evaluations that ran elsewhere: announced (``announcement``), received (``sessions``), made a run (``imported_run``)."""

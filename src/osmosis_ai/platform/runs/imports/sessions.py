@@ -1,0 +1,401 @@
+"""The uploads of evaluations that ran elsewhere, as requests see them: every step may be repeated.
+
+An upload is known by the run it is of and the digest of that run's manifest: announced again, it goes on with the
+files that are missing. A file counts when its bytes are those that were announced. Nothing of it is a run before it
+is finalized, and what is not finalized within :data:`UPLOAD_TTL` of its last announcement is forgotten with its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import and_, delete, or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
+from osmosis_ai.api.wire.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.parted_upload import MULTIPART_FROM_BYTES, PART_BYTES, UPLOAD_TTL, PartedUpload
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part, PartsMismatch, UploadNotFound
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbEvalImport, DbEvalImportFile, DbRun, new_id
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.imports.announcement import ImportLimits, check_announcement, known_provenance
+from osmosis_ai.platform.runs.imports.imported_run import ReceivedRun
+from osmosis_ai.platform.runs.read.run_counts import RunCounts
+
+_NAMED_PROBLEMS = 5
+_TRIES = 8
+_BLOBS = "runs"
+# Between the beginning of an upload and the commit of the row that knows it.
+_ORPHAN_AGE = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportState:
+    """An upload, its files by path, and the run that it has become."""
+
+    row: DbEvalImport
+    files: Sequence[DbEvalImportFile]
+    run: DbRun | None
+
+
+class EvalImportStore:
+    """The uploads of all workspaces.
+
+    Args:
+        db, blobs, clock, logs: of the platform.
+        counts: of evaluation runs, told of new ones.
+        limits: of an upload.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        blobs: BlobStore,
+        clock: Clock,
+        logs: LogStore,
+        counts: RunCounts,
+        *,
+        limits: ImportLimits | None = None,
+    ) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+        self._logs = logs
+        self._counts = counts
+        self.limits = limits or ImportLimits()
+
+    def start(
+        self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart
+    ) -> ImportState:
+        """Take an announcement; of a run that was announced before, return how far its upload is.
+
+        Raises:
+            ConflictError: the run is on the platform already, with other results.
+            OsmosisError: what is announced cannot be uploaded.
+        """
+        check_announcement(start, self.limits)
+        known = self._known(workspace_id, start)
+        if known is not None and self._is_over(known.row, known.run):
+            self._forget(known.row)
+            known = None
+        if known is None:
+            return self._begin(workspace_id, repository_id, creator_id, start)
+        if known.run is None:
+            return self._go_on(known, start)
+        announced = {file.path: file for file in start.files}
+        if len(announced) != len(known.files) or not all(
+            _is_same(file, announced.get(file.path)) for file in known.files
+        ):
+            raise _other_results(known.run)
+        return known
+
+    def upload_instructions(
+        self, workspace_id: str, session_id: str, paths: Sequence[str]
+    ) -> list[tuple[DbEvalImportFile, UploadInstructions]]:
+        """Return where to send those of ``paths`` that are missing.
+
+        Raises:
+            NotFoundError: there is no such upload here, or it is over.
+            OsmosisError: a path that was not announced, or too many at once.
+        """
+        if not 1 <= len(paths) <= LARGEST_BATCH:
+            raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
+        missing = [file for file in self._files(workspace_id, session_id, paths) if not file.is_stored]
+        begun = [(file, *self._open_upload(file)) for file in missing]
+        with self._db.transaction() as session:
+            for file, upload, _ in begun:
+                row = _current(session, file)
+                row.upload = {"id": upload.upload.id, "part_size": upload.part_size}
+        return [(file, upload.instructions(self._blobs, received)) for file, upload, received in begun]
+
+    def complete_file(
+        self, workspace_id: str, session_id: str, path: str, parts: Sequence[CompletedPart] | None
+    ) -> None:
+        """Take a file whose bytes have all been sent, if they are those that were announced.
+
+        Raises:
+            NotFoundError: there is no such upload here, or it is over.
+            ConflictError: its bytes are gone.
+            OsmosisError: bytes are missing, or are others than announced; they have to be sent again.
+        """
+        (file,) = self._files(workspace_id, session_id, [path])
+        if file.is_stored:
+            return
+        upload = _upload_of(file)
+        if upload is None:
+            raise ConflictError(f"nothing has been sent of `{path}`: ask where to send it first.")
+        try:
+            received = self._blobs.parts(upload.upload)
+            if problems := upload.problems_with(received, parts):
+                raise OsmosisError(
+                    f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.",
+                    details={"path": path},
+                )
+            info = self._blobs.complete_upload(upload.upload, upload.all_etags(received))
+        except (UploadNotFound, PartsMismatch):
+            raise ConflictError(f"the bytes of `{path}` are gone; send them again.") from None
+        is_right = (info.size, info.sha256) == (file.size, file.sha256)
+        if not is_right:
+            self._blobs.delete(file.blob_key)
+        with self._db.transaction() as session:
+            row = _current(session, file)
+            row.is_stored, row.upload = is_right, None
+        if not is_right:
+            raise OsmosisError(
+                f"the bytes received of `{path}` are not those that were announced: it was changed, or damaged on its "
+                "way; upload the run again.",
+                details={"path": path},
+            )
+
+    def finalize(self, workspace_id: str, session_id: str) -> ImportState:
+        """Make a run of an upload whose files are all here; of one that is a run already, return it.
+
+        Raises:
+            NotFoundError: there is no such upload here, or it is over.
+            ConflictError: files are missing.
+            OsmosisError: the files are not those of a complete run.
+        """
+        state = self.get(workspace_id, session_id)
+        if state.run is not None:
+            return state
+        if missing := [file.path for file in state.files if not file.is_stored]:
+            raise ConflictError(
+                f"{len(missing)} of {len(state.files)} files have not arrived, the first is `{missing[0]}`."
+            )
+        received = ReceivedRun.read(state.row, state.files, self._blobs, self.limits)
+        for left in reversed(range(_TRIES)):
+            try:
+                with self._db.transaction() as session:
+                    row = session.get(DbEvalImport, session_id, with_for_update=True)
+                    if row is None:
+                        raise _unknown(session_id)
+                    if row.status == "uploading":
+                        received.store(session, self._logs, self._clock.now())
+                        row.status = "finalized"
+                break
+            except IntegrityError:
+                # With several writers, somebody may take the name in between; the next look finds another one.
+                if not left:
+                    raise
+        self._counts.forget(workspace_id)
+        return self.get(workspace_id, session_id)
+
+    def get(self, workspace_id: str, session_id: str) -> ImportState:
+        """Return an upload.
+
+        Raises:
+            NotFoundError: the workspace has none of this id, or its time is over.
+        """
+        with self._db.session() as session:
+            return self._state(session, self._row(session, workspace_id, session_id))
+
+    def tidy(self) -> None:
+        """Forget uploads of which nothing can come any more, with all their bytes."""
+        over = or_(
+            and_(DbEvalImport.status == "uploading", DbEvalImport.expires_at <= self._clock.now()),
+            and_(DbEvalImport.status == "finalized", DbEvalImport.run_id.not_in(select(DbRun.id))),
+        )
+        with self._db.session() as session:
+            rows = session.scalars(select(DbEvalImport).where(over)).all()
+        for row in rows:
+            self._forget(row)
+        self._abort_orphans()
+
+    def _row(self, session: Session, workspace_id: str, session_id: str) -> DbEvalImport:
+        row = session.get(DbEvalImport, session_id)
+        if row is None or row.workspace_id != workspace_id:
+            raise _unknown(session_id)
+        if self._is_over(row, session.get(DbRun, row.run_id)):
+            raise _unknown(session_id)
+        return row
+
+    def _state(self, session: Session, row: DbEvalImport) -> ImportState:
+        files = select(DbEvalImportFile).where(DbEvalImportFile.import_id == row.id)
+        found = session.scalars(files.order_by(DbEvalImportFile.path)).all()
+        return ImportState(row, found, session.get(DbRun, row.run_id))
+
+    def _known(self, workspace_id: str, start: EvalImportStart) -> ImportState | None:
+        same = select(DbEvalImport).where(
+            DbEvalImport.workspace_id == workspace_id,
+            DbEvalImport.local_run_id == start.local_run_id,
+            DbEvalImport.manifest_digest == start.manifest_digest,
+        )
+        with self._db.session() as session:
+            row = session.scalar(same)
+            return None if row is None else self._state(session, row)
+
+    def _is_over(self, row: DbEvalImport, run: DbRun | None) -> bool:
+        """Whether nothing can come of an upload any more: its time has passed, or its run was deleted."""
+        return run is None if row.status == "finalized" else row.expires_at <= self._clock.now()
+
+    def _files(self, workspace_id: str, session_id: str, paths: Sequence[str]) -> list[DbEvalImportFile]:
+        """Return the announced files of an upload with these paths."""
+        wanted = list(dict.fromkeys(paths))
+        with self._db.session() as session:
+            row = self._row(session, workspace_id, session_id)
+            named = (DbEvalImportFile.import_id == row.id, DbEvalImportFile.path.in_(wanted))
+            found = {file.path: file for file in session.scalars(select(DbEvalImportFile).where(*named))}
+        for path in wanted:
+            if path not in found:
+                raise OsmosisError(
+                    f"the file {path[:200]!r} was not announced.", details={"path": path[:200]}
+                )
+        return [found[path] for path in wanted]
+
+    def _begin(
+        self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart
+    ) -> ImportState:
+        now = self._clock.now()
+        row = DbEvalImport(
+            id=new_id("imp"),
+            workspace_id=workspace_id,
+            repository_id=repository_id,
+            local_run_id=start.local_run_id,
+            manifest_digest=start.manifest_digest,
+            status="uploading",
+            announced=_announced(start),
+            run_id=new_id("run"),
+            creator_id=creator_id,
+            created_at=now,
+            expires_at=now + UPLOAD_TTL,
+        )
+        try:
+            with self._db.transaction() as session:
+                session.add(row)
+                session.flush()
+                upsert(session, DbEvalImportFile, [_file_row(row, file) for file in start.files])
+        except IntegrityError:
+            # Announced twice at once: the other one is as good.
+            known = self._known(workspace_id, start)
+            if known is None:
+                raise
+            return known
+        return self.get(workspace_id, row.id)
+
+    def _go_on(self, known: ImportState, start: EvalImportStart) -> ImportState:
+        """Keep what is stored of the files that are the same still, and wait for the others."""
+        announced = {file.path: file for file in start.files}
+        gone = [file for file in known.files if not _is_same(file, announced.get(file.path))]
+        kept = {file.path for file in known.files} - {file.path for file in gone}
+        with self._db.transaction() as session:
+            row = session.get(DbEvalImport, known.row.id, with_for_update=True)
+            if row is None or row.status != "uploading":
+                raise ConflictError("this upload has ended meanwhile; start it again.")
+            row.expires_at = self._clock.now() + UPLOAD_TTL
+            row.announced = _announced(start)
+            for file in gone:
+                this = (DbEvalImportFile.import_id == row.id, DbEvalImportFile.path == file.path)
+                session.execute(delete(DbEvalImportFile).where(*this))
+            new = [_file_row(row, file) for path, file in announced.items() if path not in kept]
+            upsert(session, DbEvalImportFile, new)
+        for file in gone:
+            self._drop_bytes(file)
+        return self.get(known.row.workspace_id, known.row.id)
+
+    def _open_upload(self, file: DbEvalImportFile) -> tuple[PartedUpload, Mapping[int, Part] | None]:
+        """Return the upload of a file, and what of it has arrived; a new one where none is open."""
+        upload = _upload_of(file)
+        if upload is not None:
+            try:
+                return upload, self._blobs.parts(upload.upload)
+            except UploadNotFound:
+                pass
+        part_size = PART_BYTES if file.size >= MULTIPART_FROM_BYTES else file.size
+        begun = self._blobs.begin_upload(file.blob_key)
+        return PartedUpload(upload=begun, size=file.size, part_size=part_size), None
+
+    def _forget(self, row: DbEvalImport) -> None:
+        with self._db.transaction() as session:
+            files = self._state(session, row).files
+            current = session.get(DbEvalImport, row.id, with_for_update=True)
+            if current is not None:
+                session.delete(current)
+        for upload in filter(None, map(_upload_of, files)):
+            self._blobs.abort_upload(upload.upload)
+        self._blobs.delete_below(f"{_BLOBS}/{row.run_id}")
+
+    def _drop_bytes(self, file: DbEvalImportFile) -> None:
+        upload = _upload_of(file)
+        if upload is not None:
+            self._blobs.abort_upload(upload.upload)
+        self._blobs.delete(file.blob_key)
+
+    def _abort_orphans(self) -> None:
+        """End uploads that no row knows: the request that began them has ended too early."""
+        oldest = self._clock.now() - _ORPHAN_AGE
+        begun = [
+            upload
+            for upload, begun_at in self._blobs.unfinished_uploads()
+            if begun_at < oldest and upload.key.startswith(f"{_BLOBS}/")
+        ]
+        if not begun:
+            return
+        with self._db.session() as session:
+            files = session.scalars(select(DbEvalImportFile).where(DbEvalImportFile.upload.is_not(None)))
+            known = {(file.upload or {}).get("id") for file in files}
+        for upload in begun:
+            if upload.id not in known:
+                self._blobs.abort_upload(upload)
+
+
+def _current(session: Session, file: DbEvalImportFile) -> DbEvalImportFile:
+    """Return a file's row to be written, if it waits for the same bytes still."""
+    row = session.get(DbEvalImportFile, (file.import_id, file.path), with_for_update=True)
+    if row is None or row.blob_key != file.blob_key:
+        raise ConflictError("this upload has been started anew meanwhile; upload the run again.")
+    return row
+
+
+def _upload_of(file: DbEvalImportFile) -> PartedUpload | None:
+    if file.upload is None:
+        return None
+    upload = BlobUpload(file.upload["id"], file.blob_key)
+    return PartedUpload(upload=upload, size=file.size, part_size=file.upload["part_size"])
+
+
+def _announced(start: EvalImportStart) -> dict[str, Any]:
+    """Return what is kept of an announcement beside its files."""
+    kept = {"files": [], "schema_versions": {}, "provenance": known_provenance(start.provenance)}
+    return start.model_copy(update=kept).to_wire()
+
+
+def _file_row(row: DbEvalImport, file: ImportFile) -> dict[str, Any]:
+    # Other bytes, another key: what a blob holds never changes.
+    name = hashlib.sha256(f"{file.path}\0{file.sha256}".encode()).hexdigest()
+    return {
+        "import_id": row.id,
+        "path": file.path,
+        "size": file.size,
+        "sha256": file.sha256,
+        "blob_key": f"{_BLOBS}/{row.run_id}/files/{name}",
+        "upload": None,
+        "is_stored": False,
+    }
+
+
+def _is_same(file: DbEvalImportFile, announced: ImportFile | None) -> bool:
+    return announced is not None and (file.size, file.sha256) == (announced.size, announced.sha256)
+
+
+def _other_results(run: DbRun) -> ConflictError:
+    return ConflictError(
+        f"this run is on the platform already, as {run.name}, with other files: it went on after it was uploaded.",
+        details={"eval_run_id": run.id, "eval_run_name": run.name},
+        hint=f"to replace it, delete that one first: osmosis eval delete {run.name}",
+    )
+
+
+def _unknown(session_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no upload '{session_id[:80]}' in this workspace, or its time is over.",
+        hint="run `osmosis eval upload` again: it begins anew",
+    )

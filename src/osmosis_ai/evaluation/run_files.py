@@ -5,7 +5,6 @@ A path is canonical: POSIX, relative, nothing that a file system, a shell or a p
 
 from __future__ import annotations
 
-
 from typing import NamedTuple
 
 from osmosis_ai.evaluation.index import ROLLOUT_ID, TRAJECTORY_NAME

@@ -14,8 +14,8 @@ from osmosis_ai.platform.datasets import DatasetStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.device_logins import DeviceLoginStore
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore

@@ -16,12 +16,12 @@ import pytest
 
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_in_process
-from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.db.tables import DbDataset

@@ -55,8 +55,8 @@ class ImportedExperiment(WireModel):
 
 
 class ImportedEvaluation(WireModel):
-    n: int = Field(1, strict=True, ge=1)
-    pass_threshold: float = Field(1.0, allow_inf_nan=False)
+    n: int = Field(default=1, strict=True, ge=1)
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
 
 
 class ImportedRun(WireModel):

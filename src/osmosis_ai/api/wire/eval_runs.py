@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from osmosis_ai.api.wire.base import Named, Page, WireModel
+from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
 from osmosis_ai.api.wire.runs import Run
 
 
@@ -37,8 +37,30 @@ class EvalResults(WireModel):
     rows_drawn: dict[str, Any] | None = None
 
 
+class RunOrigin(WireModel):
+    """Where a run that was executed elsewhere came from: what its uploader said, and when it arrived."""
+
+    local_run_id: str | None = None
+    local_run_name: str | None = None
+    imported_at: Timestamp | None = None
+    sdk_version: str | None = None
+    git_head: str | None = None
+    git_branch: str | None = None
+    git_dirty: bool | None = None
+
+    @property
+    def words(self) -> str:
+        """It in words: ``executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes``."""
+        release = f", with {self.sdk_version}" if self.sdk_version else ""
+        commit = f" at {self.git_head[:7]}" if self.git_head else ""
+        changes = " and uncommitted changes" if self.git_dirty else ""
+        return f"executed elsewhere{release}{commit}{changes}"
+
+
 class EvalRun(Run):
-    """A run's own fields, as a list row or inside a detail."""
+    """A run's own fields, as a list row or inside a detail; ``imported`` is ours, of one that was executed elsewhere."""
+
+    imported: RunOrigin | None = None
 
 
 class EvalRunRow(EvalRun):

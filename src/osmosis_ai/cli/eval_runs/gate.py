@@ -47,6 +47,10 @@ def gate(
         list[str] | None,
         typer.Option("--max", metavar="METRIC=X", help="The metric must be at most X; may be repeated."),
     ] = None,
+    allow_imported: Annotated[
+        bool,
+        typer.Option("--allow-imported", help="Also take a run of the platform that was executed elsewhere."),
+    ] = False,
 ) -> OperationResult:
     """Hold a run against rules, by what it proves: exits 0 when it passes, 1 when it fails, 3 when it cannot tell.
 
@@ -62,7 +66,7 @@ def gate(
 
     with _usage():
         rules = parse_rules(minima or [], maxima or [])
-    found = _find(run)
+    found = _find(run, allow_imported=allow_imported)
     with _usage():
         found.require(rules)
     report = gate_run(found, rules)
@@ -88,7 +92,7 @@ def _usage() -> Iterator[None]:
         ) from None
 
 
-def _find(run: str) -> GatedRun:
+def _find(run: str, *, allow_imported: bool) -> GatedRun:
     from osmosis_ai.services.eval_runs.gate import local_run, platform_run, rubric_results
     from osmosis_ai.services.eval_runs.watch import find_run, run_nowhere
 
@@ -100,7 +104,7 @@ def _find(run: str) -> GatedRun:
     except NotFoundError as missing:
         try:
             with platform_context() as context, current().status("Fetching evaluation run"):
-                return platform_run(context.client, run)
+                return platform_run(context.client, run, allow_imported=allow_imported)
         except OsmosisError as error:
             raise run_nowhere(run, missing, error) from None
     return local_run(directory)

@@ -69,6 +69,8 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             info.rows_drawn(described.detail.results, described.detail.config),
             described.headline,
         )
+        if described.run.imported is not None:
+            yield "Imported", Styled(described.run.imported.words, "warn")
         if rows is not None:
             yield "Rows", rows.words
         if headline is not None:
@@ -123,7 +125,8 @@ VIEW = EvalRunView()
 
 def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
-    told = [headline["brief"]] if headline is not None else []
+    told = ["imported"] if item["imported"] is not None else []
+    told += [headline["brief"]] if headline is not None else []
     return "; ".join([*told, *([rows] if rows else [])]) or None
 
 

@@ -45,7 +45,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
     run = found.run
     return wire.EvalRunDetail(
-        eval_run=wire.EvalRun(**runs.detail_fields(services, scope, found)),
+        eval_run=wire.EvalRun(**runs.detail_fields(services, scope, found), **_origin(run)),
         config=_config(run),
         results=_results(run),
         dataset=runs.named(run.dataset_id, run.dataset_name),
@@ -116,6 +116,7 @@ def download_urls(
 def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
     return wire.EvalRunRow(
         **runs.summary_fields(run, below),
+        **_origin(run),
         model=runs.named(None, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
@@ -124,9 +125,17 @@ def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
     )
 
 
+def _origin(run: DbRun | ListedRun) -> dict[str, Any]:
+    """Return the mark of a run that was executed elsewhere."""
+    return {} if run.imported is None else {"imported": wire.RunOrigin.model_validate(run.imported)}
+
+
 def _config(run: DbRun | ListedRun) -> dict[str, Any]:
     """Return the effective settings; with the seeds, the run could be repeated from them."""
-    config = {"model_path": run.model_path, **effective_eval_settings(run.request), "seed": run.seed}
+    config = {"model_path": run.model_path, **effective_eval_settings(run.request)}
+    if run.imported is not None:
+        return config
+    config["seed"] = run.seed
     draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
     return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.platform.datasets import DatasetRecord
 from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbToken
 from osmosis_ai.platform.http.page_links import RUN_PAGES
@@ -212,7 +213,7 @@ def described_run(
         ("Rollout", run.rollout_name),
         ("Branch", run.branch or ""),
         ("Commit", (run.commit_sha or "")[:12]),
-        ("Seed", str(run.seed)),
+        ("Seed", str(run.seed) if run.imported is None else ""),
         ("Submitted", f"{moment(run.created_at)} by {creator}"),
         ("Started", moment(run.started_at)),
         ("Ended", moment(run.completed_at)),
@@ -299,12 +300,15 @@ def _eval_cells(run: ListedRun) -> Iterator[Cell]:
     """Yield what a list says of an evaluation: its rows, and its result with what that leaves out."""
     headline, rows = headline_of(run), rows_of(run)
     yield rows.words if rows is not None else MISSING
-    yield headline.brief if headline is not None else MISSING
+    result = headline.brief if headline is not None else MISSING
+    yield result if run.imported is None else f"imported; {result}"
 
 
 def _eval_facts(run: DbRun) -> Iterator[tuple[str, Cell]]:
     """Yield the same of one evaluation, with what should stand beside it."""
     headline, rows = headline_of(run), rows_of(run)
+    if run.imported is not None:
+        yield "Imported", RunOrigin.model_validate(run.imported).words
     if rows is not None:
         yield "Rows", rows.words
     if headline is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.gating import (
     RUBRIC_METRICS,
     RUN_METRICS,
@@ -165,16 +165,27 @@ def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidenc
     return replace(evidence, note=f"{evidence.note.rstrip('.')}; {said}" if evidence.note else said)
 
 
-def platform_run(client: PlatformClient, name: str) -> GatedRun:
+def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = False) -> GatedRun:
     """Return a run of a platform.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+        allow_imported: take one that was executed elsewhere, too: its platform has not seen it run.
 
     Raises:
         PlatformError: no such run, or as every call.
+        ConflictError: it was executed elsewhere.
     """
     from osmosis_ai.services.eval_runs.info import describe_run
 
     found = describe_run(client, name)
     run, metrics = found.run, found.metrics
+    if run.imported is not None and not allow_imported:
+        raise ConflictError(
+            f"the run {run.name or run.id} was imported ({run.imported.words}): the platform cannot vouch for its results.",
+            hint="if you trust who uploaded it, gate it with --allow-imported",
+        )
     results = found.detail.results
     rows = results.sampled_rows if results is not None else None
     unfinished = None if run.status == "finished" else _unfinished(run.status, run.error)

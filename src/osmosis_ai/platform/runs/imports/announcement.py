@@ -119,8 +119,8 @@ def _require_plain_texts(run: ImportedRun) -> None:
         if not (0 < len(text) <= longest and text.isprintable() and text == text.strip()):
             raise _refused(f"`{field}` must be 1 to {longest} printable characters", field)
     rollout, dataset = experiment.rollout, experiment.dataset
-    for text in (rollout.source_digest, rollout.branch, rollout.commit_sha, dataset.sha256):
-        if text is not None and not (len(text) <= 255 and text.isprintable()):
+    for other in (rollout.source_digest, rollout.branch, rollout.commit_sha, dataset.sha256):
+        if other is not None and not (len(other) <= 255 and other.isprintable()):
             raise _refused("a branch, commit or digest has characters that none has", "run")
     if "/" in run.name or run.name in (".", ".."):
         raise _refused("the name of the run is no name of a directory", "run.name")

@@ -242,7 +242,7 @@ def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n:
         raise _inconsistent(PROGRESS, "it cannot be read") from None
     if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
         raise _inconsistent(PROGRESS, "its numbers are none")
-    total_runs, sampled, total = numbers
+    total_runs, sampled, total = map(int, numbers)
     if (total_runs, sampled) != (len(rows) * n, len(rows)):
         raise _inconsistent(
             PROGRESS, f"{total_runs} samples of {sampled} rows, and the run has {n} on each of {len(rows)}"

@@ -66,6 +66,7 @@ class ListedRun:
     dataset_name: str
     rollout_id: str | None
     rollout_name: str
+    imported: dict[str, Any] | None
     creator_name: str | None
     creator_email: str | None
 

@@ -32,6 +32,7 @@ from osmosis_ai.driving.bridge_errors import (
     refusal,
 )
 from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
+from osmosis_ai.driving.conversation import RECORDED
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import ModelCallError
@@ -118,16 +119,43 @@ class RolloutBridge(ABC, Generic[CallsT]):
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes to mount in an aiohttp application."""
-        return [web.post("/v1/rollouts/{rollout_id}/chat/completions", self._chat_completions)]
+        rollout = "/v1/rollouts/{rollout_id}"
+        return [
+            web.post(f"{rollout}/chat/completions", self._chat_completions),
+            web.post(f"{rollout}/{RECORDED}/chat/completions", self._recorded_chat_completions),
+            web.get(f"{rollout}/{RECORDED}", self._conversation),
+        ]
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return self._refused(request) or await self.answer(request, request.match_info["rollout_id"])
+
+    async def _recorded_chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return self._refused(request) or await self.answer(
+            request, request.match_info["rollout_id"], recorded=True
+        )
+
+    async def _conversation(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the conversation of a rollout whose calls are recorded; null before the first answer."""
+        if refused := self._refused(request):
+            return refused
+        calls, _ = self._find(request.match_info["rollout_id"])
+        if calls is None:
+            return _not_running()
+        return web.Response(body=dumps({"messages": calls.conversation()}), content_type="application/json")
+
+    def _refused(self, request: web.Request) -> web.StreamResponse | None:
         presented = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not self._is_authentic(presented):
-            return refusal(401, "missing or wrong bearer token", "invalid_api_key")
-        return await self.answer(request, request.match_info["rollout_id"])
+        if self._is_authentic(presented):
+            return None
+        return refusal(401, "missing or wrong bearer token", "invalid_api_key")
 
     async def answer(
-        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None
+        self,
+        request: web.Request,
+        rollout_id: str,
+        prepare: Prepare | None = None,
+        *,
+        recorded: bool = False,
     ) -> web.StreamResponse:
         """Answer the model call of a rollout whose agent has shown who it is.
 
@@ -135,6 +163,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
             request: its body was not read yet.
             rollout_id: whose call it is.
             prepare: makes the body a request for the model, and names what in it the agent did not ask for.
+            recorded: keep what was said, for :meth:`RolloutCalls.conversation`.
         """
         if self._find(rollout_id)[0] is None:
             return _not_running()
@@ -153,7 +182,8 @@ class RolloutBridge(ABC, Generic[CallsT]):
             return _not_running()
         digest, call = calls.earlier(content, is_retry=_is_retry(request))
         if call is None:
-            call = self._begin(calls, calls.begin(digest), body, seed_for, optional)
+            call = calls.begin(digest, content if recorded else None)
+            self._begin(calls, call, body, seed_for, optional)
         if body.get("stream"):
             return await _send_stream(request, call)
         return await _send_whole(request, call)

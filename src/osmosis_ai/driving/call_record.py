@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_ai.driving.conversation import conversation
 from osmosis_ai.llm.completion import TokenUsage
 from osmosis_ai.llm.errors import ModelCallError
 
@@ -130,11 +131,13 @@ class Call:
     Args:
         index: its number within the rollout, from 0.
         digest: of the request's bytes.
+        request: these bytes, where the conversation is recorded.
     """
 
-    def __init__(self, index: int, digest: bytes) -> None:
+    def __init__(self, index: int, digest: bytes, request: bytes | None = None) -> None:
         self.index = index
         self.digest = digest
+        self.request = request
         self.began = time.monotonic()
         self.answer = Answer()
         self.task: asyncio.Task[None] | None = None
@@ -225,6 +228,7 @@ class RolloutCalls:
         self._freed_indices: dict[bytes, int] = {}
         self._last_failure: tuple[int, ModelCallError] | None = None
         self._last_answered = -1
+        self._last_recorded: Call | None = None
 
     def earlier(self, content: bytes, *, is_retry: bool) -> tuple[bytes, Call | None]:
         """Find the call that this request repeats, if it repeats one.
@@ -240,12 +244,17 @@ class RolloutCalls:
                 return digest, call
         return digest, calls[-1] if is_retry and calls else None
 
-    def begin(self, digest: bytes) -> Call:
-        """Count a new call. One that failed is made again under its own number."""
+    def begin(self, digest: bytes, request: bytes | None = None) -> Call:
+        """Count a new call. One that failed is made again under its own number.
+
+        Args:
+            digest: what :meth:`earlier` returned.
+            request: the request's bytes, where the conversation is recorded.
+        """
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
-        call = Call(index, digest)
+        call = Call(index, digest, request)
         self._by_digest.setdefault(digest, []).append(call)
         return call
 
@@ -253,6 +262,8 @@ class RolloutCalls:
         """Record a call that was answered, and keep its answer for a client that asks again."""
         self._metrics[call.index] = metrics
         self._last_answered = max(self._last_answered, call.index)
+        if call.request is not None:
+            self._keep_conversation(call)
         size = call.answer.size()
         self._kept[call] = size
         self._kept_bytes += size
@@ -260,6 +271,11 @@ class RolloutCalls:
             oldest, oldest_size = self._kept.popitem(last=False)
             self._kept_bytes -= oldest_size
             self._forget(oldest)
+
+    def conversation(self) -> list[dict[str, Any]] | None:
+        """Return what was said in the last recorded call that was answered; None before there is one."""
+        last = self._last_recorded
+        return None if last is None else conversation(last.request or b"{}", last.answer.pieces)
 
     def failed(self, call: Call, error: Exception) -> None:
         """Record a call that failed for good."""
@@ -296,6 +312,14 @@ class RolloutCalls:
             sample = {"model_name": model, "llm_call_metrics": [metrics.report(model) for metrics in ordered]}
             total.report = {"model_name": model, "samples": {"main": sample}}
         return total
+
+    def _keep_conversation(self, call: Call) -> None:
+        last = self._last_recorded
+        older = call if last is not None and last.index > call.index else last
+        if older is not None:
+            older.request = None  # one conversation at a time is kept
+        if older is not call:
+            self._last_recorded = call
 
     def _forget(self, call: Call) -> None:
         calls = self._by_digest[call.digest]

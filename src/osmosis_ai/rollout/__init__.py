@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent_workflow import AgentWorkflow
     from .backend import ExecutionBackend, LocalBackend
+    from .command_workflow import CommandWorkflow
     from .context import (
         AgentWorkflowContext,
         GraderContext,
@@ -137,6 +138,9 @@ _MODULES = {
     ".backend": """
         ExecutionBackend LocalBackend
     """,
+    ".command_workflow": """
+        CommandWorkflow
+    """,
     ".context": """
         AgentWorkflowContext GraderContext RolloutContext SampleSource get_rollout_context
     """,
@@ -209,6 +213,7 @@ __all__ = [
     "AgentWorkflowContext",
     "AgentWorkflowOutput",
     "BaseConfig",
+    "CommandWorkflow",
     "CompletionUsage",
     "CompletionsChoice",
     "CompletionsRequest",

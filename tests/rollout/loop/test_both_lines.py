@@ -119,6 +119,7 @@ OF_WORKFLOWS = [
     "SampleSource",
     "get_rollout_context",
 ]
+OURS = ["CommandWorkflow"]
 TOP_LEVEL = [
     "__version__",
     "osmosis_reward",
@@ -207,7 +208,7 @@ NAMES_OF_PATHS = {
 
 def test_every_name_of_both_lines_is_there_and_no_other() -> None:
     assert (len(OF_AGENT_LOOPS), len(OF_WORKFLOWS), len(TOP_LEVEL)) == (76, 27, 26)
-    assert set(rollout.__all__) == {*OF_AGENT_LOOPS, *OF_WORKFLOWS}
+    assert set(rollout.__all__) == {*OF_AGENT_LOOPS, *OF_WORKFLOWS, *OURS}
     assert [name for name in rollout.__all__ if getattr(rollout, name) is None] == []
     assert set(dir(rollout)) >= set(rollout.__all__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ...agent_workflow import AgentWorkflow
 from ...artifacts import create_artifacts_dir
 from ...context import AgentWorkflowContext, GraderContext, rollout_contextvar
 from ...types.execution import ExecutionRequest
@@ -20,7 +21,7 @@ class LocalBackend(InProcessBackend):
     """Runs a project's workflow and grader in this process.
 
     Args:
-        workflow: an :class:`AgentWorkflow` class, or ``"module:Class"``.
+        workflow: an :class:`AgentWorkflow` class, or ``"module:Class"``; or an instance, which then runs every rollout.
         workflow_config: its configuration, or ``"module:name"``; its ``concurrency.max_concurrent``
             is the number of slots (None: no limit). Without a configuration there are four.
         grader: a :class:`Grader` class, or ``"module:Class"``; without one nothing is graded.
@@ -38,7 +39,9 @@ class LocalBackend(InProcessBackend):
         grader: Any = None,
         grader_config: Any = None,
     ) -> None:
-        self.workflow_cls = load_class(workflow, "workflow", "run")
+        workflow = load_object(workflow, "workflow")
+        self._workflow = workflow if isinstance(workflow, AgentWorkflow) else None
+        self.workflow_cls = load_class(type(workflow) if self._workflow else workflow, "workflow", "run")
         self.workflow_config = load_object(workflow_config, "workflow_config")
         self.grader_cls: Any = None if grader is None else load_class(grader, "grader", "grade")
         self.grader_config = load_object(grader_config, "grader_config")
@@ -50,9 +53,9 @@ class LocalBackend(InProcessBackend):
         )
 
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
-        """Run a fresh workflow and return its sample."""
+        """Run a fresh workflow, or the one there is, and return its sample."""
         config = copy.deepcopy(self.workflow_config)
-        workflow = self.workflow_cls(config)
+        workflow = self._workflow or self.workflow_cls(config)
         context = AgentWorkflowContext(
             prompt=request.prompt,
             config=config,

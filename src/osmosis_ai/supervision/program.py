@@ -1,0 +1,154 @@
+"""A program that is none of ours, run to its end: its output bounded, and nothing of it left behind.
+
+:mod:`osmosis_ai.supervision.reaper` stands between: it ends all that came of the program when the program ends, when
+this process lets go of it, and when this process dies. The pipes of its output close when it does, so their end is
+the end of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.supervision import reaper
+
+KEPT_BYTES = 64 * 1024
+"""How much of the end of each output is kept."""
+
+GRACE_S = 1.0
+"""How long a program may take to end when it is asked to, in seconds."""
+
+_LAST_WAIT_S = 3.0
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class FinishedProgram:
+    """How a program ended.
+
+    Attributes:
+        status: its exit status; negative, the signal that ended it.
+        stdout: the end of what it wrote there.
+        stderr: likewise.
+        flooded: whether it was ended because it wrote too much.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+    flooded: bool
+
+
+class _Output(asyncio.Protocol):
+    """Keeps the end of a stream, and tells its end, and when all streams together are too long."""
+
+    def __init__(self, counted: _Counter) -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+        self._counted = counted
+        self._tail = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._counted.add(len(data))
+        self._tail += data
+        if len(self._tail) > 2 * KEPT_BYTES:
+            del self._tail[:-KEPT_BYTES]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def text(self) -> str:
+        return self._tail[-KEPT_BYTES:].decode("utf-8", "replace")
+
+
+class _Counter:
+    def __init__(self, limit: int) -> None:
+        self.exceeded = asyncio.get_running_loop().create_future()
+        self._left = limit
+
+    def add(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0 and not self.exceeded.done():
+            self.exceeded.set_result(None)
+
+
+async def run_program(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: Path,
+    max_output_bytes: int,
+    grace_s: float = GRACE_S,
+) -> FinishedProgram:
+    """Run a program; cancelling this ends it, and all that it started.
+
+    Args:
+        command: program and arguments.
+        env: its whole environment.
+        cwd: its working directory.
+        stdin: the file that it reads.
+        max_output_bytes: it is ended when it writes more.
+        grace_s: how long it may take to end when it is asked to.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    loop = asyncio.get_running_loop()
+    counter = _Counter(max_output_bytes)
+    outputs = [_Output(counter), _Output(counter)]
+    with contextlib.ExitStack() as lines:
+        process, lifeline, ends = _start(command, env, cwd, stdin, grace_s)
+        let_go = lines.enter_context(contextlib.closing(os.fdopen(lifeline, "wb", 0)))
+        transports = [
+            (await loop.connect_read_pipe(lambda output=output: output, os.fdopen(end, "rb", 0)))[0]  # type: ignore[misc]
+            for output, end in zip(outputs, ends, strict=True)
+        ]
+        everything = asyncio.gather(*(output.ended for output in outputs))
+        try:
+            await asyncio.wait((everything, counter.exceeded), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            let_go.close()
+            await asyncio.wait((everything,), timeout=grace_s + _LAST_WAIT_S)
+            everything.cancel()
+            for transport in transports:
+                transport.close()
+            process.poll()
+        while (status := process.poll()) is None:  # noqa: ASYNC110 - it has closed its pipes, and is about to be gone
+            await asyncio.sleep(_POLL_S)
+    stdout, stderr = (output.text() for output in outputs)
+    return FinishedProgram(status, stdout, stderr, counter.exceeded.done())
+
+
+def _start(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: Path, grace_s: float
+) -> tuple[subprocess.Popen[bytes], int, tuple[int, int]]:
+    """Start a program below a reaper; return it, the lifeline's write end and the read ends of its outputs."""
+    lifeline, held = os.pipe()
+    pipes = [os.pipe(), os.pipe()]
+    try:
+        with stdin.open("rb") as prompt:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(reaper.__file__), str(lifeline), str(grace_s), *command],
+                env=dict(env),
+                cwd=cwd,
+                stdin=prompt,
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                start_new_session=True,
+                pass_fds=[lifeline],
+            )
+    except BaseException:
+        for end in (held, *(reading for reading, _ in pipes)):
+            os.close(end)
+        raise
+    finally:
+        for end in (lifeline, *(writing for _, writing in pipes)):
+            os.close(end)
+    return process, held, (pipes[0][0], pipes[1][0])

@@ -1,0 +1,232 @@
+"""Programs as agents: real processes, a real bridge, a stand-in model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.rollout import (
+    CommandWorkflow,
+    ExecutionResult,
+    GraderContext,
+    LocalBackend,
+    RolloutContext,
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+from osmosis_ai.rollout.model_client import close_shared_connections
+from tests.driving.bridge_world import TOKEN, BridgeWorld, bridge_world
+from tests.standin_model import Reply, StandInModel, error_reply
+
+from .command_agents import AGENT
+from .local_rollouts import execute, grader, request
+
+pytestmark = pytest.mark.e2e
+
+
+def running(*seconds: str) -> list[str]:
+    """The `sleep`s of these lengths that are alive, wherever they are."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except OSError:
+            continue
+        if words[:1] == [b"sleep"] and words[1].decode() in seconds:
+            found.append(words[1].decode())
+    return found
+
+
+class World:
+    def __init__(self, root: Path, bridge: BridgeWorld) -> None:
+        self.root = root
+        self.bridge = bridge
+        self.model = bridge.model
+        self.samples: list[Any] = []
+
+    async def run(
+        self, said: str, workflow: CommandWorkflow | None = None, **changed: Any
+    ) -> tuple[ExecutionResult, ExecutionResult]:
+        async def grade(ctx: GraderContext) -> None:
+            self.samples.append(ctx.sample)
+            ctx.set_reward(1.0)
+
+        backend = LocalBackend(workflow=workflow or self.workflow(), grader=grader(grade))
+        prompt = [{"role": "user", "content": said}]
+        with RolloutContext(f"{self.bridge.url}/v1/rollouts/r1", TOKEN, "r1"):
+            return await execute(backend, request("r1", prompt=prompt, **changed))
+
+    def workflow(self, *command: str, **options: Any) -> CommandWorkflow:
+        return CommandWorkflow(list(command) or ["python", "agent.py"], directory=self.root, **options)
+
+
+@asynccontextmanager
+async def serving(root: Path) -> AsyncIterator[World]:
+    async with StandInModel(lambda _: Reply("ok")) as model, bridge_world(model) as bridge:
+        yield World(root, bridge)
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    (tmp_path / "agent.py").write_text(AGENT)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    async with serving(tmp_path) as built:
+        yield built
+    await close_shared_connections()
+    assert list(temporary.iterdir()) == [], "no working directory is left"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def look() -> None:
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(look(), 60)
+
+
+async def test_a_program_is_an_agent_whose_conversation_the_bridge_recorded(world: World) -> None:
+    _, graded = await world.run("hello")
+    assert (graded.status, graded.err_message) == (RolloutStatus.SUCCESS, None)
+    (sample,) = world.samples
+    assert sample.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "ok"}]
+    assert sample.extra_fields["command"] == {"exit_status": 0, "stdout": "ok\n", "stderr": ""}
+    assert sample.reward == 1.0
+
+
+async def test_the_last_call_has_the_whole_conversation_with_its_tools(world: World) -> None:
+    world.model.script(Reply("", tool_calls=[("multiply", {"a": 7})]), Reply("56"))
+    await world.run("uses a tool")
+    roles = [message["role"] for message in world.samples[0].messages]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    assert world.samples[0].messages[1]["tool_calls"][0]["function"]["name"] == "multiply"
+
+
+async def test_writing_nothing_is_no_failure(world: World) -> None:
+    _, graded = await world.run("writes nothing")
+    assert graded.status is RolloutStatus.SUCCESS
+    assert world.samples[0].extra_fields["command"]["stdout"] == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("never asks", "`python agent.py` ended without an answer of the model"),
+        (
+            "exits 1",
+            "`python agent.py` ended with exit status 1: my key is [REDACTED] no luck",
+        ),
+        ("floods", "`python agent.py` wrote more than 1,000,000 bytes, and was ended: …xxx"),
+    ],
+)
+async def test_its_failure_is_the_agents_and_said_in_a_sentence(world: World, said: str, words: str) -> None:
+    completion, graded = await world.run(said, world.workflow(max_output_bytes=1_000_000))
+    assert completion.err_category is graded.err_category is RolloutErrorCategory.AGENT_ERROR
+    assert completion.err_message is not None and completion.err_message.startswith(words)
+    assert len(completion.err_message) < 600 and "\n" not in completion.err_message
+    assert world.samples == []
+
+
+async def test_a_program_without_a_working_model_fails_with_what_it_wrote(world: World) -> None:
+    world.model.respond = lambda _: error_reply(400, "no such thing")
+    completion, _ = await world.run("hello")
+    assert completion.err_message is not None
+    assert "ended with exit status 1" in completion.err_message and "HTTP Error 400" in completion.err_message
+
+
+async def test_a_program_that_cannot_be_executed_says_so(world: World) -> None:
+    script = world.root / "broken"
+    script.write_text("#!/nowhere/interpreter\n")
+    script.chmod(0o755)
+    completion, _ = await world.run("hello", world.workflow("broken"))
+    assert completion.err_message is not None and "cannot be started" in completion.err_message
+
+
+async def test_what_forks_and_leaves_ends_with_its_program(world: World) -> None:
+    _, graded = await world.run("leaves 98760123")
+    assert graded.status is RolloutStatus.SUCCESS
+    assert running("98760123") == []
+
+
+async def test_a_program_that_hangs_is_ended_at_the_deadline_with_all_its_children(world: World) -> None:
+    completion, _ = await world.run("hangs 98760124", agent_timeout_sec=1.0)
+    assert completion.err_category is RolloutErrorCategory.TIMEOUT
+    assert running("98760124") == []
+
+
+async def test_a_rollout_that_is_cancelled_takes_the_programs_children_with_it(world: World) -> None:
+    task = asyncio.create_task(world.run("hangs 98760125"))
+    await until(lambda: len(running("98760125")) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert running("98760125") == []
+
+
+async def test_it_has_what_programs_need_the_bridges_key_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OSMOSIS_TOKEN", "MY_SECRET", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "a-secret-of-the-users")
+    (world.root / "shows.py").write_text(
+        "import json, os, sys\nprint(json.dumps([dict(os.environ), os.getcwd(), os.listdir()]))\nsys.exit(3)\n"
+    )
+    shown = world.workflow(sys.executable, "shows.py", env={"TAVILY_API_KEY": "tvly-123456"})
+    monkeypatch.setattr("osmosis_ai.rollout.command_workflow._MOST_QUOTED_CHARS", 100_000)
+    completion, _ = await world.run("hello", shown, metadata={"k": "v"})
+    assert completion.err_message is not None
+    env, place, files = json.loads(completion.err_message.partition("3: ")[2])
+    assert "a-secret-of-the-users" not in env.values()
+    assert env["OPENAI_BASE_URL"] == f"{world.bridge.url}/v1/rollouts/r1/recorded"
+    assert env["TAVILY_API_KEY"] == env["OPENAI_API_KEY"] == "[REDACTED]"
+    assert env["PATH"].startswith(os.path.dirname(sys.executable)) and "127.0.0.1" in env["no_proxy"]
+    assert (
+        sorted(files) == ["prompt.json", "prompt.txt"]
+        and env["OSMOSIS_PROMPT_FILE"] == f"{place}/prompt.json"
+    )
+
+
+async def test_every_kind_of_content_is_told_as_text_and_whole_in_the_file(world: World) -> None:
+    workflow = world.workflow("sh", "-c", "cat; cat prompt.json >&2; exit 4")
+    prompt = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What?"}, {"type": "image_url"}]},
+    ]
+    backend = LocalBackend(workflow=workflow)
+    with RolloutContext(f"{world.bridge.url}/v1/rollouts/r1", TOKEN, "r1"):
+        completion, _ = await execute(backend, request("r1", prompt=prompt, metadata={"k": 1}))
+    told = (completion.err_message or "").partition("status 4: ")[2]
+    assert json.loads(told) == {"messages": prompt, "metadata": {"k": 1}}
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "words"),
+    [
+        ("python agent.py", TypeError, "must be a list of strings"),
+        (["python", 3], TypeError, "must be a list of strings"),
+        ([], ValueError, "names no program"),
+        (["no-such-program-here"], ValueError, "no program `no-such-program-here`"),
+        (["python", "missing.py"], ValueError, "no `missing.py` in"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_the_server_starts(
+    tmp_path: Path, command: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        CommandWorkflow(command, directory=tmp_path)
+
+
+async def test_outside_of_a_rollout_there_is_no_model_to_ask(tmp_path: Path) -> None:
+    completion, _ = await execute(
+        LocalBackend(workflow=CommandWorkflow(["true"], directory=tmp_path)), request("r1")
+    )
+    assert completion.err_message == "`true` needs a rollout's model, and there is none"

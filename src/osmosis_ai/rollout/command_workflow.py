@@ -132,12 +132,14 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
             env[name] = ",".join(filter(None, [env.get(name, ""), host]))
         if ctx.artifacts_dir is not None:
             env["OSMOSIS_ARTIFACTS_DIR"] = str(ctx.artifacts_dir)
+        address = rollout.chat_completions_url.rstrip("/") + _RECORDED
         return {
             **env,
             **self._env,
             "OSMOSIS_PROMPT_FILE": str(place / _PROMPT_FILE),
             "OSMOSIS_ROLLOUT_ID": rollout.rollout_id,
-            "OPENAI_BASE_URL": rollout.chat_completions_url.rstrip("/") + _RECORDED,
+            "OPENAI_BASE_URL": address,
+            "OPENAI_API_BASE": address,  # as some clients call it
             "OPENAI_API_KEY": rollout.api_key or "none",
         }
 

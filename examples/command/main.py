@@ -31,7 +31,9 @@ def main() -> None:
         backend=LocalBackend(workflow=agent, workflow_config=config, grader=PrintedAnswer)
     )
     host = os.environ.get("_OSMOSIS_ROLLOUT_HOST", "127.0.0.1")
-    uvicorn.run(app, host=host, port=int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000")), log_level="warning")
+    uvicorn.run(
+        app, host=host, port=int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000")), log_level="warning"
+    )
 
 
 if __name__ == "__main__":

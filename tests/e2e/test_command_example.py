@@ -21,7 +21,10 @@ async def test_a_plain_script_is_evaluated_with_its_conversation_and_its_tokens(
     async with StandInModel(multiplies) as model:
         world = World(tmp_path, model)
         shutil.copytree(EXAMPLE, world.root / "rollouts" / "command")
-        lines = [json.dumps({"user_prompt": asked, "ground_truth": truth}) for asked, truth in [*ROWS, ("Nothing.", "1")]]
+        lines = [
+            json.dumps({"user_prompt": asked, "ground_truth": truth})
+            for asked, truth in [*ROWS, ("Nothing.", "1")]
+        ]
         (world.root / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
         world.config(rollout="command", timeout_s=60)
         outcome = await world.osmosis("eval", "run", CONFIG, "--yes", "--json")

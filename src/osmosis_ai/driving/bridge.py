@@ -123,7 +123,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
         return [
             web.post(f"{rollout}/chat/completions", self._chat_completions),
             web.post(f"{rollout}/{RECORDED}/chat/completions", self._recorded_chat_completions),
-            web.get(f"{rollout}/{RECORDED}", self._conversation),
+            web.route("GET", f"{rollout}/{RECORDED}", self._conversation),
         ]
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:

@@ -33,6 +33,8 @@ class ConfigKind:
     Attributes:
         sections: what every platform reads, checked by everybody.
         advanced: the keys of ``[advanced]`` that this release knows.
+        free: the sections whose keys the user chooses.
+        arrays: arrays of tables, which are checked by who declares them.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ConfigKind:
     sections: Mapping[str, type[ConfigSection]]
     secrets_required: bool
     advanced: type[ConfigSection] = ConfigSection
+    free: tuple[str, ...] = _FREE_SECTIONS
+    arrays: tuple[str, ...] = ()
 
     @property
     def parts(self) -> dict[str, str]:
@@ -92,10 +96,10 @@ def document_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue
         *_unknown_sections(document, kind),
         *_tables(document, kind),
         *_pin_issues(document),
-        *_env_issues(document),
+        *env_issues(document.get("env", {}), "env"),
         *_secrets_issues(document, kind),
         *_overlap_issues(document),
-        *_advanced_issues(document),
+        *(_advanced_issues(document) if "advanced" in kind.free else ()),
     ]
 
 
@@ -104,22 +108,22 @@ def _section_of(issue: Issue) -> str:
 
 
 def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
-    known = (*kind.sections, *_FREE_SECTIONS)
-    other = TRAINING if kind is EVAL else EVAL
+    known = (*kind.sections, *kind.free, *kind.arrays)
+    others = [other for other in (EVAL, TRAINING) if other is not kind]
     for name, value in document.items():
         if name in known:
             continue
         if not isinstance(value, dict):
             yield _unknown_key(name, name, "", kind)
-        elif name in other.sections:
-            yield Issue(name, f"Unrecognized section; it belongs to configs in {other.directory}/")
+        elif homes := [other.directory for other in others if name in other.sections]:
+            yield Issue(name, f"Unrecognized section; it belongs to configs in {homes[0]}/")
         else:
             yield Issue(name, "Unrecognized section", suggestion=closest(name, known))
 
 
 def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
     """Say of a key nobody knows whether it is misspelled or in the wrong section."""
-    models = {**kind.sections, "advanced": kind.advanced}
+    models = {**kind.sections, **({"advanced": kind.advanced} if "advanced" in kind.free else {})}
     homes = [home for home, model in models.items() if home != section and name in model.model_fields]
     if homes:
         places = " or ".join(f"[{home}]" for home in homes)
@@ -172,13 +176,13 @@ def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         yield Issue("experiment.commit_sha", "cannot stand beside `branch`: keep one of them")
 
 
-def _env_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    env = document.get("env", {})
+def env_issues(env: Any, place: str) -> Iterator[Issue]:
+    """Yield what is wrong with a table of variables that stands at ``place``."""
     if not isinstance(env, dict):
-        yield Issue("env", f"must be a table, got {as_written(env)}")
+        yield Issue(place, f"must be a table, got {as_written(env)}")
         return
     for name, value in env.items():
-        key = f"env.{name}"
+        key = f"{place}.{name}"
         if not _ENV_NAME.fullmatch(name):
             yield Issue(key, f"the name of a variable must match ^{_ENV_NAME.pattern}$")
         elif name.startswith(_RESERVED_PREFIX):
@@ -213,11 +217,11 @@ def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[I
         # The value is never repeated: it may be a key pasted into the wrong place.
         yield Issue("secrets.required", "must be a list of strings, the names of secrets")
         return
-    yield from _secret_name_issues(required)
+    yield from secret_name_issues("secrets.required", required)
 
 
-def _secret_name_issues(required: list[str]) -> Iterator[Issue]:
-    key = "secrets.required"
+def secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
+    """Yield what is wrong with a list of names of secrets that stands at ``key``; what may be a pasted key is not said."""
     for position, name in enumerate(required, start=1):
         if is_secret_name(name):
             continue

@@ -83,7 +83,7 @@ def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseMod
         section: what declares the key.
     """
     declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
-    choices = [choice for member in members(declared) for choice in member.get("enum", ())]
+    choices = choices_of(declared)
     if error["type"] == "literal_error":
         meant = closest(value, choices) if isinstance(value, str) else None
         return Issue(key, f"must be one of {', '.join(choices)}, got {as_written(value)}", suggestion=meant)
@@ -97,6 +97,14 @@ def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [member for member in declared.get("anyOf", [declared]) if member.get("type") != "null"]
 
 
+def choices_of(declared: Mapping[str, Any]) -> list[str]:
+    """Return the values that a declared key may have, by its JSON schema; none where any of its type will do."""
+    found = [
+        member.get("enum", [member["const"]] if "const" in member else []) for member in members(declared)
+    ]
+    return [choice for values in found for choice in values]
+
+
 def type_in_words(declared: Mapping[str, Any]) -> str:
     """Return the type of a declared key, by its JSON schema."""
     words = {
@@ -106,7 +114,8 @@ def type_in_words(declared: Mapping[str, Any]) -> str:
         "boolean": "true or false",
         "array": "an array of strings",
     }
-    return " or ".join(words[member["type"]] for member in members(declared))
+    # What is no plain value (one of several tables) has no `type`.
+    return " or ".join(words.get(member.get("type", ""), "a table") for member in members(declared))
 
 
 def _type_or_range_message(error: ErrorDetails) -> str:

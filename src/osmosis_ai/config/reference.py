@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkAgent
 from osmosis_ai.config.checks import EVAL, TRAINING
-from osmosis_ai.config.issues import members, type_in_words
+from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
 
 SECTIONS: Mapping[str, type[ConfigSection]] = {
@@ -17,6 +18,13 @@ SECTIONS: Mapping[str, type[ConfigSection]] = {
 }
 """Every section whose keys are declared, by name."""
 
+_TABLES: Mapping[str, type[ConfigSection]] = {
+    **SECTIONS,
+    **{f"benchmark-{name}": section for name, section in BENCHMARK.sections.items()},
+    "benchmark-agents": BenchmarkAgent,
+}
+"""What a table of the docs can be of; names of sections mean other things in the configs of benchmarks."""
+
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _COMMENTS_AT = 41
 
@@ -25,8 +33,9 @@ def key_table(section: str) -> Iterator[str]:
     """Yield a Markdown table of the keys of a section: type and range, default, meaning."""
     yield "| key | type | default | |"
     yield "|---|---|---|---|"
-    schema = SECTIONS[section].model_json_schema()["properties"]
-    for key, field in SECTIONS[section].model_fields.items():
+    model = _TABLES[section]
+    schema = model.model_json_schema()["properties"]
+    for key, field in model.model_fields.items():
         default = (
             "required"
             if field.is_required()
@@ -61,7 +70,7 @@ def keys_by_section() -> str:
 
 
 def _type_and_range(declared: Mapping[str, Any]) -> str:
-    choices = [f"`{choice}`" for member in members(declared) for choice in member.get("enum", ())]
+    choices = [f"`{choice}`" for choice in choices_of(declared)]
     if choices:
         return ", ".join(choices)
     bounds = [

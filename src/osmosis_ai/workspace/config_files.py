@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from osmosis_ai.config.benchmark import BENCHMARK, benchmark_issues, referenced_secrets
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
 from osmosis_ai.config.lines import parse_toml
@@ -22,12 +23,14 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
 __all__ = [
+    "BenchmarkConfig",
     "EvalConfig",
     "EvaluationSettings",
     "Experiment",
     "InvalidConfigError",
     "TrainingConfig",
     "entrypoint_path",
+    "load_benchmark_config",
     "load_eval_config",
     "load_training_config",
     "rollout_directory",
@@ -87,6 +90,46 @@ class TrainingConfig(_Config):
         return read_settings(self.written)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig:
+    """A file of `configs/benchmark/`.
+
+    Attributes:
+        secrets: names of ``[secrets].required``, for which values may be given with a submit.
+        referenced: names of all secrets that a run needs, those among them.
+        written: the document as parsed.
+    """
+
+    path: Path
+    secrets: tuple[str, ...]
+    referenced: tuple[str, ...]
+    written: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The variables of every agent."""
+        return dict(self.written.get("env", {}))
+
+    def payload(self) -> dict[str, Any]:
+        """Return the body that submits this config: what is written in the file, empty sections left out."""
+        verifier = self.written.get("verifier", {}).get("required")
+        parts = {
+            "tasks_config": self.written.get("tasks"),
+            "execution_config": {
+                **self.written.get("execution", {}),
+                **({"verifier_secrets": list(verifier)} if verifier else {}),
+            },
+            "env_config": self.written.get("env"),
+            "secrets": {"required": list(self.secrets), "provided": {}} if self.secrets else None,
+        }
+        return {
+            "experiment_config": dict(self.written["experiment"]),
+            # Unlike any other part, an agent's variables are sent when there are none.
+            "agents": [{**agent, "env": agent.get("env", {})} for agent in self.written["agents"]],
+            **{name: part for name, part in parts.items() if part},
+        }
+
+
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
     """Read and check a config of `configs/eval/`.
 
@@ -106,6 +149,23 @@ def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingC
     """Read and check a config of `configs/training/`; as :func:`load_eval_config`."""
     _, known = _read(path, workspace, TRAINING)
     return TrainingConfig(**known)
+
+
+def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> BenchmarkConfig:
+    """Read and check a config of `configs/benchmark/`; as :func:`load_eval_config`."""
+    found = _locate(path, workspace, BENCHMARK)
+    shown = found.relative_to(workspace.root).as_posix()
+    text = _read_text(found, shown)
+    document = parse_toml(text, shown)
+    issues = benchmark_issues(document)
+    if issues:
+        raise InvalidConfigError(BENCHMARK.name, shown, in_file_order(issues, text))
+    return BenchmarkConfig(
+        path=found,
+        secrets=tuple(document.get("secrets", {}).get("required", ())),
+        referenced=referenced_secrets(document),
+        written=document,
+    )
 
 
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:

@@ -35,6 +35,11 @@ class WorkspaceDirectory:
         return self.root / "configs" / "training"
 
     @property
+    def benchmark_configs_dir(self) -> Path:
+        """TOML files for benchmark runs; need not be there."""
+        return self.root / "configs" / "benchmark"
+
+    @property
     def data_dir(self) -> Path:
         """Dataset files."""
         return self.root / "data"
@@ -48,6 +53,11 @@ class WorkspaceDirectory:
     def evals_dir(self) -> Path:
         """One directory per local evaluation run."""
         return self.state_dir / "evals"
+
+    @property
+    def benchmarks_dir(self) -> Path:
+        """One directory per benchmark run that was downloaded."""
+        return self.state_dir / "benchmarks"
 
     def create_state_dir(self) -> Path:
         """Make :attr:`state_dir`, ignored by Git through a file of its own, and return it."""

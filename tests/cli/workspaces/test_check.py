@@ -207,3 +207,18 @@ def test_without_a_workspace_or_a_config_there_is_nothing_to_check(
     monkeypatch.chdir(tmp_path)
     done = cli("check", "--json")
     assert json.loads(done.err)["error"]["code"] == "WORKSPACE_REQUIRED"
+
+
+def test_a_benchmark_config_is_checked_with_the_others(cli: Cli, workspace: WorkspaceDirectory) -> None:
+    agent = '[[agents]]\nmodel = { type = "hosted", base_model = "b", lora_model_name = "walker" }\n'
+    path = workspace.benchmark_configs_dir / "toy.toml"
+    path.parent.mkdir()
+    path.write_text(f'[experiment]\nbenchmark = "toy"\n{agent}')
+    done = cli("check", "configs/benchmark", "--json")
+    assert (done.status, json.loads(done.out)["resource"]["checked"]["configs"]) == (
+        0,
+        ["configs/benchmark/toy.toml"],
+    )
+    path.write_text('[experiment]\nbench = "toy"\n' + agent)
+    (missing, unknown) = problems(cli, "configs/benchmark/toy.toml")
+    assert {missing["key"], unknown["key"]} == {"experiment.benchmark", "experiment.bench"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.runs.lifecycle import RunKind
+    from osmosis_ai.services.runs.secrets import RunSecret
     from osmosis_ai.services.runs.submit import PreparedSubmit
 
 CheckOption = Annotated[
@@ -193,16 +194,29 @@ def _tables(submission: PreparedSubmit) -> list[Block]:
     """Return what is about to be submitted, for people."""
     title = f"{NOUNS[submission.kind].title()} Run"
     blocks: list[Block] = [Table(("", ""), _rows(submission), title=title)]
-    env = submission.config.env
+    return [
+        *blocks,
+        *closing_blocks(submission.config.env, submission.secrets, submission.notes, submission.warnings),
+    ]
+
+
+def closing_blocks(
+    env: Mapping[str, str], secrets: Sequence[RunSecret], notes: Sequence[str], warnings: Sequence[str]
+) -> Iterator[Block]:
+    """Yield what people see of any submit after its own facts: variables, secrets, what to know before."""
     if env:
-        blocks.append(Table(("Name", "Value"), sorted(env.items()), title=f"Env Vars ({len(env)})"))
-    if submission.secrets:
-        secrets = [(secret.name, _SOURCES[secret.source]) for secret in submission.secrets]
-        blocks.append(Table(("Name", "Scope"), secrets, title=f"Secrets ({len(secrets)})"))
-    lines = [*submission.notes, *(f"⚠ {warning}" for warning in submission.warnings)]
-    unpushed = any("does not see" in warning for warning in submission.warnings)
+        yield Table(("Name", "Value"), sorted(env.items()), title=f"Env Vars ({len(env)})")
+    if secrets:
+        yield Table(("Name", "Scope"), secret_rows(secrets), title=f"Secrets ({len(secrets)})")
+    lines = [*notes, *(f"⚠ {warning}" for warning in warnings)]
+    unpushed = any("does not see" in warning for warning in warnings)
     title = "Push before submitting" if unpushed else "Before you submit"
-    return [*blocks, Text("\n".join(lines), title=title, tone="warn" if unpushed else None)]
+    yield Text("\n".join(lines), title=title, tone="warn" if unpushed else None)
+
+
+def secret_rows(secrets: Sequence[RunSecret]) -> list[tuple[str, str]]:
+    """Return the names of secrets, each with where its value will come from."""
+    return [(secret.name, _SOURCES[secret.source]) for secret in secrets]
 
 
 def _rows(submission: PreparedSubmit) -> list[Row]:
@@ -226,7 +240,7 @@ def _rows(submission: PreparedSubmit) -> list[Row]:
 def _summary(submission: PreparedSubmit) -> dict[str, str]:
     rows = {label: str(value) for label, value in _rows(submission)}
     env = {f"env.{name}": value for name, value in sorted(submission.config.env.items())}
-    return {**rows, **env, **{f"secret.{s.name}": _SOURCES[s.source] for s in submission.secrets}}
+    return {**rows, **env, **{f"secret.{name}": scope for name, scope in secret_rows(submission.secrets)}}
 
 
 def _shown(submission: PreparedSubmit, context: PlatformContext) -> str:

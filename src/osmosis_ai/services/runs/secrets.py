@@ -43,7 +43,11 @@ class RunSecretPlan:
 
 
 def plan_run_secrets(
-    client: PlatformClient, names: Sequence[str], supplied: Mapping[str, str]
+    client: PlatformClient,
+    names: Sequence[str],
+    supplied: Mapping[str, str],
+    *,
+    suppliable: Sequence[str] | None = None,
 ) -> RunSecretPlan:
     """Find out where the value of each name will come from.
 
@@ -51,6 +55,7 @@ def plan_run_secrets(
         client: the platform.
         names: ``[secrets].required``.
         supplied: values for this run; those of other names are ignored.
+        suppliable: the names for which such values are taken; None for all.
 
     Raises:
         InteractiveRequiredError: some are nowhere; all of them are named.
@@ -88,9 +93,43 @@ def plan_run_secrets(
             f"{_counted(missing)} required by the config and not stored on the platform:\n{_list(missing)}\n"
             f"Store {'it' if len(missing) == 1 else 'them'} once:\n{_commands(missing)}",
             details={"missing": missing, "flags": ["--secrets-file"]},
-            hint="or supply values for this run alone with `--secrets-file FILE`",
+            hint=_how_to_supply(
+                [name for name in missing if suppliable is not None and name not in suppliable]
+            ),
         )
     return RunSecretPlan(tuple(found), doubt)
+
+
+def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the user's values for this run that a config asks for by ``names``.
+
+    Raises:
+        OsmosisError: one cannot be a secret's; it is not repeated.
+    """
+    from osmosis_ai.workspace.secrets_file import value_problem
+
+    supplied = {name: value for name, value in values.items() if name in names and value}
+    for name, value in supplied.items():
+        problem = value_problem(value)
+        if problem is not None:
+            raise OsmosisError(f"The value of {name} in the secrets file {problem}.")
+    return supplied
+
+
+def unused_values(names: Sequence[str], values: Mapping[str, str]) -> str | None:
+    """Return what to say of values that a config does not ask for; None without any."""
+    unused = sorted(set(values) - set(names))
+    if not unused:
+        return None
+    return f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
+
+
+def explain_failure(error: PlatformError, look: str) -> OsmosisError:
+    """Return what to raise for a submit that failed; without a reply the run may exist, which ``look`` shows."""
+    if error.status is None:
+        unsure = f"the run may exist all the same: look with `{look}` before you submit again"
+        error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
+    return explain_refusal(error)
 
 
 def explain_refusal(error: PlatformError) -> OsmosisError:
@@ -105,6 +144,14 @@ def explain_refusal(error: PlatformError) -> OsmosisError:
         details={**error.details, "missing": missing},
         hint=f"or on the secrets page: {page}" if isinstance(page, str) else error.hint,
     )
+
+
+def _how_to_supply(stored_only: Sequence[str]) -> str:
+    if stored_only:
+        return (
+            f"to supply values for this run alone, list {', '.join(stored_only)} in [secrets].required, too"
+        )
+    return "or supply values for this run alone with `--secrets-file FILE`"
 
 
 def _stored_scopes(client: PlatformClient) -> dict[str, set[str]]:

@@ -120,13 +120,13 @@ def prepare_submission(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.redaction import exposure_warnings
-    from osmosis_ai.services.runs.secrets import plan_run_secrets
+    from osmosis_ai.services.runs.secrets import plan_run_secrets, supplied_values, unused_values
     from osmosis_ai.services.runs.submit_findings import Findings, code_notes, code_warnings
     from osmosis_ai.workspace.git import read_git_state
 
     loaded = _load(kind, config, context.workspace)
     imported = _import_code(context, kind, loaded, tell)
-    supplied = _supplied(loaded, secret_values or {})
+    supplied = supplied_values(loaded.secrets, secret_values or {})
     context.client.hide(supplied.values())
     if loaded.secrets:
         tell("Checking secrets")
@@ -134,7 +134,11 @@ def prepare_submission(
     tell("Asking the platform")
     verdict = _ask(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
     state, git = read_git_state(context.workspace.root), context.checkout.git
-    doubts = [imported.problem, _unused(loaded, secret_values or {}), *exposure_warnings(supplied)]
+    doubts = [
+        imported.problem,
+        unused_values(loaded.secrets, secret_values or {}),
+        *exposure_warnings(supplied),
+    ]
     doubtful = ["import"] if imported.kind != "imported" else []
     if verdict is None:
         doubts += [secrets.doubt, _look_for_commit(context, loaded, tell)]
@@ -167,16 +171,12 @@ def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun
         PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
     """
     from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.runs.secrets import explain_refusal
+    from osmosis_ai.services.runs.secrets import explain_failure
 
     try:
         return _post(context, submission.body)
     except PlatformError as error:
-        if error.status is None:
-            look = f"look with `osmosis {submission.kind} list` before you submit again"
-            unsure = f"the run may exist all the same: {look}"
-            error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
-        raise explain_refusal(error) from None
+        raise explain_failure(error, f"osmosis {submission.kind} list") from None
 
 
 def require_import(submission: PreparedSubmit) -> None:
@@ -261,29 +261,6 @@ def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> st
         return None
     tell("Looking for the pinned commit")
     return check_pinned_commit(context.workspace.root, commit_sha, context.checkout.git)
-
-
-def _supplied(config: Config, secret_values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values for this run that the config asks for.
-
-    Raises:
-        OsmosisError: one cannot be a secret's; it is not repeated.
-    """
-    from osmosis_ai.workspace.secrets_file import value_problem
-
-    supplied = {name: value for name, value in secret_values.items() if name in config.secrets and value}
-    for name, value in supplied.items():
-        problem = value_problem(value)
-        if problem is not None:
-            raise OsmosisError(f"The value of {name} in the secrets file {problem}.")
-    return supplied
-
-
-def _unused(config: Config, secret_values: Mapping[str, str]) -> str | None:
-    unused = sorted(set(secret_values) - set(config.secrets))
-    if not unused:
-        return None
-    return f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
 
 
 def _ask(context: PlatformContext, body: Body) -> SubmitCheck | None:

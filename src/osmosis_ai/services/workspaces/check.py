@@ -29,7 +29,7 @@ Severity = Literal["error", "warning"]
 CheckName = Literal["config", "import", "dataset"]
 
 IMPORT_TIMEOUT_S = 60.0
-_PLACES = "configs are .toml files in configs/eval/ and configs/training/; datasets are in data/"
+_PLACES = "configs are .toml files in configs/eval/, configs/training/ and configs/benchmark/; datasets are in data/"
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,8 @@ class _Check:
         except OsmosisError as error:
             self._add_config_error(shown, error)
             return
+        if config is None:
+            return
         self._add_doubts(config, shown)
         self._check_import(config, shown)
         self._find_dataset(config, shown)
@@ -203,9 +205,17 @@ class _Check:
             strict = self._options.strict and warning == found.unusable
             self._add("error" if strict else "warning", "dataset", warning, shown)
 
-    def _load(self, path: Path) -> Config:
-        from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
+    def _load(self, path: Path) -> Config | None:
+        """Return a config that names code and data of this workspace; None for one of a benchmark, when it is right."""
+        from osmosis_ai.workspace.config_files import (
+            load_benchmark_config,
+            load_eval_config,
+            load_training_config,
+        )
 
+        if path.is_relative_to(self._workspace.benchmark_configs_dir):
+            load_benchmark_config(path, self._workspace)
+            return None
         if path.is_relative_to(self._workspace.eval_configs_dir):
             return load_eval_config(path, self._workspace)
         return load_training_config(path, self._workspace)
@@ -386,8 +396,9 @@ def _not_there(workspace: WorkspaceDirectory, path: Path) -> NotFoundError:
     return NotFoundError(f"there is no file or directory {path}.", hint=meant)
 
 
-def _homes(workspace: WorkspaceDirectory) -> tuple[Path, Path]:
-    return workspace.eval_configs_dir.resolve(), workspace.training_configs_dir.resolve()
+def _homes(workspace: WorkspaceDirectory) -> tuple[Path, ...]:
+    homes = (workspace.eval_configs_dir, workspace.training_configs_dir, workspace.benchmark_configs_dir)
+    return tuple(home.resolve() for home in homes)
 
 
 def _place(error: str) -> tuple[int | None, str]:

@@ -135,7 +135,7 @@ MOVED = {
     "services.entrypoint_probe": "services.rollouts.entrypoint_probe",
     "services.env_consents": "services.env.consents",
     "services.env_files": "services.env.files",
-    "services.eval_download": "services.eval_runs.download",
+    "services.eval_download": "services.runs.download",
     "services.eval_gate": "services.eval_runs.gate",
     "services.eval_rubric": "services.rubric.eval_rubric",
     "services.eval_run": "services.eval_runs.run",
@@ -222,7 +222,7 @@ NAMES_OF_FORMER_MODULES: dict[str, tuple[str, frozenset[str]]] = {
         "services.eval_runs.info",
         frozenset(
             {"RunProgress", "list_runs", "describe_run", "run_item", "run_summary", "run_metrics", "finite"}
-            | {"plain", "require_started", "rows_drawn", "run_headline", "run_progress"}
+            | {"plain", "rows_drawn", "run_headline", "run_progress"}
         ),
     ),
     "services.models": (

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.services.eval_runs import download
+from osmosis_ai.services.runs import download
 from tests.api.blob_server import SIGNATURE, cut_after, serve, status
 from tests.cli.eval_downloads import FILES
 from tests.cli.eval_downloads import DownloadableRun as Run

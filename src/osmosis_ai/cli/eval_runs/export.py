@@ -87,9 +87,9 @@ def _directory(run: str, *, yes: bool) -> Path:
 
 def _download(run: str, *, yes: bool) -> Path:
     """Fetch what an export needs of a platform's run, where it is not there yet."""
-    from osmosis_ai.cli.eval_runs.download import confirm_size
-    from osmosis_ai.services.eval_runs.download import plan_download, run_download
+    from osmosis_ai.cli.runs.download import confirm_size
     from osmosis_ai.services.eval_runs.export import NEEDED_TYPES
+    from osmosis_ai.services.runs.download import plan_download, run_download
 
     out = current()
     with platform_context() as context:

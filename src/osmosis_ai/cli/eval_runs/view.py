@@ -52,7 +52,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     def save(
         self, context: PlatformContext, described: DescribedEvaluation, output: str | None
     ) -> tuple[Path | None, str | None]:
-        from osmosis_ai.services.eval_runs.download import save_metrics
+        from osmosis_ai.services.runs.download import save_metrics
 
         directory = Path(output) if output is not None else None
         return save_metrics(context.client, described.run, context.workspace, directory)

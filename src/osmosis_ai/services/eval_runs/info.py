@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.runs.finite import finite, jsonable, plain
 from osmosis_ai.services.runs.lifecycle import WAITING, DescribedRun, RunKind
 
@@ -206,21 +205,6 @@ def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) 
     planned = results.sampled_rows * (attempts if type(attempts) is int and attempts > 0 else 1)
     completed = results.total_runs or 0
     return RunProgress(completed, max(planned, completed))
-
-
-def require_started(run: EvalRun) -> EvalRun:
-    """Return ``run`` when it has anything to download.
-
-    Raises:
-        OsmosisError: it has not begun.
-    """
-    if run.status in WAITING:
-        raise OsmosisError(
-            f"Evaluation run `{run.name or run.id}` has not started yet; there is nothing to download.",
-            details={"id": run.id, "status": run.status},
-            hint=f"follow it with: osmosis eval watch {run.name or run.id}",
-        )
-    return run
 
 
 def run_metrics(metrics: EvalMetrics | None) -> dict[str, Any] | None:

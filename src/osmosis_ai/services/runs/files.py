@@ -7,30 +7,96 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.services.runs.lifecycle import WAITING
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile
+    from osmosis_ai.api.wire.eval_runs import ManifestFile
+    from osmosis_ai.api.wire.runs import Run
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
-TYPES = ("metrics", "trajectories", "artifacts", "logs")
-_LAYOUT = {
-    "metrics": re.compile(r"metrics\.json"),
-    "trajectories": re.compile(r"summary\.jsonl|trajectories/row_\d+_run_\d+\.json", re.ASCII),
-    "artifacts": re.compile(r"artifacts/row_\d+_run_\d+/.+", re.ASCII | re.DOTALL),
-    "logs": re.compile(r"logs\.txt"),
-}
-_RESERVED = re.compile(r"artifacts/row_\d+_run_\d+/manifest\.json", re.ASCII)
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The files that runs of one kind have.
+
+    Attributes:
+        key: what results call a run of the kind.
+        noun: what people call it.
+        follow: the command that shows such a run while it goes on.
+        patterns: what the files of each type are called.
+        reserved: names that a platform keeps for itself.
+        not_begun: the code of the error about a run that has no files yet.
+    """
+
+    key: str
+    noun: str
+    follow: str
+    patterns: Mapping[str, re.Pattern[str]]
+    not_begun: ErrorCode
+    reserved: re.Pattern[str] | None = None
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of files, in the order of `all`."""
+        return tuple(self.patterns)
+
+    def home(self, workspace: WorkspaceDirectory) -> Path:
+        """Return where such runs have their directories."""
+        return workspace.evals_dir if self.key == "eval_run" else workspace.benchmarks_dir
+
+    def require_begun(self, run: Run) -> None:
+        """Check that a run has anything to download.
+
+        Raises:
+            OsmosisError: it has not begun.
+        """
+        if run.status in WAITING:
+            name = run.name or run.id
+            raise OsmosisError(
+                f"{self.noun} run `{name}` has not started yet; there is nothing to download.",
+                code=self.not_begun,
+                details={"id": run.id, "status": run.status},
+                hint=f"follow it with: {self.follow} {name}",
+            )
+
+
+EVAL_FILES = FileLayout(
+    key="eval_run",
+    noun="Evaluation",
+    follow="osmosis eval watch",
+    patterns={
+        "metrics": re.compile(r"metrics\.json"),
+        "trajectories": re.compile(r"summary\.jsonl|trajectories/row_\d+_run_\d+\.json", re.ASCII),
+        "artifacts": re.compile(r"artifacts/row_\d+_run_\d+/.+", re.ASCII | re.DOTALL),
+        "logs": re.compile(r"logs\.txt"),
+    },
+    not_begun="VALIDATION",
+    reserved=re.compile(r"artifacts/row_\d+_run_\d+/manifest\.json", re.ASCII),
+)
+BENCHMARK_FILES = FileLayout(
+    key="benchmark_run",
+    noun="Benchmark",
+    follow="osmosis benchmark runs logs --follow",
+    patterns={
+        "summary": re.compile(r"summary\.csv"),
+        "results": re.compile(r"results\.csv"),
+        "artifacts": re.compile(r"artifacts/[^/]+/.+", re.DOTALL),
+        "logs": re.compile(r"logs\.txt"),
+    },
+    not_begun="CONFLICT",
+)
 _ROWS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 96
 
 
-def parse_types(text: str) -> tuple[str, ...]:
+def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
     """Return the types of ``metrics,trajectories`` or ``all``, in the order given.
 
     Raises:
@@ -38,13 +104,13 @@ def parse_types(text: str) -> tuple[str, ...]:
     """
     asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
     if asked == ["all"]:
-        return TYPES
+        return layout.types
     if "all" in asked:
         raise OsmosisError("--type takes either `all` or a list of types, not both.")
-    unknown = [word for word in asked if word not in TYPES]
+    unknown = [word for word in asked if word not in layout.types]
     if unknown:
         named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(TYPES)} or `all`.")
+        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(layout.types)} or `all`.")
     return tuple(asked)
 
 
@@ -66,28 +132,32 @@ def check_rows(rows: str | None) -> str | None:
     return tight
 
 
-def run_directory(run: EvalRun, workspace: WorkspaceDirectory, output: Path | None = None) -> Path:
-    """Return where a run's files go: ``output``, or a directory of its own in ``.osmosis/evals``.
+def run_directory(
+    run: Run, workspace: WorkspaceDirectory, output: Path | None = None, layout: FileLayout = EVAL_FILES
+) -> Path:
+    """Return where a run's files go: ``output``, or a directory of its own below ``.osmosis``.
 
     Names are folded to what every file system takes; the run's id is added where that would let two runs
     meet, or where an evaluation of this machine has the place.
     """
     if output is not None:
         return output.expanduser().absolute()
-    run_id = safe_name(run.id)
+    run_id, home = safe_name(run.id), layout.home(workspace)
     if not run.name:
-        return workspace.evals_dir / run_id
+        return home / run_id
     folded = safe_name(run.name)
-    place = workspace.evals_dir / folded
+    place = home / folded
     unsure = folded != run.name or folded != folded.lower() or _WINDOWS_NAMES.fullmatch(folded)
     if unsure or (place / "manifest.json").exists():
-        return workspace.evals_dir / f"{folded}--{run_id}"
+        return home / f"{folded}--{run_id}"
     return place
 
 
-def path_problem(path: str, types: Sequence[str], directory: Path) -> str | None:
+def path_problem(
+    path: str, types: Sequence[str], directory: Path, layout: FileLayout = EVAL_FILES
+) -> str | None:
     """Return why a path of the platform's list must not be written."""
-    kind = next((name for name in types if _LAYOUT[name].fullmatch(path)), None)
+    kind = next((name for name in types if layout.patterns[name].fullmatch(path)), None)
     parts = path.split("/")
     if (
         kind is None
@@ -97,7 +167,7 @@ def path_problem(path: str, types: Sequence[str], directory: Path) -> str | None
         or any(part.endswith((".partial", ".partial.json")) for part in parts[-1:])
     ):
         return "is no path of the files that were asked for"
-    if _RESERVED.fullmatch(path):
+    if layout.reserved is not None and layout.reserved.fullmatch(path):
         return "has a reserved name"
     place = directory
     for part in parts:
@@ -107,11 +177,13 @@ def path_problem(path: str, types: Sequence[str], directory: Path) -> str | None
     return None
 
 
-def breakdown(types: Sequence[str], files: Sequence[ManifestFile]) -> dict[str, dict[str, int]]:
+def breakdown(
+    types: Sequence[str], files: Sequence[ManifestFile], layout: FileLayout = EVAL_FILES
+) -> dict[str, dict[str, int]]:
     """Return the number and size of the files of each type."""
     counted = {}
     for name in types:
-        mine = [file for file in files if _LAYOUT[name].fullmatch(file.path)]
+        mine = [file for file in files if layout.patterns[name].fullmatch(file.path)]
         counted[name] = {"files": len(mine), "bytes": sum(file.size for file in mine)}
     return counted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from osmosis_ai.cli.benchmarks.runs.download import download
 from osmosis_ai.cli.benchmarks.runs.info import info
 from osmosis_ai.cli.benchmarks.runs.list import list_
 from osmosis_ai.cli.benchmarks.runs.logs import logs
@@ -14,3 +15,4 @@ app.command("list")(list_)
 app.command("info")(info)
 app.command("logs")(logs)
 app.command("stop")(stop)
+app.command("download")(download)

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.eval_runs.info import require_started
-from osmosis_ai.services.runs.files import breakdown, path_problem, run_directory
+from osmosis_ai.services.runs.files import EVAL_FILES, FileLayout, breakdown, path_problem, run_directory
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.resources.benchmarks import BenchmarkRuns
+    from osmosis_ai.api.resources.eval_runs import EvalRuns
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.api.wire.eval_runs import EvalRun, ManifestFile, SampleManifest
+    from osmosis_ai.api.wire.eval_runs import ManifestFile, SampleManifest
+    from osmosis_ai.api.wire.runs import Run
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 ASK_FROM_BYTES = 100 << 20
@@ -46,7 +48,7 @@ class DownloadPlan:
         failures: files of the platform's list that must not be written.
     """
 
-    run: EvalRun
+    run: Run
     types: tuple[str, ...]
     rows: str | None
     directory: Path
@@ -55,6 +57,7 @@ class DownloadPlan:
     skipped: tuple[ManifestFile, ...]
     failures: tuple[FailedFile, ...]
     totals: dict[str, Any] = field(default_factory=dict)
+    layout: FileLayout = EVAL_FILES
 
     @property
     def pending_bytes(self) -> int:
@@ -75,7 +78,7 @@ class DownloadOutcome:
         plan = self.plan
         listed = [*plan.pending, *plan.skipped]
         resource: dict[str, Any] = {
-            "eval_run": {"id": plan.run.id, "name": plan.run.name},
+            plan.layout.key: {"id": plan.run.id, "name": plan.run.name},
             "status": plan.run.status,
             "selected_types": list(plan.types),
             "files_downloaded": len(self.fetched),
@@ -84,7 +87,7 @@ class DownloadOutcome:
             "bytes_downloaded": sum(file.size for file in self.fetched),
             "total_files": len(listed) + len(plan.failures),
             "total_bytes": sum(file.size for file in listed),
-            "breakdown": breakdown(plan.types, listed),
+            "breakdown": breakdown(plan.types, listed, plan.layout),
             "manifest_totals": plan.totals,
             "output_path": str(plan.directory),
         }
@@ -93,10 +96,11 @@ class DownloadOutcome:
 
 def plan_download(
     client: PlatformClient,
-    run: EvalRun,
+    run: Run,
     *,
     types: Sequence[str],
     workspace: WorkspaceDirectory,
+    layout: FileLayout = EVAL_FILES,
     rows: str | None = None,
     output: Path | None = None,
     overwrite: bool = False,
@@ -106,8 +110,9 @@ def plan_download(
     Args:
         client: the platform.
         run: the run, as the platform describes it.
-        types: out of :data:`TYPES`.
+        types: out of those of ``layout``.
         workspace: whose directory takes the files when ``output`` does not.
+        layout: the files that runs of this kind have.
         rows: dataset rows, ``3,7,10-20``; None for all.
         output: the run's directory.
         overwrite: fetch again what is there.
@@ -116,13 +121,13 @@ def plan_download(
         NotFoundError: the run is gone, or the platform has no downloads.
         OsmosisError: the run has not begun, or the platform lists nothing that can be written.
     """
-    require_started(run)
-    manifest = _manifest(client, run, types, rows)
-    directory = run_directory(run, workspace, output)
+    layout.require_begun(run)
+    manifest = _manifest(client, run, types, rows, layout)
+    directory = run_directory(run, workspace, output, layout)
     pending, skipped, failures = [], [], []
     seen: set[str] = set()
     for file in manifest.files:
-        problem = path_problem(file.path, types, directory)
+        problem = path_problem(file.path, types, directory, layout)
         if problem is None and file.path in seen:
             problem = "is listed twice"
         seen.add(file.path)
@@ -149,6 +154,7 @@ def plan_download(
         skipped=tuple(skipped),
         failures=tuple(failures),
         totals=manifest.totals,
+        layout=layout,
     )
 
 
@@ -183,7 +189,7 @@ def run_download(
 
 
 def save_metrics(
-    client: PlatformClient, run: EvalRun, workspace: WorkspaceDirectory, output: Path | None
+    client: PlatformClient, run: Run, workspace: WorkspaceDirectory, output: Path | None
 ) -> tuple[Path | None, str | None]:
     """Fetch a run's ``metrics.json`` to where its other files go.
 
@@ -269,7 +275,7 @@ class _Fetch:
             DownloadItem.model_validate({"path": file.path, **({"token": file.token} if file.token else {})})
             for file in files
         ]
-        given = self._client.eval_runs.download_urls(self._plan.run.id, wanted).items
+        given = _runs(self._client, self._plan.layout).download_urls(self._plan.run.id, wanted).items
         exact = {(item.token, item.path): item.url for item in given if item.url}
         by_path = {item.path: item.url for item in given if item.url}
         found = {}
@@ -286,7 +292,7 @@ class _Fetch:
         target = self._plan.directory / file.path
         try:
             # Looked at again: a link may have been put there since the plan.
-            problem = path_problem(file.path, self._plan.types, self._plan.directory)
+            problem = path_problem(file.path, self._plan.types, self._plan.directory, self._plan.layout)
             if problem is not None:
                 return problem
             download(
@@ -326,11 +332,17 @@ def _finished(running: dict[Future[str | None], ManifestFile]) -> Iterator[tuple
         yield running.pop(future), future.result()
 
 
-def _manifest(client: PlatformClient, run: EvalRun, types: Sequence[str], rows: str | None) -> SampleManifest:
+def _runs(client: PlatformClient, layout: FileLayout) -> EvalRuns | BenchmarkRuns:
+    return client.eval_runs if layout is EVAL_FILES else client.benchmark_runs
+
+
+def _manifest(
+    client: PlatformClient, run: Run, types: Sequence[str], rows: str | None, layout: FileLayout
+) -> SampleManifest:
     from osmosis_ai.api.http_errors import PlatformError
 
     try:
-        return client.eval_runs.manifest(run.id, types=types, rows=rows)
+        return _runs(client, layout).manifest(run.id, types=types, rows=rows)
     except PlatformError as error:
         if error.status == 404:
             raise NotFoundError(

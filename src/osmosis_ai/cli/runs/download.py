@@ -1,0 +1,111 @@
+"""A run's files fetched, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import OperationResult
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.services.runs.download import DownloadOutcome, DownloadPlan
+    from osmosis_ai.services.runs.files import FileLayout
+
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Fetch again what is there.")]
+DownloadYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")]
+
+_SHOWN_FAILURES = 20
+
+
+def download_run(
+    layout: FileLayout,
+    find: Callable[[PlatformClient], Run],
+    *,
+    operation: str,
+    types: str,
+    rows: str | None = None,
+    output: Path | None,
+    overwrite: bool,
+    yes: bool,
+) -> OperationResult:
+    """Fetch the files of a run, asking before much of it, and return what came.
+
+    Args:
+        layout: the files that runs of this kind have.
+        find: returns the run.
+        operation: the command, in the words of a result.
+        types: of files, as the user wrote them.
+        rows: dataset rows; None for all.
+        output: the run's directory; None for its own below ``.osmosis``.
+        overwrite: fetch again what is there.
+        yes: do not ask.
+    """
+    from osmosis_ai.services.runs.download import plan_download, run_download
+    from osmosis_ai.services.runs.files import parse_types
+
+    asked = parse_types(types, layout)
+    out = current()
+    with platform_context() as context:
+        with out.status("Fetching the list of files"):
+            plan = plan_download(
+                context.client,
+                find(context.client),
+                types=asked,
+                workspace=context.workspace,
+                layout=layout,
+                rows=rows,
+                output=output,
+                overwrite=overwrite,
+            )
+        confirm_size(out, plan, yes=yes)
+        with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
+            outcome = run_download(context.client, plan, progress=shown.update)
+        return _result(outcome, operation, context.resource())
+
+
+def confirm_size(out: OutputContext, plan: DownloadPlan, *, yes: bool) -> None:
+    """Ask before much is downloaded."""
+    from osmosis_ai.services.runs.download import ASK_FROM_BYTES
+
+    if plan.pending_bytes <= ASK_FROM_BYTES:
+        return
+    count, size = formats.count(len(plan.pending)), formats.size(plan.pending_bytes)
+    out.confirm(
+        f"Download {count} files, {size}?",
+        yes=yes,
+        default=False,
+        summary={"Files": count, "Download size": size, "Destination": str(plan.directory)},
+    )
+
+
+def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) -> OperationResult:
+    from osmosis_ai.cli.output.formats import shown_path
+
+    plan, failures = outcome.plan, outcome.failures
+    parts = [f"{formats.count(len(outcome.fetched))} files to {shown_path(plan.directory)}"]
+    if plan.skipped:
+        parts.append(f"{formats.count(len(plan.skipped))} were there already")
+    if failures:
+        parts.append(f"{formats.count(len(failures))} failed")
+    steps = [f"Failed: {failed.path} — {failed.error}" for failed in failures[:_SHOWN_FAILURES]]
+    if len(failures) > _SHOWN_FAILURES:
+        steps.append(f"and {formats.count(len(failures) - _SHOWN_FAILURES)} more")
+    if failures:
+        steps.append("Run the same command again to fetch what is missing.")
+    elif plan.run.status == "running":
+        steps.append("The run goes on: run the same command again when it has ended.")
+    return OperationResult(
+        operation=operation,
+        status="partial" if failures else "success",
+        message=f"Downloaded {', '.join(parts)}.",
+        resource={**outcome.resource(), **extra},
+        next_steps=steps,
+    )

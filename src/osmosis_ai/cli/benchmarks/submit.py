@@ -34,7 +34,8 @@ def submit(
 
     Secrets travel as names, unless a --secrets-file supplies values of those in [secrets].required.
 
-    Example: osmosis benchmark submit configs/benchmark/toy.toml
+    Examples:
+        osmosis benchmark submit configs/benchmark/toy.toml
     """
     from osmosis_ai.services.benchmarks.submit import PARITY_WARNING, prepare_benchmark, submit_benchmark
     from osmosis_ai.workspace.secrets_file import read_secrets_file

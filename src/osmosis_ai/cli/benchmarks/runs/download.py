@@ -35,7 +35,8 @@ def download(
 ) -> OperationResult:
     """Download the files of a benchmark run. What is there already is not fetched again.
 
-    Example: osmosis benchmark runs download amber-otter-42 --type all
+    Examples:
+        osmosis benchmark runs download amber-otter-42 --type all
     """
     from osmosis_ai.services.runs.files import BENCHMARK_FILES
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -35,6 +35,14 @@ CONNECT_TIMEOUT_S = 60.0
 OPENAI_RETRIES = 2
 """How often the OpenAI client sends a call again whose connection broke; the bridge answers it from
 the record of the first, and tells the client to try nothing else again."""
+
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+"""How large a reply may be, in bytes; with the log-probabilities of many candidates, the longest have tens of millions."""
+
+
+class ReplyTooLargeError(aiohttp.ClientError):
+    """A reply without end, as far as this machine's memory is concerned."""
+
 
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, AiohttpTransport]] = (
     weakref.WeakKeyDictionary()
@@ -83,6 +91,39 @@ def shared_session(url: str) -> aiohttp.ClientSession:
     if not isinstance(transport.client, aiohttp.ClientSession):
         transport.client = transport.get_client()
     return transport.client
+
+
+async def post_shared(
+    url: str,
+    content: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout: aiohttp.ClientTimeout,
+    most_bytes: int = MAX_REPLY_BYTES,
+) -> tuple[int, bytes]:
+    """Post JSON over the shared connections; return the answer's status and its body, unpacked.
+
+    A redirection is an answer, too: the key stays with the address it is meant for.
+
+    Raises:
+        aiohttp.ClientError, OSError: nobody answered, or what came cannot be unpacked.
+        ReplyTooLargeError: the body has more than ``most_bytes``.
+        asyncio.TimeoutError: the answer took too long.
+    """
+    async with shared_session(url).post(
+        url,
+        data=content,
+        headers={"Content-Type": "application/json", **headers},
+        timeout=timeout,
+        allow_redirects=False,
+    ) as reply:
+        body = bytearray()
+        async for piece in reply.content.iter_any():
+            body += piece
+            if len(body) > most_bytes:
+                reply.close()
+                raise ReplyTooLargeError(f"the reply is larger than {most_bytes} bytes")
+        return reply.status, bytes(body)
 
 
 async def close_shared_connections() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 
 from osmosis_ai.rollout.loop import client as client_module
 from osmosis_ai.rollout.loop.client import OsmosisLLMClient
@@ -20,6 +23,7 @@ from osmosis_ai.rollout.loop.exceptions import (
 )
 from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 from osmosis_ai.rollout.loop.settings import RolloutClientSettings
+from osmosis_ai.rollout.model_client import close_shared_connections
 
 REPLY = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
@@ -231,6 +235,90 @@ async def test_a_reply_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(OsmosisTransportError, match="larger than 2500 bytes"):
             await client.chat_completions([])
     assert body.taken == 3
+
+
+def packed(times: int) -> bytes:
+    """A few hundred bytes that are a megabyte for each time."""
+    return gzip.compress(b"x" * 1_000_000 * times)
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """A controller on this machine; yields its address."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await close_shared_connections()
+        await runner.cleanup()
+
+
+async def gzipped(request: web.Request) -> web.Response:
+    return web.Response(body=packed(3), headers={"Content-Encoding": "gzip"})
+
+
+async def no_gzip(request: web.Request) -> web.Response:
+    return web.Response(body=b"no gzip", headers={"Content-Encoding": "gzip"})
+
+
+async def cut_off(request: web.Request) -> web.StreamResponse:
+    reply = web.StreamResponse(headers={"Content-Length": "1000"})
+    await reply.prepare(request)
+    await reply.write(b"{")
+    assert request.transport is not None
+    request.transport.abort()
+    return reply
+
+
+async def elsewhere(request: web.Request) -> web.Response:
+    assert request.path != "/elsewhere", "the key stays with the address it is meant for"
+    return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "error", "told"),
+    [
+        (gzipped, OsmosisTransportError, "larger than 2000000 bytes"),
+        (no_gzip, OsmosisServerError, "cannot be decoded"),
+        (cut_off, OsmosisTransportError, "cannot be reached"),
+        (elsewhere, OsmosisValidationError, "answered 307"),
+    ],
+)
+async def test_what_a_controller_can_do_wrong_is_bounded_and_said_the_same_over_connections_of_both_kinds(
+    answer: Any, error: type[Exception], told: str, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_REPLY_BYTES", 2_000_000)
+
+    async with answering(answer) as url, OsmosisLLMClient(url, "r1", api_key="k", max_retries=0) as client:
+        if shares:
+            client.share_connections()
+        with pytest.raises(error, match=told):
+            await client.chat_completions([])
+
+
+async def test_a_controller_that_is_not_there_is_told_of_over_shared_connections_too() -> None:
+    async with OsmosisLLMClient("http://127.0.0.1:9", "r1", max_retries=0) as client:
+        client.share_connections()
+        with pytest.raises(OsmosisTransportError, match=r"cannot connect to 127\.0\.0\.1:9"):
+            await client.chat_completions([])
+    await close_shared_connections()
+
+
+async def test_a_controller_that_keeps_silent_is_given_up_over_shared_connections_too() -> None:
+    async def silent(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with answering(silent) as url:
+        client = OsmosisLLMClient(url, "r1", timeout_seconds=0.05, max_retries=0)
+        client.share_connections()
+        with pytest.raises(OsmosisTimeoutError, match=r"did not answer within 0\.05 s"):
+            await client.chat_completions([])
 
 
 async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:

@@ -107,17 +107,14 @@ class BridgeLLMClient:
         """Send a call and return the answer's status and body; a redirection is an answer, too."""
         import aiohttp
 
-        from ..model_client import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, shared_session
+        from ..model_client import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, post_shared
 
-        headers = {"Content-Type": "application/json"} | ({RETRY_HEADER: str(attempt)} if attempt else {})
+        headers = {RETRY_HEADER: str(attempt)} if attempt else {}
         if self._rollout.api_key:
             headers["Authorization"] = f"Bearer {self._rollout.api_key}"
         url = f"{self._rollout.chat_completions_url.rstrip('/')}/chat/completions"
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=CALL_TIMEOUT_S)
-        async with shared_session(url).post(
-            url, data=content, headers=headers, timeout=timeout, allow_redirects=False
-        ) as reply:
-            return reply.status, await reply.read()
+        return await post_shared(url, content, headers, timeout=timeout)
 
 
 def read_completion(body: Any) -> CompletionsResult:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
 from .bridge_client import RETRY_HEADER
@@ -40,6 +43,7 @@ COMPLETED_PATH = "/v1/rollout/completed"
 CONNECT_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 _EXCERPT_CHARACTERS = 200
+_EXCERPT_BYTES = 4096
 
 
 class OsmosisLLMClient:
@@ -75,7 +79,7 @@ class OsmosisLLMClient:
             complete_rollout_retries, self._settings.complete_rollout_retries
         )
         self._client: httpx.AsyncClient | None = None
-        self._transport: httpx.AsyncBaseTransport | None = None
+        self._shares_connections = False
         self._metrics = RolloutMetrics()
 
     async def chat_completions(
@@ -189,27 +193,24 @@ class OsmosisLLMClient:
     ) -> None:
         await self.close()
 
-    def send_over(self, transport: httpx.AsyncBaseTransport) -> None:
-        """Send over connections that others use too; whoever opened them closes them."""
-        self._transport = transport
+    def share_connections(self) -> None:
+        """Send over connections that this event loop's rollouts share; a call costs half of what it does otherwise."""
+        self._shares_connections = True
 
     async def _get_client(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
-                transport=self._transport,
                 timeout=httpx.Timeout(self.timeout_seconds, connect=CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(
                     max_connections=self._settings.max_connections,
                     max_keepalive_connections=self._settings.max_keepalive_connections,
                 ),
                 verify=_trusted(),
-                event_hooks={"response": [_bound_body]},
-                # What brings connections of its own knows of proxies itself.
-                trust_env=self._transport is None,
+                event_hooks={"response": [_read_within_bounds]},
             )
         return self._client
 
-    async def _post(self, path: str, body: dict[str, Any], *, retries: int) -> httpx.Response:
+    async def _post(self, path: str, body: dict[str, Any], *, retries: int) -> _Reply:
         """Return the first 2xx reply of ``retries + 1`` attempts; raise the last one's error."""
         attempt = 0
         while True:
@@ -225,16 +226,13 @@ class OsmosisLLMClient:
         wait_s: float = min(self._settings.retry_base_delay * 2.0**attempt, self._settings.retry_max_delay)
         return wait_s
 
-    async def _post_once(self, path: str, body: dict[str, Any], attempt: int) -> httpx.Response:
-        client = await self._get_client()
+    async def _post_once(self, path: str, body: dict[str, Any], attempt: int) -> _Reply:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         if attempt:
             headers[RETRY_HEADER] = str(attempt)
+        post = self._post_shared if self._shares_connections else self._post_alone
         try:
-            # httpx counts the time between two packets; a controller that drips would keep us for ever.
-            reply = await asyncio.wait_for(
-                client.post(f"{self.server_url}{path}", json=body, headers=headers), self.timeout_seconds
-            )
+            reply = await post(f"{self.server_url}{path}", body, headers)
         except (httpx.TimeoutException, asyncio.TimeoutError) as error:
             raise OsmosisTimeoutError(
                 f"{self.server_url}{path} did not answer within {self.timeout_seconds:g} s"
@@ -251,8 +249,37 @@ class OsmosisLLMClient:
             raise refusal
         return reply
 
-    def _refusal(self, reply: httpx.Response, path: str) -> OsmosisRolloutError | None:
-        status = reply.status_code
+    async def _post_alone(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> _Reply:
+        client = await self._get_client()
+        # httpx counts the time between two packets; a controller that drips would keep us for ever.
+        reply = await asyncio.wait_for(client.post(url, json=body, headers=headers), self.timeout_seconds)
+        return _Reply(reply.status_code, reply.content)
+
+    async def _post_shared(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> _Reply:
+        """Post as :meth:`_post_alone` does; the errors are httpx's here, too."""
+        import aiohttp
+
+        from osmosis_ai.llm.transport import connection_failure
+
+        from ..model_client import post_shared
+
+        timeout = aiohttp.ClientTimeout(self.timeout_seconds, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            status, content = await post_shared(
+                url, dumps(body), headers, timeout=timeout, most_bytes=MAX_REPLY_BYTES
+            )
+        except aiohttp.ClientPayloadError as error:
+            if isinstance(error.__cause__, aiohttp.http_exceptions.ContentEncodingError):
+                raise httpx.DecodingError(error.__cause__.message) from error
+            raise httpx.ReadError(str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, asyncio.TimeoutError):
+                raise
+            raise httpx.ConnectError(connection_failure(error)) from error
+        return _Reply(status, content)
+
+    def _refusal(self, reply: _Reply, path: str) -> OsmosisRolloutError | None:
+        status = reply.status
         if 200 <= status < 300:
             return None
         told = f"{self.server_url}{path} answered {status}: {_excerpt(reply)}"
@@ -265,27 +292,23 @@ class OsmosisLLMClient:
         self._metrics.response_tokens += _tokens(result.usage, "completion_tokens")
 
 
-class _BoundedBody(httpx.AsyncByteStream):
-    """A reply's body that breaks off when it gets too large."""
+@dataclass(frozen=True)
+class _Reply:
+    """What the controller answered, unpacked."""
 
-    def __init__(self, body: httpx.AsyncByteStream) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size_bytes = 0
-        async for chunk in self._body:
-            size_bytes += len(chunk)
-            if size_bytes > MAX_REPLY_BYTES:
-                raise httpx.RemoteProtocolError(f"the reply is larger than {MAX_REPLY_BYTES} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
+    status: int
+    content: bytes
 
 
-async def _bound_body(reply: httpx.Response) -> None:
-    if isinstance(reply.stream, httpx.AsyncByteStream):
-        reply.stream = _BoundedBody(reply.stream)
+async def _read_within_bounds(reply: httpx.Response) -> None:
+    """Read a reply, unpacked, and break off when it gets too large: a few packed bytes can be gigabytes."""
+    content = bytearray()
+    async for piece in reply.aiter_bytes():
+        content += piece
+        if len(content) > MAX_REPLY_BYTES:
+            raise httpx.RemoteProtocolError(f"the reply is larger than {MAX_REPLY_BYTES} bytes")
+    # What `aread` would do, which has no bound.
+    reply._content = bytes(content)
 
 
 def _given(value: Any, default: Any) -> Any:
@@ -298,14 +321,14 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _read_completion(reply: httpx.Response) -> CompletionsResult:
+def _read_completion(reply: _Reply) -> CompletionsResult:
     """Read OpenAI's reply.
 
     Raises:
         OsmosisServerError: when it is something else.
     """
     try:
-        body = reply.json()
+        body = loads(reply.content)
         choice = body["choices"][0]
         message = choice["message"]
         if not isinstance(message, Mapping):
@@ -320,8 +343,8 @@ def _read_completion(reply: httpx.Response) -> CompletionsResult:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise OsmosisServerError(
-            f"the controller answered {reply.status_code} with what is no completion ({what}): {_excerpt(reply)}",
-            reply.status_code,
+            f"the controller answered {reply.status} with what is no completion ({what}): {_excerpt(reply)}",
+            reply.status,
         ) from error
 
 
@@ -330,6 +353,6 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _excerpt(reply: httpx.Response) -> str:
-    text = " ".join(str(reply.text).split())
+def _excerpt(reply: _Reply) -> str:
+    text = " ".join(reply.content[:_EXCERPT_BYTES].decode("utf-8", "replace").split())
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

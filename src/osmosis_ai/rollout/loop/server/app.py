@@ -72,7 +72,7 @@ def create_app(
         raise ImportError(
             f"create_app needs FastAPI, which the `server` extra has. Install it with: {install_command('server')}"
         ) from error
-    from ...model_client import SharedConnections, close_shared_connections
+    from ...model_client import close_shared_connections
     from .routes import add_routes
 
     state = AppState(max_concurrent, record_ttl_seconds, None, settings, agent_loop.name)
@@ -83,8 +83,8 @@ def create_app(
         if settings is not None:
             about["settings"] = settings.client
         client: OsmosisLLMClient = public.OsmosisLLMClient(**about)
-        if hasattr(client, "send_over"):  # one of a test has connections of its own, if any
-            client.send_over(SharedConnections())
+        if hasattr(client, "share_connections"):  # one of a test has connections of its own, if any
+            client.share_connections()
         return client
 
     registration = None

@@ -12,6 +12,7 @@ from tests.standin_model import Reply, StandInModel
 
 from osmosis_ai.rollout import LocalBackend
 from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.model_client import close_shared_connections
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-rollout.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(<!-- check-only: [^>]+ -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -36,7 +37,7 @@ def test_every_block_is_python(block: str) -> None:
 def test_only_what_needs_an_install_is_not_run() -> None:
     left_out = [code for mark, code in BLOCKS if mark]
     assert len(left_out) < len(BLOCKS) / 2
-    assert {"from langchain", "from pydantic_ai"} <= {code[: code.index(".")] for code in left_out}
+    assert {"langchain", "pydantic_ai"} <= {code.split()[1].partition(".")[0] for code in left_out}
 
 
 @pytest.mark.parametrize("heading", ["OpenAI Agents SDK", "Strands"])
@@ -44,6 +45,7 @@ async def test_an_agent_of_a_framework_as_the_page_has_it_gives_the_sample_it_sa
     async with StandInModel(lambda body: Reply(content="42")) as model:
         with RolloutContext(model.base_url, "K2", "r1"):
             completion, _ = await execute(LocalBackend(workflow=workflow_of(heading)), request())
+        await close_shared_connections()
 
     assert completion.sample is not None, completion.err_message
     assert completion.sample.messages[-1]["content"][0]["text"] == "42"

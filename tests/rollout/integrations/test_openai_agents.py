@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -37,12 +36,6 @@ def multiply(a: int, b: int) -> str:
 @pytest.fixture(autouse=True)
 def no_traces() -> None:
     set_tracing_disabled(True)
-
-
-@pytest.fixture
-async def model() -> AsyncIterator[StandInModel]:
-    async with StandInModel(api_key="K2") as served:
-        yield served
 
 
 def rollout(model: StandInModel) -> RolloutContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,12 +30,6 @@ CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
 def multiply(a: int, b: int) -> str:
     """Multiply two integers."""
     return str(a * b)
-
-
-@pytest.fixture
-async def model() -> AsyncIterator[StandInModel]:
-    async with StandInModel(api_key="K2") as served:
-        yield served
 
 
 def rollout(model: StandInModel) -> RolloutContext:

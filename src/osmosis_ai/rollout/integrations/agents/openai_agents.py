@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -115,6 +116,17 @@ class OsmosisLitellmModel(LitellmModel):
         if isinstance(source, SessionSampleSource):
             source.keep_instructions(args[0] if args else kwargs.get("system_instructions"))
         return super().stream_response(*args, **kwargs)  # type: ignore[no-any-return]
+
+    async def _fetch_response(self, *args: Any, **kwargs: Any) -> Any:
+        # One client of its own for each address, kept open for an hour, is LiteLLM's other choice. A release of the
+        # framework that has no such method makes do with that.
+        return await super()._fetch_response(*map(self._over_the_rollouts_client, args), **kwargs)
+
+    def _over_the_rollouts_client(self, argument: Any) -> Any:
+        if not isinstance(argument, agents.ModelSettings):
+            return argument
+        own = {"client": self._rollout.openai(), **(argument.extra_args or {})}
+        return replace(argument, extra_args=own)
 
 
 class OsmosisAgent(agents.Agent[TContext]):

@@ -76,7 +76,12 @@ class OsmosisStrandsAgent(strands.Agent):
         if isinstance(model, OsmosisRolloutModel):
             rollout = running_rollout("OsmosisStrandsAgent")
             model = LiteLLMModel(
-                client_args={"api_base": rollout.chat_completions_url, "api_key": rollout.api_key or NO_KEY},
+                client_args={
+                    "api_base": rollout.chat_completions_url,
+                    "api_key": rollout.api_key or NO_KEY,
+                    # One of its own for each address, kept open for an hour, is LiteLLM's other choice.
+                    "client": rollout.openai(),
+                },
                 model_id=MODEL_ID,
                 **model.get_config(),
             )

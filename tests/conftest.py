@@ -33,6 +33,8 @@ sys.dont_write_bytecode = False
 
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
+# Nobody has its key and no test reaches a host that could: reading the real authorities takes longer than most tests.
+_AUTHORITY = Path(__file__).with_name("authority.pem")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -84,6 +86,7 @@ def _move_into(root: Path, patch: pytest.MonkeyPatch) -> Path:
     patch.setenv("HOME", str(home))
     patch.setenv("COLUMNS", "80")
     patch.setenv("TERM", "xterm-256color")
+    patch.setenv("SSL_CERT_FILE", str(_AUTHORITY))
     # What a test asks of the keyring must never reach the developer's own.
     patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
     patch.chdir(here)

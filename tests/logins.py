@@ -12,7 +12,7 @@ from osmosis_ai.api import client
 from osmosis_ai.api.credentials import Credentials, CredentialStore
 from osmosis_ai.api.wire.auth import User
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from tests.workspace.builders import git, make_workspace
+from tests.workspace.builders import make_workspace
 
 FERN = "https://osmosis.fern.example"
 TOKEN = "osm_u_canary7Qd"
@@ -85,7 +85,8 @@ def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
 def make_checkout(root: Path, origin: str = ORIGIN) -> WorkspaceDirectory:
     """A workspace directory with an origin."""
     workspace = make_workspace(root)
-    git(workspace.root, "remote", "add", "origin", origin)
+    with (workspace.root / ".git" / "config").open("a") as config:  # as `git remote add` does
+        config.write(f'[remote "origin"]\n\turl = {origin}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n')
     return workspace
 
 

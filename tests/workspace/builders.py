@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
 
@@ -44,9 +46,26 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def make_repository(root: Path) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
-    git(root, "init", "--quiet", "--initial-branch=main")
+    """An empty Git work tree: a copy of one, which saves the process that would make it."""
+    for name, content in _empty_repository().items():
+        path = root / ".git" / name
+        if content is None:
+            path.mkdir(parents=True)
+        else:
+            path.write_bytes(content)
     return root.resolve()
+
+
+@cache
+def _empty_repository() -> dict[str, bytes | None]:
+    """What `git init` makes, each directory (None) before what is in it."""
+    with TemporaryDirectory() as directory:
+        git(Path(directory), "init", "--quiet", "--initial-branch=main", "--template=")
+        made = Path(directory) / ".git"
+        return {
+            str(path.relative_to(made)): None if path.is_dir() else path.read_bytes()
+            for path in [made, *sorted(made.rglob("*"))]
+        }
 
 
 def make_workspace(root: Path) -> WorkspaceDirectory:

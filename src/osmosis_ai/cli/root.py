@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,8 +150,9 @@ class RootGroup(CommandGroup):
         return [name for name, entry in COMMANDS.items() if not entry.hidden]
 
 
+@cache
 def load(name: str, entry: CommandEntry) -> Any:
-    """Import what ``entry`` names and return it as a command of this tree."""
+    """Import what ``entry`` names and return it as a command of this tree, made once a process."""
     module, _, attribute = entry.target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):

@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALLEST = {
     "datasets": "--megabytes 1 --repeat 1 --format jsonl",
     "agent_loops": "--latency-ms 1 --in-flight 2 --rows 4 --runs 1 --slow-row-s 0",
+    "command_agents": "--latency-ms 1 --in-flight 2 --rows 4",
     "engine": "--latency-ms 1 --in-flight 2 --clients http --rows 4 --runs 1 --memory-rows",
     "inference": "--concurrency 1 --rounds 1",
     "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --first-rows 1 "

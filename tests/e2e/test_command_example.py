@@ -1,4 +1,4 @@
-"""A plain script as an agent, as a user evaluates it: the example as it lies in `examples/command`."""
+"""A plain script as an agent, evaluated and trained: the example as it lies in `examples/command`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.standin_model import StandInModel
 
 pytestmark = pytest.mark.e2e
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "command"
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "command"
+TRAINING_ROWS = REPOSITORY / "data" / "multiply_train.jsonl"
 
 
 async def test_a_plain_script_is_evaluated_with_its_conversation_and_its_tokens(tmp_path: Path) -> None:
@@ -44,3 +46,38 @@ async def test_a_plain_script_is_evaluated_with_its_conversation_and_its_tokens(
     assert all(step["metrics"]["completion_tokens"] for step in trajectory["steps"][2:])
     kept = trajectory["extra"]["osmosis"]["sample_extra_fields"]["command"]
     assert kept == {"exit_status": 0, "stdout": "#### 42\n", "stderr": ""}
+
+
+@pytest.mark.slow
+async def test_the_same_script_is_trained_on_the_tokens_of_its_calls(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.datasets import file_digest
+    from osmosis_ai.evaluation.spec import DatasetInput
+    from osmosis_ai.training.runs.spec import TrainingSpec
+    from osmosis_ai.training.runs.trainer import Trainer
+    from osmosis_ai.training.runs.validation import ValidationPlan
+
+    rollout = shutil.copytree(EXAMPLE, tmp_path / "command")
+    settings = TrainingSettings(
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        max_steps=1,
+        max_prompt_length=512,
+        max_response_length=512,
+        agent_workflow_timeout_s=120.0,
+        grader_timeout_s=120.0,
+    )
+    dataset = DatasetInput(TRAINING_ROWS, "multiply_train", file_digest(TRAINING_ROWS), "workspace")
+    spec = TrainingSpec(
+        settings=settings,
+        model_path="osmosis/tiny",
+        dataset=dataset,
+        rollout_dir=rollout,
+        entrypoint="main.py",
+        validation=ValidationPlan(max_rows=1),
+        device="cpu",
+    )
+    *_, step = (await Trainer(spec, tmp_path / "run").run()).records
+    assert (step.metrics["rollout/samples"], step.metrics["rollout/unscored"]) == (4, 0)
+    assert step.metrics["train/tokens"] > 0 and step.metrics["train/logprob_gap_max"] < 1e-3

@@ -432,3 +432,20 @@ async def test_every_token_carries_the_version_it_was_sampled_with(world: Policy
     versions = [version for version, own in zip(sequence.versions, sequence.mask, strict=True) if own]
     assert versions == sorted(versions)
     assert TOKEN not in repr(world.bridge)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conversation_is_kept(
+    world: PolicyWorld, stream: bool
+) -> None:
+    address, headers = f"{world.url}/v1/rollouts/r1/recorded", {"Authorization": f"Bearer {TOKEN}"}
+    body = {"messages": question(12, 13), "tools": [MULTIPLY], "stream": stream}
+    async with world.http.post(f"{address}/chat/completions", json=body, headers=headers) as reply:
+        assert reply.status == 200
+        await reply.read()
+    async with world.http.get(address, headers=headers) as reply:
+        asked, answered = (await reply.json())["messages"]
+    assert [asked] == question(12, 13)
+    assert answered["role"] == "assistant" and (answered.get("content") or answered["tool_calls"])
+    recorded = world.bridge.take("r1")
+    assert len(recorded.sequences) == 1 and any(recorded.sequences[0].mask)

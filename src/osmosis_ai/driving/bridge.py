@@ -182,7 +182,8 @@ class RolloutBridge(ABC, Generic[CallsT]):
             return _not_running()
         digest, call = calls.earlier(content, is_retry=_is_retry(request))
         if call is None:
-            call = calls.begin(digest, content if recorded else None)
+            call = calls.begin(digest)
+            call.request = content if recorded else None
             self._begin(calls, call, body, seed_for, optional)
         if body.get("stream"):
             return await _send_stream(request, call)

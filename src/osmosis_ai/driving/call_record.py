@@ -131,13 +131,15 @@ class Call:
     Args:
         index: its number within the rollout, from 0.
         digest: of the request's bytes.
-        request: these bytes, where the conversation is recorded.
+
+    Attributes:
+        request: the request's bytes, where the conversation is recorded.
     """
 
-    def __init__(self, index: int, digest: bytes, request: bytes | None = None) -> None:
+    def __init__(self, index: int, digest: bytes) -> None:
         self.index = index
         self.digest = digest
-        self.request = request
+        self.request: bytes | None = None
         self.began = time.monotonic()
         self.answer = Answer()
         self.task: asyncio.Task[None] | None = None
@@ -244,17 +246,12 @@ class RolloutCalls:
                 return digest, call
         return digest, calls[-1] if is_retry and calls else None
 
-    def begin(self, digest: bytes, request: bytes | None = None) -> Call:
-        """Count a new call. One that failed is made again under its own number.
-
-        Args:
-            digest: what :meth:`earlier` returned.
-            request: the request's bytes, where the conversation is recorded.
-        """
+    def begin(self, digest: bytes) -> Call:
+        """Count a new call. One that failed is made again under its own number."""
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
-        call = Call(index, digest, request)
+        call = Call(index, digest)
         self._by_digest.setdefault(digest, []).append(call)
         return call
 

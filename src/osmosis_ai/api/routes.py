@@ -138,6 +138,16 @@ def training_run_resume(name_or_id: str) -> str:
     return f"{run(TRAINING_RUNS, name_or_id)}/resume"
 
 
+def eval_run_retry(name_or_id: str) -> str:
+    """The order to make a run's failed samples again; with what is below and beside it, a route of self-hosted platforms."""
+    return f"{run(EVAL_RUNS, name_or_id)}/retry"
+
+
+def eval_run_merged(name_or_id: str) -> str:
+    """The numbers of a run and its retries together."""
+    return f"{run(EVAL_RUNS, name_or_id)}/merged"
+
+
 def run_manifest(runs: str, name_or_id: str, files: str) -> str:
     """The list of a run's files; ``files`` is what the wire calls those of its kind."""
     return f"{run(runs, name_or_id)}/{files}/manifest"

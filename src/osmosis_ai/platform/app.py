@@ -17,6 +17,7 @@ from osmosis_ai.platform.http import (
     blobs,
     datasets,
     eval_imports,
+    eval_retries,
     eval_runs,
     hosted_only,
     inference,
@@ -46,6 +47,7 @@ _THREADS = 32
 _IN_ORDER = (
     *(
         eval_runs,
+        eval_retries,
         training_runs,
         datasets,
         tokens,

@@ -28,6 +28,7 @@ from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
+from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
@@ -61,6 +62,7 @@ class PlatformServices:
     training_runs: RunStore
     resumption: TrainingResumption
     run_deletion: RunDeletion
+    eval_retries: EvalRetries
     lora_models: LoraModelStore
     downloads: Downloads
     maintenance: Maintenance
@@ -87,6 +89,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     blobs = open_blob_store(config, used_clock)
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
+    submitter = RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
@@ -107,7 +110,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         rollouts=rollouts,
         rollout_servers=RolloutServerStore(db, vault, used_clock),
         model_servers=ModelServerPool(ModelServerFactory(db, blobs)),
-        submitter=RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts),
+        submitter=submitter,
+        eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=eval_imports,
         training_runs=training_runs,

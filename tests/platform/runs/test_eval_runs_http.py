@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
+from osmosis_ai._version import __version__
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.submit import submitter as submit_module
@@ -81,7 +82,9 @@ def test_who_asks_beforehand_learns_what_would_run_and_no_run_comes_of_it(
     assert asked.status_code == 200, asked.text
     told = asked.json()
     assert told.pop("dataset")["name"] == "multiply"
+    assert len(told.pop("dataset_sha256")) == 64
     assert told == {
+        "platform_version": __version__,
         "dry_run": True,
         "commit_sha": code.head,
         "repository": {"identity": "fern/agents", "local": True},

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE
 from osmosis_ai.api.resources.runs import RunsWithFiles
-from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail, EvalRunList
-from osmosis_ai.api.wire.runs import EvalRunSubmit
+from osmosis_ai.api.wire.eval_runs import (
+    EvalMetrics,
+    EvalRunDetail,
+    EvalRunList,
+    MergedEvaluation,
+    RetryCheck,
+)
+from osmosis_ai.api.wire.runs import EvalRunSubmit, RunAgain, RunSecrets, SubmittedRun
 
 
 class EvalRuns(RunsWithFiles[EvalRunSubmit]):
@@ -26,3 +34,26 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
     def metrics(self, name_or_id: str) -> EvalMetrics:
         """Return a run's numbers so far."""
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=EvalMetrics)
+
+    def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
+        """Return what a retry of a run would make; no run comes of it. ``provided`` as for :meth:`retry`."""
+        path = routes.run_check(routes.eval_run_retry(name_or_id))
+        return self._client.post(path, self._again(provided), model=RetryCheck)
+
+    def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
+        """Submit a run of another one's failed and unscored samples, exactly once.
+
+        Args:
+            name_or_id: the run.
+            provided: values of secrets for the retry only; they stay out of every error.
+        """
+        path = routes.eval_run_retry(name_or_id)
+        return self._client.post(path, self._again(provided), model=SubmittedRun)
+
+    def merged(self, name_or_id: str) -> MergedEvaluation:
+        """Return the numbers of a run and its retries together."""
+        return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
+
+    def _again(self, provided: Mapping[str, str]) -> RunAgain:
+        self._client.hide(provided.values())
+        return RunAgain(secrets=RunSecrets(provided=dict(provided))) if provided else RunAgain()

@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.wire.runs import Run
+from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 
 class EvalResults(WireModel):
     """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples.
 
     ``headline`` and ``rows_drawn`` are ours: what a list shows of the run, over scored samples and with what
-    is left out, and how its rows were chosen.
+    is left out, and how its rows were chosen; so is ``planned_samples``, where not every attempt on each row is made.
     """
 
     score: float | None = None
@@ -35,6 +35,7 @@ class EvalResults(WireModel):
     reward_stats: dict[str, Any] | None = None
     headline: dict[str, Any] | None = None
     rows_drawn: dict[str, Any] | None = None
+    planned_samples: int | None = None
 
 
 class RunOrigin(WireModel):
@@ -63,19 +64,30 @@ class EvalRun(Run):
     imported: RunOrigin | None = None
 
 
+class RelatedRun(Named):
+    """A run that another one refers to; without a status, it is not there any more."""
+
+    status: str | None = None
+
+
 class EvalRunRow(EvalRun):
+    """``retry_of`` is ours."""
+
     model: Named | None = None
     dataset: Named | None = None
     rollout: Named | None = None
     results: EvalResults | None = None
     config: dict[str, Any] | None = None
+    retry_of: RelatedRun | None = None
 
 
 class EvalRunList(Page):
     eval_runs: list[EvalRunRow]
 
 
-class EvalRunDetail(WireModel):
+class EvalRunDetail(Resubmittable):
+    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours."""
+
     eval_run: EvalRun
     config: dict[str, Any] | None = None
     results: EvalResults | None = None
@@ -88,6 +100,8 @@ class EvalRunDetail(WireModel):
     resolved_secret_scopes: dict[str, str] | None = None
     dataset_df_stats: dict[str, Any] | None = None
     is_internal_user: bool = False
+    retry_of: RelatedRun | None = None
+    retries: list[RelatedRun] = []
 
 
 class EvalMetricsOverview(WireModel):
@@ -117,6 +131,36 @@ class EvalMetrics(WireModel):
     pass_at_k: list[PassAtK] = []
     eval_run_id: str | None = None
     estimates: dict[str, Any] | None = None
+
+
+class RetryCheck(WireModel):
+    """What a retry of ``eval_run`` would make: of ``planned`` samples those without a score; ours.
+
+    ``failed`` by where they failed, ``no_reward`` that ended without one, ``missing`` that were never made.
+    """
+
+    eval_run: RelatedRun
+    samples: int
+    planned: int
+    failed: dict[str, int] = {}
+    no_reward: int = 0
+    missing: int = 0
+    commit_sha: str | None = None
+    resolved_secret_scopes: dict[str, str] = {}
+
+
+class MergedRun(RelatedRun):
+    """A run of a merged evaluation, and how many of the samples that count are its."""
+
+    samples: int = 0
+
+
+class MergedEvaluation(WireModel):
+    """A run and its retries as one evaluation, the run itself first; ours. ``estimates`` as in the metrics."""
+
+    runs: list[MergedRun]
+    estimates: dict[str, Any]
+    rows_drawn: dict[str, Any] | None = None
 
 
 class ManifestFile(WireModel):

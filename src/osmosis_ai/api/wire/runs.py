@@ -50,6 +50,23 @@ class Run(WireModel):
     error: str | None = None
 
 
+class Resubmittable(WireModel):
+    """What our platform says of a run besides, so that it can be submitted again and compared with.
+
+    ``request`` is the body of its submit, without values of secrets; ``dataset_sha256`` the digest of its rows' file.
+    """
+
+    request: dict[str, Any] | None = None
+    dataset_sha256: str | None = None
+    platform_version: str | None = None
+
+
+class RunAgain(WireModel):
+    """What a run that repeats another one may be given: values of secrets, for itself only."""
+
+    secrets: RunSecrets | None = None
+
+
 class SubmittedRun(WireModel):
     id: str
     name: str
@@ -78,6 +95,8 @@ class SubmitCheck(WireModel):
     sampled_rows: int | None = None
     total_dataset_rows: int | None = None
     resolved_secret_scopes: dict[str, str] = {}
+    dataset_sha256: str | None = None
+    platform_version: str | None = None
 
 
 class StopReply(WireModel):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.wire.runs import Run
+from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 
 def _finite_or_none(value: Any) -> float | None:
@@ -84,7 +84,7 @@ class ResumeReply(WireModel):
     step: Counted = None
 
 
-class TrainingRunDetail(WireModel):
+class TrainingRunDetail(Resubmittable):
     training_run: DescribedTrainingRun
     model: Named | None = None
     dataset: Named | None = None

@@ -90,10 +90,12 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
     def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
-        """Yield the results where there is no fuller table of them."""
+        """Yield the results where there is no fuller table of them, and those with retries."""
         rows = list(_counted(described))
         if described.estimates is None and rows:
             yield Section("Results", rows)
+        if related := list(_related(described)):
+            yield Section("Retries", related)
 
     def numbers(self, described: DescribedEvaluation) -> Iterator[Block]:
         """Yield the numbers as `eval run` shows them, where the platform has computed them so."""
@@ -114,6 +116,8 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield Table(("", ""), rows, title="Results", in_plain=True)
         if described.headline is not None:
             yield tables.headline(described.headline)
+        if related := list(_related(described)):
+            yield Table(("", ""), related, title="Retries", in_plain=True)
 
     def own_hints(self, described: DescribedEvaluation, *, followed: bool) -> Iterator[str]:
         if followed and described.metrics is not None:
@@ -127,7 +131,29 @@ def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
     told = ["imported"] if item["imported"] is not None else []
     told += [headline["brief"]] if headline is not None else []
-    return "; ".join([*told, *([rows] if rows else [])]) or None
+    related = item.get("retry_of")
+    retry = [f"retry of {related.get('name') or related.get('id')}"] if related else []
+    return "; ".join([*told, *([rows] if rows else []), *retry]) or None
+
+
+def _related(described: DescribedEvaluation) -> Iterator[Row]:
+    """Yield what the run is a retry of, its retries, and what they have come to together."""
+    detail, merged = described.detail, described.merged
+    if detail.retry_of is not None:
+        gone = "" if detail.retry_of.status else " (deleted)"
+        yield "Retry Of", f"{detail.retry_of.name or detail.retry_of.id}{gone}"
+    for run in detail.retries:
+        yield "Retry", f"{run.name or run.id} ({run.status})"
+    headline = merged.headline if merged is not None else None
+    if merged is None or headline is None or len(merged.wire.runs) < 2:
+        return
+    yield "Together", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
+    yield "Scored", headline.scored_words
+    if headline.failed:
+        yield "Failed", headline.failed_words
+    yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
+    for warning in filter(None, [merged.unfinished, *headline.warnings]):
+        yield "Warning", Styled(warning, "warn")
 
 
 def _counted(described: DescribedEvaluation) -> Iterator[Row]:

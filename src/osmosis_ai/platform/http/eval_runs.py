@@ -20,6 +20,7 @@ from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
+from osmosis_ai.platform.runs.read.merging import RunFamily, family_of
 from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
@@ -44,6 +45,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
     """Return one run."""
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
     run = found.run
+    family = family_of(services.db, run)
     return wire.EvalRunDetail(
         eval_run=wire.EvalRun(**runs.detail_fields(services, scope, found), **_origin(run)),
         config=_config(run),
@@ -51,6 +53,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         **runs.configuration(run),
+        **_relatives(run, family),
     )
 
 
@@ -111,6 +114,26 @@ def download_urls(
     )
 
 
+def _retry_of(run: DbRun | ListedRun, status: str | None = None) -> dict[str, Any]:
+    if run.retry_of_id is None:
+        return {}
+    known = runs.present({"id": run.retry_of_id, "name": run.retry_of_name, "status": status})
+    return {"retry_of": wire.RelatedRun(**known)}
+
+
+def _relatives(run: DbRun, family: RunFamily) -> dict[str, Any]:
+    """Return what a run is a retry of, and its retries, as far as there are any."""
+    if run.retry_of_id is not None:
+        there = family.original.id == run.retry_of_id
+        return _retry_of(run, family.original.status if there else None)
+    return {"retries": [related(each) for each in family.retries]} if family.retries else {}
+
+
+def related(run: DbRun) -> wire.RelatedRun:
+    """Return a reference to a run that is there."""
+    return wire.RelatedRun(id=run.id, name=run.name, status=run.status)
+
+
 # The summary of an ended run is always the same object; those of others are soon crowded out.
 @lru_cache(maxsize=1024)
 def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
@@ -122,6 +145,7 @@ def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
         rollout=runs.named(run.rollout_id, run.rollout_name),
         results=_results(run),
         config=_config(run),
+        **_retry_of(run),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
+from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.base import LogPage, Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
@@ -106,8 +107,13 @@ async def _submit(
     Raises:
         ApiError: with everything that is wrong with it in `issues`.
     """
-    with _refusals(services, scope):
+    with refusals(services, scope):
         run = await asyncio.wrap_future(services.submitter.start(_submission(scope, kind, body)))
+    return submitted(services, scope, run)
+
+
+def submitted(services: PlatformServices, scope: Scope, run: DbRun) -> SubmittedRun:
+    """Return the reply to who has submitted ``run``."""
     return SubmittedRun(
         id=run.id,
         name=run.name,
@@ -125,7 +131,7 @@ async def _check(
     Raises:
         ApiError: that of the submit, with `dry_run` in it.
     """
-    with _refusals(services, scope, dry_run=True):
+    with refusals(services, scope, dry_run=True):
         checked = await asyncio.wrap_future(services.submitter.start_check(_submission(scope, kind, body)))
     repository = scope.repository
     source = parse_clone_url(repository.clone_url, allow_local=True)
@@ -137,6 +143,8 @@ async def _check(
         sampled_rows=len(checked.rows.rows()),
         total_dataset_rows=checked.rows.total_rows,
         resolved_secret_scopes=dict(checked.scopes),
+        dataset_sha256=checked.dataset.sha256,
+        platform_version=__version__,
     )
 
 
@@ -145,7 +153,7 @@ def _submission(scope: Scope, kind: RunKind, body: Mapping[str, Any]) -> RunSubm
 
 
 @contextmanager
-def _refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator[None]:
+def refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator[None]:
     """Turn the reasons why a run is not taken on into replies; ``extra`` are more keys of them."""
     try:
         yield
@@ -204,6 +212,15 @@ def configuration(run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
+    return {**present(known), **_repeatable(run)}
+
+
+def _repeatable(run: DbRun) -> dict[str, Any]:
+    """Return what is needed to submit a run again; nothing of one that was executed elsewhere."""
+    if run.imported is not None:
+        return {}
+    sha256 = (run.selection or {}).get("sha256")
+    known = {"request": run.request, "dataset_sha256": sha256, "platform_version": run.platform_version}
     return present(known)
 
 

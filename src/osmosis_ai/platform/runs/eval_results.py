@@ -65,7 +65,9 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
 def headline_of(run: DbRun | ListedRun) -> Headline | None:
     """Return a run's result in a line; None before anything is counted."""
     results, rows = run.results or {}, rows_of(run)
-    planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
+    planned = results.get("planned_samples")
+    if planned is None:
+        planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
     return Headline.of_results(results, planned=planned, rows=rows)
 
 

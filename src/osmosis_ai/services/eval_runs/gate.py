@@ -53,6 +53,7 @@ class GatedRun:
         metrics: all that it may know.
         unverified: results that may have been changed by hand without a trace.
         passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
+        notes: what is to be known of the evidence, a sentence each.
     """
 
     name: str
@@ -66,6 +67,7 @@ class GatedRun:
     metrics: tuple[str, ...] = RUN_METRICS
     unverified: int = 0
     passes_at: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def require(self, rules: Sequence[Rule]) -> None:
         """Check that the rules are about what it may know.
@@ -190,9 +192,11 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
     rows = results.sampled_rows if results is not None else None
     unfinished = None if run.status == "finished" else _unfinished(run.status, run.error)
     passes_at = None
-    if metrics is not None and metrics.estimates:
-        counts = metrics.estimates.get("counts") or {}
-        estimates = metrics.estimates
+    estimates = (metrics.estimates if metrics is not None else None) or {}
+    if found.detail.retry_of is not None or found.detail.retries:
+        unfinished, estimates = _with_retries(found)
+    if estimates:
+        counts = estimates.get("counts") or {}
         made = [counts.get(key) or 0 for key in ("planned", "pending", "skipped")]
         scored, tried = counts.get("scored"), made[0] - made[1] - made[2]
         evidence: Callable[[Rule], Evidence] = lambda rule: evidence_of(rule.metric, estimates, rows=rows)  # noqa: E731
@@ -210,7 +214,17 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         tried=tried,
         evidence=evidence,
         passes_at=passes_at,
+        notes=tuple(estimates.get("warnings") or ())[:1] if found.merged is not None else (),
     )
+
+
+def _with_retries(found: DescribedEvaluation) -> tuple[str | None, dict[str, Any]]:
+    """Return why a run and its retries prove nothing yet, or None, and their numbers: a retry alone is no sample."""
+    if found.detail.retry_of is not None and found.detail.retry_of.status is None:
+        return "it is a retry of a run that was deleted: it has only samples that had no score before.", {}
+    if found.merged is None:
+        return "the results of its retries could not be read; try again.", {}
+    return found.merged.unfinished, found.merged.wire.estimates
 
 
 def rubric_results(file: Path) -> GatedRun:
@@ -335,7 +349,7 @@ def _unfinished(status: str, error: str | None) -> str:
 
 
 def _warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
-    found = _unscored_warnings(run, rules)
+    found = [*run.notes, *_unscored_warnings(run, rules)]
     if run.unverified:
         found.append(
             f"{run.unverified} results have no digest in the journal (0.3.10 wrote none): whether they were changed "

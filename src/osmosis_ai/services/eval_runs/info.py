@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from osmosis_ai.services.eval_runs.retry import MergedRuns
 from osmosis_ai.services.runs.finite import finite, jsonable, plain
 from osmosis_ai.services.runs.lifecycle import WAITING, DescribedRun, RunKind
 
@@ -29,12 +31,17 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class DescribedEvaluation(DescribedRun):
-    """An evaluation in full."""
+    """An evaluation in full.
+
+    Attributes:
+        merged: with its retries, or with what it is a retry of; None without any.
+    """
 
     kind: ClassVar[RunKind] = "eval"
     detail: EvalRunDetail
     metrics: EvalMetrics | None = None
     metrics_error: str | None = None
+    merged: MergedRuns | None = None
 
     @property
     def run(self) -> EvalRun:
@@ -90,11 +97,24 @@ class DescribedEvaluation(DescribedRun):
             "rollout": rollout,
             "dataset_df_stats": detail.dataset_df_stats,
             "metrics": plain(self.metrics),
+            **self._related(),
+        }
+
+    def _related(self) -> dict[str, Any]:
+        """Return what scripts see of retries, where there are any."""
+        detail, merged = self.detail, self.merged
+        if detail.retry_of is None and not detail.retries:
+            return {}
+        return {
+            "retry_of": plain(detail.retry_of),
+            "retries": [plain(run) for run in detail.retries],
+            "merged": jsonable(merged.data()) if merged is not None else None,
         }
 
     def outcome(self) -> dict[str, Any]:
         headline = self.headline.to_json() if self.headline is not None else None
-        return {**super().outcome(), "headline": headline, "metrics": run_metrics(self.metrics)}
+        known = {"headline": headline, "metrics": run_metrics(self.metrics)}
+        return {**super().outcome(), **known, **self._related()}
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[EvalRunRow]:
@@ -118,12 +138,16 @@ def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
     from osmosis_ai.api.http_errors import PlatformError
 
     detail = client.eval_runs.get(name)
+    merged = None
+    if detail.retry_of is not None or detail.retries:
+        with suppress(PlatformError):
+            merged = MergedRuns.of(client.eval_runs.merged(detail.eval_run.id))
     if detail.eval_run.status in WAITING:
-        return DescribedEvaluation(detail)
+        return DescribedEvaluation(detail, merged=merged)
     try:
-        return DescribedEvaluation(detail, client.eval_runs.metrics(detail.eval_run.id))
+        return DescribedEvaluation(detail, client.eval_runs.metrics(detail.eval_run.id), merged=merged)
     except PlatformError as error:
-        return DescribedEvaluation(detail, metrics_error=error.message)
+        return DescribedEvaluation(detail, metrics_error=error.message, merged=merged)
 
 
 def run_item(row: EvalRunRow) -> dict[str, Any]:
@@ -134,7 +158,12 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
         dataset=row.dataset.name if row.dataset else None,
         rollout=row.rollout.name if row.rollout else None,
     )
-    optional = {"results": plain(row.results), "config": row.config, "platform_url": row.platform_url}
+    optional = {
+        "results": plain(row.results),
+        "config": row.config,
+        "platform_url": row.platform_url,
+        "retry_of": plain(row.retry_of),
+    }
     item |= {key: value for key, value in optional.items() if value}
     headline, rows = run_headline(row.results, row.config), rows_drawn(row.results, row.config)
     return {
@@ -202,7 +231,9 @@ def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) 
     if results is None or results.sampled_rows is None:
         return None
     attempts = (config or {}).get("n")
-    planned = results.sampled_rows * (attempts if type(attempts) is int and attempts > 0 else 1)
+    planned = results.planned_samples or results.sampled_rows * (
+        attempts if type(attempts) is int and attempts > 0 else 1
+    )
     completed = results.total_runs or 0
     return RunProgress(completed, max(planned, completed))
 

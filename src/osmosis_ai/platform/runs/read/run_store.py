@@ -67,6 +67,8 @@ class ListedRun:
     rollout_id: str | None
     rollout_name: str
     imported: dict[str, Any] | None
+    retry_of_id: str | None
+    retry_of_name: str | None
     creator_name: str | None
     creator_email: str | None
 

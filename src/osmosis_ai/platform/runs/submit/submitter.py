@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from osmosis_ai._version import __version__
 from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -27,6 +28,7 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, Db
 from osmosis_ai.platform.gitsync.mirror import RevisionError
 from osmosis_ai.platform.rollout_servers import find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.read.merging import read_family, require_ended
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
 from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.rollouts import RolloutStore
     from osmosis_ai.platform.runs.read.run_counts import RunCounts
     from osmosis_ai.platform.vault import Vault
+
+Done = TypeVar("Done")
 
 SYNC_WAIT_S = 20.0
 """How long a submit waits for the repository; clients wait 30 s for its reply."""
@@ -75,11 +79,31 @@ class _Code:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """The run that a new one is a retry of, and the work items that it makes, all of them of that run."""
+
+    of: DbRun
+    items: tuple[tuple[int, int], ...]
+
+    def require_alone(self, session: Session) -> None:
+        """Check that the run is still there and that nothing else is making up for it.
+
+        Raises:
+            OsmosisError: it is not.
+        """
+        original = session.get(DbRun, self.of.id, with_for_update=True)
+        if original is None:
+            raise NotFoundError(f"the evaluation run '{self.of.name}' was deleted meanwhile.")
+        require_ended(read_family(session, original))
+
+
+@dataclass(frozen=True)
 class CheckedSubmission:
     """A submit that nothing is wrong with, and all that was found out about it.
 
     Attributes:
         scopes: where the value of each secret comes from; ``run`` for those given with the request.
+        retry: what it is a retry of, if it is one.
     """
 
     submission: RunSubmission
@@ -88,6 +112,7 @@ class CheckedSubmission:
     rows: RowSelection
     code: _Code
     scopes: Mapping[str, str]
+    retry: Retry | None = None
 
     @property
     def commit_sha(self) -> str:
@@ -138,7 +163,11 @@ class RunSubmitter:
         Raises:
             OsmosisError: as :meth:`check`.
         """
-        return self._create(self.check(submission))
+        return self.create(self.check(submission))
+
+    def in_thread(self, call: Callable[[], Done]) -> Future[Done]:
+        """Have something done that may take as long as a submit does."""
+        return self._threads.submit(call)
 
     def check(self, submission: RunSubmission) -> CheckedSubmission:
         """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does.
@@ -234,14 +263,19 @@ class RunSubmitter:
         found = resolve_scopes(self._db, submission.workspace_id, submission.user.id, stored)
         return {name: found.get(name, "run") for name in request.secrets}
 
-    def _create(self, checked: CheckedSubmission) -> DbRun:
+    def create(self, checked: CheckedSubmission) -> DbRun:
+        """Write the run of a submit that was checked.
+
+        Raises:
+            OsmosisError: its dataset, or what it is a retry of, has changed since.
+        """
         submission, request, rows = checked.submission, checked.request, checked.rows
         run_id = new_id("run")
         sealed = None
         if request.provided:
             plaintext = json.dumps(dict(request.provided)).encode("utf-8")
             sealed = self._vault.seal(plaintext, context=secrets_context(run_id))
-        described = {
+        described: dict[str, Any] = {
             "id": run_id,
             "workspace_id": submission.workspace_id,
             "repository_id": submission.repository.id,
@@ -262,12 +296,20 @@ class RunSubmitter:
             "secret_scopes": dict(checked.scopes),
             "sealed_secrets": sealed,
             "results": request.first_results(rows),
+            "platform_version": __version__,
         }
-        run = self._insert(described)
+        if (retry := checked.retry) is not None:
+            described["results"]["planned_samples"] = len(retry.items)
+            described |= {
+                "retry_of_id": retry.of.id,
+                "retry_of_name": retry.of.name,
+                "retried": [list(item) for item in retry.items],
+            }
+        run = self._insert(described, checked.retry)
         self._counts[request.kind].forget(run.workspace_id)
         return run
 
-    def _insert(self, described: dict[str, Any]) -> DbRun:
+    def _insert(self, described: dict[str, Any], retry: Retry | None) -> DbRun:
         draws = random.SystemRandom()
         for tries in range(_NAME_TRIES):
             run = DbRun(**described, name=draw_name(draws, tries=tries))
@@ -276,6 +318,8 @@ class RunSubmitter:
                     # Deleted since it was looked at, it would be missed by the run alone.
                     if session.get(DbDataset, run.dataset_id, with_for_update=True) is None:
                         raise _no_dataset(run.dataset_name, [])
+                    if retry is not None:
+                        retry.require_alone(session)
                     if _is_free(session, run):
                         session.add(run)
                         session.flush()

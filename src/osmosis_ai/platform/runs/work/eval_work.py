@@ -97,6 +97,7 @@ class EvalWork(RunWork[PreparedEval]):
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),
             provenance=_provenance(run, prepared),
             environ=program_environment(os.environ),
+            only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())
 

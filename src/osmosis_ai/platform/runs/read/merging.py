@@ -1,0 +1,216 @@
+"""An evaluation and the retries of its failed samples, as one evaluation.
+
+All retries of a run refer to the run itself, however often it is retried and whichever of them was named. Of each
+work item the newest result counts: a retry makes only what had no score before it, so no score is ever replaced by
+another. What is still without one after all of them is unscored in the merged numbers, as it would be in any run's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.config.sections import EvaluationSettings
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.runs.lifecycle import OPEN
+
+_BATCH = 5000
+_MEASURED = (
+    "tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost_usd",
+    "duration_ms",
+    "model_latency_ms",
+    "model_calls",
+    "boundary",
+    "error_type",
+    "lost_attempts",
+)
+_COLUMNS = tuple(
+    getattr(DbSample, name)
+    for name in ("row_index", "run_index", "status", "reward", "row_digest", *_MEASURED)
+)
+
+
+@dataclass(frozen=True)
+class RunFamily:
+    """A run that was submitted as a whole, and the retries of it, the oldest first."""
+
+    original: DbRun
+    retries: tuple[DbRun, ...]
+
+    @property
+    def runs(self) -> tuple[DbRun, ...]:
+        """All of them."""
+        return (self.original, *self.retries)
+
+    @property
+    def still_open(self) -> DbRun | None:
+        """One that has not ended."""
+        return next((run for run in self.runs if run.status in OPEN), None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the dataset the run uses."""
+        return int((self.original.results or {}).get("sampled_rows") or 0)
+
+    @property
+    def planned(self) -> int:
+        """How many samples there are to be."""
+        made = self.original.retried
+        return self.rows * self.n if made is None else len(made)
+
+    @property
+    def n(self) -> int:
+        """How many attempts each row gets."""
+        return self._settings.n
+
+    @property
+    def pass_threshold(self) -> float:
+        """The least reward that passes."""
+        return self._settings.pass_threshold
+
+    @property
+    def _settings(self) -> EvaluationSettings:
+        written = self.original.request.get("evaluation_config") or {}
+        return EvaluationSettings(**{key: value for key, value in written.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class MergedResults:
+    """What a run and its retries have come to.
+
+    Attributes:
+        estimates: over all of them.
+        counted: how many of the results that count are of each run, by its id.
+    """
+
+    estimates: Estimates
+    counted: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """The work items without a score.
+
+    Attributes:
+        items: all of them, ascending.
+        failed: those that failed, by where they did.
+        no_reward: those that ended without a reward.
+        missing: those that were never made.
+    """
+
+    items: tuple[tuple[int, int], ...]
+    failed: Mapping[str, int]
+    no_reward: int
+    missing: int
+
+
+def family_of(db: Database, run: DbRun) -> RunFamily:
+    """Return a run with its retries; of a retry, the run that it is one of, as long as that is there."""
+    with db.session() as session:
+        return read_family(session, run)
+
+
+def read_family(session: Session, run: DbRun) -> RunFamily:
+    """As :func:`family_of`, in a session of the caller's."""
+    original = run
+    if run.retry_of_id is not None:
+        original = session.get(DbRun, run.retry_of_id) or run
+    retries = (DbRun.workspace_id == run.workspace_id, DbRun.retry_of_id == original.id)
+    found = session.scalars(select(DbRun).where(*retries).order_by(DbRun.created_at, DbRun.id)).all()
+    return RunFamily(original, tuple(found))
+
+
+def require_ended(family: RunFamily) -> None:
+    """Check that neither the run nor a retry of it goes on.
+
+    Raises:
+        ConflictError: one does.
+    """
+    run = family.still_open
+    if run is None:
+        return
+    what = "it" if run is family.original else f"its retry '{run.name}'"
+    raise ConflictError(
+        f"the evaluation run '{family.original.name}' cannot be retried: {what} is {run.status}.",
+        hint=f"wait for it with `osmosis eval watch {run.name}`",
+    )
+
+
+def merge(db: Database, family: RunFamily) -> MergedResults:
+    """Work out the numbers of a run and its retries together."""
+    copies, owners = RowCopies(family.rows), dict[tuple[int, int], str]()
+    metrics = MetricsAccumulator(
+        rows=family.rows, n=family.n, pass_threshold=family.pass_threshold, only=_made_by(family.original)
+    )
+    for run_id, sample in _samples(db, family):
+        item = (sample.row_index, sample.run_index)
+        metrics.add(
+            *item, sample.status, sample.reward, **{name: getattr(sample, name) for name in _MEASURED}
+        )
+        owners[item] = run_id
+        if sample.row_digest:
+            copies.note(sample.row_index, sample.row_digest)
+    metrics.cluster(copies.clusters())
+    counted = dict.fromkeys((run.id for run in family.runs), 0)
+    for run_id in owners.values():
+        counted[run_id] += 1
+    estimates = metrics.summary().estimates
+    again = sum(counted[run.id] for run in family.retries)
+    if again:
+        warning = (
+            f"{again:,} of {estimates.counts.planned:,} samples are of retries: they were made again because they "
+            "had no score"
+        )
+        estimates = estimates.model_copy(update={"warnings": [warning, *estimates.warnings]})
+    return MergedResults(estimates, counted)
+
+
+def unscored_items(db: Database, family: RunFamily) -> Unscored:
+    """Return what of a run has no score, its retries taken into account; what a grader took out needs none."""
+    left: dict[tuple[int, int], str | None] = dict.fromkeys(
+        sorted(
+            _made_by(family.original) or ((row, run) for row in range(family.rows) for run in range(family.n))
+        )
+    )
+    for _, sample in _samples(db, family):
+        item = (sample.row_index, sample.run_index)
+        if sample.status == "skipped" or (sample.status == "success" and _is_number(sample.reward)):
+            left.pop(item, None)
+        else:
+            left[item] = (sample.boundary or "unknown") if sample.status == "failed" else ""
+    failed: dict[str, int] = {}
+    for boundary in filter(None, left.values()):
+        failed[boundary] = failed.get(boundary, 0) + 1
+    ways = list(left.values())
+    return Unscored(tuple(sorted(left)), failed, ways.count(""), ways.count(None))
+
+
+def _made_by(run: DbRun) -> list[tuple[int, int]] | None:
+    """Return the work items of a run that makes only some: a retry whose original is gone."""
+    return None if run.retried is None else [(row, attempt) for row, attempt in run.retried]
+
+
+def _is_number(reward: float | None) -> bool:
+    return reward is not None and math.isfinite(reward)
+
+
+def _samples(db: Database, family: RunFamily) -> Iterator[tuple[str, Any]]:
+    """Yield every sample with the id of its run, those of the oldest run first."""
+    with db.session() as session:
+        for run in family.runs:
+            of_run = select(*_COLUMNS).where(DbSample.run_id == run.id)
+            for sample in session.execute(of_run.execution_options(yield_per=_BATCH)):
+                yield run.id, sample

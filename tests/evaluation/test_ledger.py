@@ -43,3 +43,12 @@ def test_items_outside_the_run_are_not_held() -> None:
     assert not ledger.holds(2, 0)
     assert not ledger.holds(0, 2)
     assert not ledger.holds(-1, 0)
+
+
+def test_a_run_of_some_items_only_knows_no_others() -> None:
+    ledger = Ledger(3, 2, only=[(1, 0), (2, 1)])
+    assert (len(ledger), ledger.open_count, ledger.unrecorded_count) == (2, 2, 2)
+    assert ledger.holds(2, 1) and not ledger.holds(2, 0) and not ledger.row_is_open(0)
+    ledger.settle(1, 0, "failed", 7)
+    ledger.reopen_failed()
+    assert (ledger.open_count, list(ledger.recorded())) == (2, [(1, 0, 7)])

@@ -308,3 +308,13 @@ def test_without_failures_both_pass_rates_agree(rows: list[list[bool]]) -> None:
     assert metrics.estimates.pass_rate.value == pytest.approx(metrics.summary["pass_rate"])
     for point in metrics.summary["pass_at_k"]:
         assert metrics.estimates.pass_at_k[point["k"]].value == pytest.approx(point["value"])
+
+
+def test_what_a_run_leaves_out_is_in_no_number() -> None:
+    metrics = MetricsAccumulator(rows=3, n=2, only=[(1, 0), (2, 1)])
+    metrics.add(2, 1, "success", 1.0)
+    found = metrics.summary()
+    counts = found.estimates.counts
+    assert (counts.planned, counts.scored, counts.pending) == (2, 1, 1)
+    assert (found.wire.total_samples, found.wire.pass_rate) == (1, 1.0)
+    assert found.estimates.unscored is not None and found.estimates.unscored.n == 1

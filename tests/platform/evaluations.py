@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
+from sqlalchemy import insert, update
 
-from osmosis_ai.platform.db.tables import DbDataset, new_id
+from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 
@@ -152,6 +153,33 @@ def training_body(**changes: Any) -> dict[str, Any]:
         "checkpoints_config": {"checkpoint_save_freq": 5},
     }
     return {**body, **changes}
+
+
+Samples = dict[tuple[int, int], dict[str, Any]]
+"""How attempts ended, by (row_index, run_index)."""
+
+
+def end_with(services: PlatformServices, run_id: str, samples: Samples, status: str = "finished") -> None:
+    """Let a run end with these samples, as its worker would."""
+    columns = ("reward", "boundary", "error_type")
+    rows = [
+        {
+            "run_id": run_id,
+            "row_index": row,
+            "run_index": attempt,
+            "source_row_index": row,
+            "rollout_id": f"r{row}-{attempt}",
+            "duration_ms": 1.0,
+            "row_digest": f"{row + 1:016x}" * 2,
+            "status": sample["status"],
+            **{name: sample.get(name) for name in columns},
+        }
+        for (row, attempt), sample in samples.items()
+    ]
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == run_id).values(status=status))
+        if rows:
+            session.execute(insert(DbSample), rows)
 
 
 def experiment(**changes: Any) -> dict[str, Any]:

@@ -64,8 +64,8 @@ class Projector:
         self._directory = directory
         self._ledger = ledger
         self._log = log
-        self._has_trajectory = bytearray(len(ledger))
-        self._has_artifacts = bytearray(len(ledger))
+        self._has_trajectory = bytearray(ledger.rows * ledger.n)
+        self._has_artifacts = bytearray(ledger.rows * ledger.n)
         self._heap: list[_Copy] = []
         self._sequence = itertools.count()
         self._busy = 0

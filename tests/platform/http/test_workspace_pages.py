@@ -15,7 +15,7 @@ from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.evaluations import Code, add_dataset, submit_body, training_body
+from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 
 PASSWORD = "correct horse battery"
 HOSTILE = "<script>alert(1)</script>"
@@ -225,6 +225,31 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     assert "Reward 0.625 0.43 to 0.81 8 4" in shown and "pass@2 0.625" in shown
     assert "[server] importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
+
+
+def test_a_run_and_its_retry_lead_to_each_other_and_show_what_they_have_come_to_together(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    runs = "/api/cli/eval-runs"
+    run = submitted(browser, runs, submit_body(), member)
+    passed: dict[str, Any] = {"status": "success", "reward": 1.0}
+    first = {(row, attempt): passed for row in range(3) for attempt in range(2)}
+    end_with(services, run["id"], {**first, (1, 1): {"status": "failed", "boundary": "provider"}})
+    retry = submitted(browser, f"{runs}/{run['id']}/retry", {}, member)
+    end_with(services, retry["id"], {(1, 1): passed})
+    sign_in(browser)
+    for name, other, label in (
+        (run["name"], retry["name"], "Retry"),
+        (retry["name"], run["name"], "Retry of"),
+    ):
+        page = browser.get(f"/fern/evals/{name}")
+        text = text_of(page)
+        assert f"{label} {other}" in text and f"/fern/evals/{other}" in page.text
+        assert "Together: pass rate (reward >= 1.0, scored samples only) 100.0 %" in text
+        assert "Together: scored 6 of 6 planned" in text
+    assert browser.delete(f"{runs}/{run['id']}", headers=member.headers).status_code == 200
+    alone = text_of(browser.get(f"/fern/evals/{retry['name']}"))
+    assert f"Retry of {run['name']}, which was deleted" in alone and "Together" not in alone
 
 
 def test_a_training_run_that_can_go_on_shows_the_command(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
-from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, Submits, add_dataset, submit_body
+from tests.platform.evaluations import Code, Samples, Submits, add_dataset, end_with, submit_body
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)
@@ -21,39 +21,15 @@ FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_typ
 UNSCORED: dict[str, Any] = {"status": "success", "reward": None}
 SKIPPED: dict[str, Any] = {"status": "skipped"}
 
-Samples = dict[tuple[int, int], dict[str, Any]]
 # Three rows, two attempts each; the last attempt was never made.
 FIRST: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): MISSED, (1, 1): UNSCORED, (2, 0): SKIPPED}
-
-
-def end(services: PlatformServices, run_id: str, samples: Samples, status: str = "finished") -> None:
-    """Let a run end with these samples, as its worker would."""
-    columns = ("reward", "boundary", "error_type")
-    rows = [
-        {
-            "run_id": run_id,
-            "row_index": row,
-            "run_index": attempt,
-            "source_row_index": row,
-            "rollout_id": f"r{row}-{attempt}",
-            "duration_ms": 1.0,
-            "row_digest": f"{row + 1:016x}" * 2,
-            "status": sample["status"],
-            **{name: sample.get(name) for name in columns},
-        }
-        for (row, attempt), sample in samples.items()
-    ]
-    with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == run_id).values(status=status))
-        if rows:
-            session.execute(insert(DbSample), rows)
 
 
 def ended(
     api: TestClient, services: PlatformServices, samples: Samples = FIRST, **changes: Any
 ) -> dict[str, Any]:
     run = SUBMITS.taken(api, **changes)
-    end(services, run["id"], samples)
+    end_with(services, run["id"], samples)
     return run
 
 
@@ -118,13 +94,13 @@ def test_a_run_and_its_retries_are_read_as_one_evaluation(
     first = retry(api, run["id"])
     told = refused(api, run["id"], 409, "CONFLICT")
     assert f"its retry '{first['name']}' is pending" in told
-    end(services, first["id"], {(0, 1): MISSED, (1, 1): FAILED, (2, 1): PASSED})
+    end_with(services, first["id"], {(0, 1): MISSED, (1, 1): FAILED, (2, 1): PASSED})
     clock.advance(1)
     # The retry of a retry makes up for the original, too.
     second = retry(api, first["name"])
     assert row_of(services, second["id"]).retry_of_id == run["id"]
     assert row_of(services, second["id"]).retried == [[1, 1]]
-    end(services, second["id"], {(1, 1): PASSED})
+    end_with(services, second["id"], {(1, 1): PASSED})
     replies = [api.get(f"{RUNS}/{each['id']}/merged").json() for each in (run, first, second)]
     assert replies[0] == replies[1] == replies[2]
     merged = replies[0]
@@ -153,7 +129,7 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
 ) -> None:
     run = SUBMITS.taken(api)
     assert "it is pending" in refused(api, run["name"], 409, "CONFLICT")
-    end(services, run["id"], {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
+    end_with(services, run["id"], {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
     assert "every sample has a score" in refused(api, run["name"], 409, "CONFLICT")
     refused(api, "nobody", 404, "NOT_FOUND")
     foreign = api.post(f"{RUNS}/{run['id']}/retry", json={}, headers=stranger.headers)
@@ -195,7 +171,7 @@ def test_secrets_that_were_given_with_the_run_are_given_again_or_named(
     made = row_of(services, retry(api, run["id"], body)["id"])
     assert made.sealed_secrets is not None and "sk-again" not in str(made.request)
     assert made.secret_scopes == {"SEARCH_KEY": "run"}
-    end(services, made.id, {})
+    end_with(services, made.id, {})
     unlisted = {"secrets": {"provided": {"OTHER": "sk-canary"}}}
     assert "sk-canary" not in refused(api, run["id"], 400, "INVALID_CONFIG", unlisted)
 

@@ -13,7 +13,7 @@ from osmosis_ai.cli.output.results import OperationResult, Row, Table
 from osmosis_ai.cli.runs.submit import SecretsFileOption
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.eval_runs.retry import PlannedRetry
+    from osmosis_ai.services.eval_runs.retry import ProposedRetry
 
 
 def retry(
@@ -29,7 +29,8 @@ def retry(
     `eval info` of either shows what both have come to together. Secrets that were given with the run alone are to be
     given again.
 
-    Example: osmosis eval retry copper-finch --watch
+    Examples:
+        osmosis eval retry amber-otter-42 --watch
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.retry import plan_retry, submit_retry
@@ -76,7 +77,7 @@ def retry(
         )
 
 
-def _rows(planned: PlannedRetry) -> list[Row]:
+def _rows(planned: ProposedRetry) -> list[Row]:
     check = planned.check
     scopes = check.resolved_secret_scopes
     return [

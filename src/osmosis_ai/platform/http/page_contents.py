@@ -9,12 +9,14 @@ from typing import Any
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.platform.datasets import DatasetRecord
 from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbToken
 from osmosis_ai.platform.http.page_links import RUN_PAGES
 from osmosis_ai.platform.models import FoundLoraModel
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, RunKind
+from osmosis_ai.platform.runs.read.merging import MergedResults, RunFamily
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun
 from osmosis_ai.platform.runs.read.training_curves import MetricCurve, validation_of
 from osmosis_ai.platform.secrets import ListedSecret
@@ -185,8 +187,9 @@ def described_run(
     log: Sequence[LogEntry],
     curves: Sequence[MetricCurve] = (),
     resumable: bool = False,
+    related: Sequence[tuple[str, Cell]] = (),
 ) -> Described:
-    """Return a run with its results, and the commands that tell more of it."""
+    """Return a run with its results, what is ``related`` to it, and the commands that tell more of it."""
     run, results = found.run, found.run.results or {}
     group, is_eval = COMMAND_GROUPS[run.kind], run.kind == "eval"
     done = run.progress or {}
@@ -204,6 +207,7 @@ def described_run(
         ),
         *(_eval_facts(run) if is_eval else ()),
         ("Reward", _reward_of(results)),
+        *related,
         *_validation_facts(curves),
         ("Model", run.model_path),
         (
@@ -232,6 +236,24 @@ def described_run(
         run.error or "",
         commands,
     )
+
+
+def retry_facts(run: DbRun, family: RunFamily, merged: MergedResults) -> Iterator[tuple[str, Cell]]:
+    """Yield what a run is a retry of, or its retries, and what they have come to together."""
+    if run.retry_of_id is not None:
+        name = run.retry_of_name or run.retry_of_id
+        there = family.original.id == run.retry_of_id
+        yield "Retry of", Link(name, ("evals", name)) if there else f"{name}, which was deleted"
+    else:
+        for retry in family.retries:
+            yield "Retry", Link(retry.name, ("evals", retry.name))
+    if family.retries:
+        headline = Headline.of(merged.estimates)
+        yield f"Together: pass rate ({headline.rule})", headline.rate_words
+        yield "Together: scored", headline.scored_words
+        yield "Together: failed", headline.failed_words
+        for warning in headline.warnings:
+            yield "Together: warning", warning
 
 
 def described_dataset(record: DatasetRecord, *, log: Sequence[LogEntry]) -> Described:

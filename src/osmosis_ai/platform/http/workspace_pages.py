@@ -21,6 +21,7 @@ from osmosis_ai.platform.http.page_links import RUN_PAGES, page_url
 from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page
 from osmosis_ai.platform.http.paging import PageParams
 from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.read.merging import family_of, merge
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.secrets import SECRET_SCOPES
 from osmosis_ai.platform.services import PlatformServices
@@ -127,7 +128,11 @@ def eval_run_page(page: WorkspacePage, name: str) -> Response:
     """Show an evaluation run."""
     found = page.services.eval_runs.get(page.workspace.id, name)
     log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
-    return page.described(("evals",), contents.described_run(found, log=log))
+    family = family_of(page.services.db, found.run)
+    related: list[tuple[str, contents.Cell]] = []
+    if found.run.retry_of_id is not None or family.retries:
+        related += contents.retry_facts(found.run, family, merge(page.services.db, family))
+    return page.described(("evals",), contents.described_run(found, log=log, related=related))
 
 
 @router.get("/{workspace}/training", response_class=HTMLResponse, include_in_schema=False)

@@ -17,7 +17,7 @@ _STAND_IN = "given with the retry"
 
 
 @dataclass(frozen=True)
-class PlannedRetry:
+class ProposedRetry:
     """A retry that the platform would take.
 
     Attributes:
@@ -106,7 +106,7 @@ class MergedRuns:
         }
 
 
-def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, str]) -> PlannedRetry:
+def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, str]) -> ProposedRetry:
     """Ask what a retry of a run would make.
 
     Args:
@@ -131,10 +131,10 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
         check = client.eval_runs.check_retry(detail.eval_run.id, dict.fromkeys(provided, _STAND_IN))
     except PlatformError as error:
         raise explain_refusal(error) from None
-    return PlannedRetry(check, provided)
+    return ProposedRetry(check, provided)
 
 
-def submit_retry(client: PlatformClient, planned: PlannedRetry) -> SubmittedRun:
+def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun:
     """Submit a retry, once.
 
     Raises:

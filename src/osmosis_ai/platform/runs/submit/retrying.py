@@ -24,7 +24,7 @@ from osmosis_ai.platform.runs.submit.eval_request import read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import (
     CheckedSubmission,
-    Retry,
+    RetryOf,
     RunSubmission,
     RunSubmitter,
 )
@@ -100,7 +100,7 @@ class EvalRetries:
             )
         # As it was written: only the code is pinned, to the commit that was resolved then.
         request = replace(read_eval_request(original.request), provided=dict(provided))
-        return replace(checked, request=request, rows=rows, retry=Retry(original, left.items))
+        return replace(checked, request=request, rows=rows, retry=RetryOf(original, left.items))
 
     def _repository(self, original: DbRun) -> DbRepository:
         with self._db.session() as session:

@@ -79,7 +79,7 @@ class _Code:
 
 
 @dataclass(frozen=True)
-class Retry:
+class RetryOf:
     """The run that a new one is a retry of, and the work items that it makes, all of them of that run."""
 
     of: DbRun
@@ -112,7 +112,7 @@ class CheckedSubmission:
     rows: RowSelection
     code: _Code
     scopes: Mapping[str, str]
-    retry: Retry | None = None
+    retry: RetryOf | None = None
 
     @property
     def commit_sha(self) -> str:
@@ -309,7 +309,7 @@ class RunSubmitter:
         self._counts[request.kind].forget(run.workspace_id)
         return run
 
-    def _insert(self, described: dict[str, Any], retry: Retry | None) -> DbRun:
+    def _insert(self, described: dict[str, Any], retry: RetryOf | None) -> DbRun:
         draws = random.SystemRandom()
         for tries in range(_NAME_TRIES):
             run = DbRun(**described, name=draw_name(draws, tries=tries))

@@ -105,3 +105,34 @@ def test_the_package_offers_its_names_on_first_use() -> None:
         assert getattr(osmosis_ai, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         osmosis_ai.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("init", "osmosis rollout init NAME"),
+        ("link", "osmosis workspace current"),
+        ("unlink", "osmosis workspace current"),
+        ("deploy", "osmosis model deploy MODEL"),
+        ("undeploy", "osmosis model undeploy MODEL"),
+        ("deployment", "osmosis model list"),
+        ("train metrics", "osmosis train info RUN"),
+        ("train graph", "osmosis train info RUN"),
+        ("train export", "osmosis train info RUN --output FILE"),
+        ("train traces", "osmosis train logs RUN"),
+        ("model delete", "osmosis train delete RUN"),
+        ("rollout validate", "osmosis check"),
+    ],
+)
+def test_a_command_of_earlier_lines_is_answered_with_what_took_its_place(
+    cli: Cli, words: str, instead: str
+) -> None:
+    outcome = cli(*words.split(), "x", "--json")
+    envelope = json.loads(outcome.err)
+    assert (outcome.status, outcome.out, envelope["command"]) == (2, "", words)
+    assert envelope["error"]["code"] == "VALIDATION" and f"`{instead}`" in envelope["error"]["message"]
+    assert f"No such command '{words.split()[-1]}': " in cli(*words.split()).err
+    # What is named instead is there, with its options.
+    command, *options = [word for word in instead.split()[1:] if not word.isupper() or word == "--output"]
+    shown = cli(command, *[word for word in options if not word.startswith("-")], "--help")
+    assert shown.status == 0 and all(word in shown.out for word in options if word.startswith("-"))

@@ -79,6 +79,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "env": CommandEntry(
         "group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."
     ),
+    "dev": CommandEntry("group", "osmosis_ai.cli.dev_servers:app", "Develop rollouts.", hidden=True),
     "login": CommandEntry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
     "logout": CommandEntry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
     "whoami": CommandEntry(

@@ -15,15 +15,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from osmosis_ai.cli.registry import COMMANDS, OPTIONS, CommandEntry, root_help
+from osmosis_ai.cli.unknown_commands import is_former, no_such_command
 
 PROGRAM = "osmosis"
 # Shared by every context of one invocation: the names of the commands resolved so far.
 TRAIL = "osmosis.trail"
 _MEANINGS = dict(OPTIONS)
-# What other tools call what is here found under another name.
-_OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
-# Other lines of the product have these. What is near to them in spelling does something else.
-_NOT_IN_THIS_RELEASE = ("quickstart", "upgrade", "dev")
 CLASSIC_EVAL = "-m"
 """What the classic evaluation is called among the commands of `eval`: what its lines begin with."""
 TWO_FORMS = (
@@ -87,9 +84,13 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the named command; fail with a suggestion when there is none."""
         name = args[0]
+        trail = ctx.meta.setdefault(TRAIL, [])
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            ctx.fail(_no_such_command(name, self._visible_names(ctx)))
-        ctx.meta.setdefault(TRAIL, []).append(name)
+            sentence = no_such_command(name, trail, self._visible_names(ctx))
+            if is_former((*trail, name)):
+                trail.append(name)
+            ctx.fail(sentence)
+        trail.append(name)
         return super().resolve_command(ctx, args)
 
     def _eval_form(self, ctx: Any, args: list[str]) -> list[str]:
@@ -249,15 +250,3 @@ def _names_module(word: str) -> bool:
     """Tell whether a word of a command line is the option -m, also with its value behind it."""
     attached = word.startswith(CLASSIC_EVAL) and not word.startswith("--")
     return attached or word.partition("=")[0] == "--module"
-
-
-def _no_such_command(name: str, visible: Sequence[str]) -> str:
-    if name == "help":
-        return f"No such command 'help'. Use '{PROGRAM} --help' or '{PROGRAM} <command> --help'."
-    if name in _NOT_IN_THIS_RELEASE:
-        return f"No such command {name!r}: this release does not have it."
-    from difflib import get_close_matches
-
-    meant = _OTHER_WORDS.get(name)
-    near = [meant] if meant in visible else get_close_matches(name, visible, n=1, cutoff=0.5)
-    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")

@@ -14,7 +14,7 @@ class DevServerRequest(WireModel):
     commit_sha: str
     repository_path: str
     entrypoint: str
-    ttl_hours: int | None
+    ttl_hours: int | None = None
 
 
 class DevServerReply(WireModel):

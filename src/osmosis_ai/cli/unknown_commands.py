@@ -1,0 +1,58 @@
+"""What is said of a command that is not there: what took its place, what it is called here, what is near in spelling.
+
+What earlier lines of the product had comes first: what is near to those names in spelling does something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+# What other tools call what is here found under another name.
+_OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
+_NOT_IN_THIS_RELEASE = ("quickstart", "upgrade")
+
+_INFO = "`osmosis train info RUN` shows it"
+_ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"
+
+FORMER_COMMANDS: Mapping[str, str] = {
+    "init": "`osmosis rollout init NAME` makes a rollout, `osmosis doctor --fix` a workspace directory",
+    "link": f"{_ORIGIN}; `osmosis workspace current` shows which",
+    "unlink": f"{_ORIGIN}; `osmosis workspace current` shows which",
+    "deploy": "it is `osmosis model deploy MODEL` now",
+    "undeploy": "it is `osmosis model undeploy MODEL` now",
+    "deployment": "`osmosis model list` shows what is deployed",
+    "train metrics": _INFO,
+    "train graph": _INFO,
+    "train export": "`osmosis train info RUN --output FILE` writes it",
+    "train traces": "`osmosis train logs RUN` shows what the run said",
+    "model delete": "a trained model goes with its run, by `osmosis train delete RUN`; `osmosis model undeploy MODEL` "
+    "only ends its serving",
+    "rollout validate": "`osmosis check` imports every rollout that a config names",
+}
+"""What is said after "No such command", by the words of the command."""
+
+
+def is_former(words: Sequence[str]) -> bool:
+    """Tell whether these words were a command of earlier lines."""
+    return " ".join(words) in FORMER_COMMANDS
+
+
+def no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> str:
+    """Return what to say of ``name``, which is no command.
+
+    Args:
+        name: what was typed.
+        trail: the commands before it.
+        visible: the commands there are in its place.
+    """
+    if name == "help":
+        return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
+    if former := FORMER_COMMANDS.get(" ".join((*trail, name))):
+        return f"No such command {name!r}: {former}."
+    if name in _NOT_IN_THIS_RELEASE:
+        return f"No such command {name!r}: this release does not have it."
+    from difflib import get_close_matches
+
+    meant = _OTHER_WORDS.get(name)
+    near = [meant] if meant in visible else get_close_matches(name, visible, n=1, cutoff=0.5)
+    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,233 @@
+"""`osmosis dev server`: a commit served, its log followed over connections that break."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.services import dev_servers
+from tests.cli.eval_submits import commit, write_entrypoint
+from tests.cli.maze import Maze, replies, sent
+
+STREAM, SSE = "/dev-rollout-server/ds_1/logs/stream", {"Content-Type": "text/event-stream; charset=utf-8"}
+REPLY = {
+    "id": "ds_1",
+    "url": "https://ds-1.fern.example",
+    "api_key": "osm_dev_key",
+    "expires_at": "2026-10-03T07:00:00Z",
+    "status": "starting",
+    "region": {"name": "eu"},
+}
+
+
+@pytest.fixture
+def rollout(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
+    """The maze, in the directory of a rollout that is committed."""
+    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")  # no `gh` of this machine is asked
+    write_entrypoint(maze, "print('hello')\n")
+    commit(maze)
+    maze.get("/verify").respond(json={"user": {"id": "u1", "email": "mara@fern.example"}})
+    maze.post("/dev-rollout-server").respond(json=REPLY)
+    monkeypatch.chdir(maze.workspace.rollouts_dir / "multiply")
+    monkeypatch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda identity, sha: "present")
+    return maze
+
+
+@pytest.mark.parametrize(("options", "ttl"), [((), 24), (("--ttl-hours", "2"), 2), (("--no-ttl",), None)])
+def test_the_last_commit_is_served(rollout: Maze, options: tuple[str, ...], ttl: int | None) -> None:
+    outcome = rollout.osmosis("dev", "server", "up", *options, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert sent(rollout.post("/dev-rollout-server")) == {
+        "rollout_name": "multiply",
+        "commit_sha": commit_of(rollout),
+        "repository_path": "rollouts/multiply",
+        "entrypoint": "main.py",
+        "ttl_hours": ttl,
+    }
+    assert outcome.json["operation"] == "dev.server.up"
+    assert outcome.json["resource"] == {**REPLY, **rollout.resource}
+
+
+def commit_of(maze: Maze) -> str:
+    from osmosis_ai.workspace.git import read_git_state
+
+    head = read_git_state(maze.workspace.root).head
+    assert head is not None
+    return head
+
+
+def test_people_see_the_address_the_key_and_the_commands(rollout: Maze) -> None:
+    assert rollout.osmosis("dev", "server", "up", "--plain").out.splitlines() == [
+        "Development server started: https://ds-1.fern.example",
+        "API key: osm_dev_key",
+        "Expires: 2026-10-03T07:00:00Z",
+        "Logs: osmosis dev server logs ds_1",
+        "End it: osmosis dev server down ds_1",
+    ]
+
+
+def test_what_is_not_committed_is_not_served_unasked(rollout: Maze) -> None:
+    write_entrypoint(rollout, "print('changed')\n")
+    error = rollout.osmosis("dev", "server", "up", "--json").error
+    assert (error["code"], rollout.post("/dev-rollout-server").called) == ("INTERACTIVE_REQUIRED", False)
+    assert rollout.osmosis("dev", "server", "up", "--yes", "--json").status == 0
+
+
+def test_a_commit_that_is_not_pushed_is_refused(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda *_: "absent")
+    error = rollout.osmosis("dev", "server", "up", "--json").error
+    assert "not pushed" in error["message"] and error["hint"] == "push it: git push"
+    assert not rollout.post("/dev-rollout-server").called
+
+
+def test_only_the_directory_of_a_rollout_can_be_served(
+    rollout: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (rollout.workspace.root, rollout.workspace.data_dir):
+        monkeypatch.chdir(place)
+        error = rollout.osmosis("dev", "server", "up", "--json").error
+        assert error["code"] == "VALIDATION" and "no directory of a rollout" in error["message"]
+    (rollout.workspace.rollouts_dir / "multiply" / "main.py").unlink()
+    monkeypatch.chdir(rollout.workspace.rollouts_dir / "multiply")
+    assert rollout.osmosis("dev", "server", "up", "--json").error["code"] == "VALIDATION"
+
+
+def test_a_platform_without_such_servers_says_so(rollout: Maze) -> None:
+    none = {"X-Osmosis-Capabilities": "quickstart"}
+    rollout.get("/verify").respond(json={"user": {"id": "u1", "email": "m@fern.example"}}, headers=none)
+    error = rollout.osmosis("dev", "server", "up", "--json").error
+    assert error["message"].endswith("does not offer rollout servers for development.")
+
+
+@pytest.mark.parametrize("reply", [{}, {"url": None}, {"url": 3}])
+def test_a_reply_without_an_address_is_no_server(rollout: Maze, reply: dict[str, Any]) -> None:
+    rollout.post("/dev-rollout-server").respond(json=reply)
+    error = rollout.osmosis("dev", "server", "up", "--json").error
+    assert error["code"] == "PLATFORM_ERROR" and "`url`" in error["message"]
+
+
+def test_servers_are_listed_and_ended(maze: Maze) -> None:
+    full = {"name": "maze", "url": "https://u", "status": "running", "started_at": None}
+    first = {"id": "ds_1", **full, "expires_at": "2026-10-03T07:00:00Z"}
+    bare: dict[str, Any] = {"id": "ds_2", **dict.fromkeys((*full, "expires_at"))}
+    maze.get("/dev-rollout-server").respond(json={"dev_rollout_servers": [first, {"id": "ds_2"}, bare]})
+    items = maze.osmosis("dev", "server", "list", "--json").json["items"]
+    assert items == [{**first, "expires_at": "2026-10-03T07:00:00.000Z"}, bare, bare]
+    assert maze.osmosis("dev", "server", "list", "--plain").out == (
+        "ds_1\tmaze\thttps://u\t2026-10-03T07:00:00Z\t[running]\n" + 2 * "ds_2\t–\t–\t–\t[unknown]\n"
+    )
+    down = maze.router.delete(url__regex=r".*/dev-rollout-server/ds%2F1$")
+    down.respond(json={"id": "ds/1", "status": "stopped"})
+    ended = maze.osmosis("dev", "server", "down", "ds/1", "--json").json
+    assert (ended["operation"], sent(down)) == ("dev.server.down", {})
+    assert ended["resource"] == {"id": "ds/1", "status": "stopped", **maze.resource}
+
+
+# Logs
+
+
+def event(number: int, **more: Any) -> str:
+    line = {"timestamp": f"2026-10-02T07:04:0{number}Z", "message": f"line {number}", **more}
+    return f"data: {json.dumps(line)}\n\n"
+
+
+def messages(out: str) -> list[str]:
+    return [json.loads(line)["message"] for line in out.splitlines()]
+
+
+def cut(*events: str, error: type[httpx.TransportError] = httpx.ReadError) -> httpx.Response:
+    def content() -> Iterator[bytes]:
+        for text in events:
+            yield text.encode()
+        raise error("gone")
+
+    return httpx.Response(200, headers=SSE, content=content())
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_servers, "RECONNECT_AFTER_S", (0.0, 0.0))
+
+
+def test_a_page_of_the_log_is_a_line_of_json_each(maze: Maze) -> None:
+    logs = maze.get("/dev-rollout-server/ds_1/logs").respond(
+        json={"logs": [{"timestamp": "2026-10-02T07:04:01Z", "message": "a\tb", "level": "info"}, {}]}
+    )
+    out = maze.osmosis("dev", "server", "logs", "ds_1", "-n", "7", "--json").out
+    assert logs.calls.last.request.url.params["limit"] == "7"
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"timestamp": "2026-10-02T07:04:01Z", "message": "a\tb"},
+        {"timestamp": None, "message": None},
+    ]
+    plain = maze.osmosis("dev", "server", "logs", "ds_1", "--plain").out
+    assert plain == "2026-10-02T07:04:01Z\ta b\n–\t–\n"
+    assert maze.osmosis("dev", "server", "logs", "ds_1", "--tail", "201").status == 2
+
+
+def test_people_follow_the_log_until_the_platform_ends_it(maze: Maze) -> None:
+    noise = ": tick\r\n\r\nevent: x\ndata: no json\n\ndata: [1]\n\nid: 7\nretry: 10\n\n"
+    split = 'data: {"timestamp": "2026-10-02T07:04:03Z",\ndata:  "message": {"a": 1}}\n\n'
+    stream = maze.get(STREAM).respond(text=event(1) + noise + split + event(4)[:-2], headers=SSE)
+    outcome = maze.osmosis("dev", "server", "logs", "ds_1", "--tail", "20")
+    request = stream.calls.last.request
+    assert (request.headers["Accept"], request.url.params["tail"]) == ("text/event-stream", "20")
+    assert outcome.status == 0 and "line 1" in outcome.out and '{"a": 1}' in outcome.out
+    assert len(outcome.out.splitlines()) == 2
+    followed = maze.osmosis("dev", "server", "logs", "ds_1", "--follow", "--json")
+    assert messages(followed.out) == ["line 1", '{"a": 1}'] and followed.err == ""
+
+
+@pytest.mark.parametrize("error", [httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError])
+def test_a_log_that_is_cut_off_goes_on_without_repeating_itself(
+    maze: Maze, waits: None, error: type[httpx.TransportError]
+) -> None:
+    whole = httpx.Response(200, headers=SSE, text="".join(map(event, (1, 2, 3, 4))))
+    stream = maze.get(STREAM)
+    stream.mock(side_effect=[cut(event(1), event(2), error=error), cut(event(1), event(2)), whole])
+    outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--plain")
+    assert [line.rpartition("\t")[2] for line in outcome.out.splitlines()] == [
+        f"line {n}" for n in (1, 2, 3, 4)
+    ]
+    assert outcome.err.count("asking for the log again") == 2
+    assert [call.request.url.params["tail"] for call in stream.calls] == ["100", "200", "200"]
+
+
+def test_a_log_of_which_nothing_new_comes_is_given_up(maze: Maze, waits: None) -> None:
+    stream = maze.get(STREAM)
+    stream.mock(side_effect=lambda _: cut(event(1)))
+    outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--json")
+    assert (outcome.status, stream.call_count) == (1, 3)
+    assert messages(outcome.out) == ["line 1"]
+    assert json.loads(outcome.err)["error"]["code"] == "PLATFORM_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "said"),
+    [
+        (httpx.Response(404, json={"error": "No such server."}), "NOT_FOUND", "No such server."),
+        (httpx.Response(200, html="<html>Sign in</html>"), "PLATFORM_ERROR", "no stream of events"),
+        (httpx.Response(302, headers={"Location": "https://e.example/"}), "PLATFORM_ERROR", "redirects to"),
+        (httpx.ConnectError("refused"), "PLATFORM_ERROR", "Connection error"),
+        (
+            httpx.Response(200, headers=SSE, text="data: " + "x" * (1 << 20) + "\n\n"),
+            "PLATFORM_ERROR",
+            "does not end its line",
+        ),
+    ],
+)
+def test_what_is_no_log_is_told_at_once(maze: Maze, waits: None, reply: Any, code: str, said: str) -> None:
+    stream = maze.get(STREAM).mock(side_effect=[reply])
+    outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--json")
+    assert (outcome.status, stream.call_count) == (1, 1)
+    assert outcome.error["code"] == code and said in outcome.error["message"]
+
+
+def test_the_group_is_known_and_not_shown(maze: Maze) -> None:
+    assert "\n  dev " not in maze.osmosis("--help").out
+    assert maze.osmosis("dev", "server", "--help").status == 0
+    maze.get("/dev-rollout-server").mock(side_effect=replies({"dev_rollout_servers": []}))
+    assert maze.osmosis("dev", "server", "list", "--plain").out == ""

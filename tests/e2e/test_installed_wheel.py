@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.services.rollouts.templates import list_templates
+
 pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
@@ -76,10 +78,7 @@ def test_the_wheel_carries_the_samples_the_model_and_the_templates(wheel: Path) 
     for needed in (
         "osmosis_ai/py.typed",
         "osmosis_ai/inference/models/tiny/model.safetensors",
-        "osmosis_ai/samples/rollouts/multiply/main.py",
-        "osmosis_ai/samples/configs/eval/multiply.toml",
-        "osmosis_ai/samples/configs/training/multiply.toml",
-        "osmosis_ai/samples/data/multiply.jsonl",
+        *(f"osmosis_ai/samples/{path}" for template in list_templates() for path in template.paths()),
     ):
         assert needed in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".gitkeep")]

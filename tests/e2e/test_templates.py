@@ -38,7 +38,13 @@ def run(root: Path, *words: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["multiply-command", "multiply-local-openai", "multiply-local-strands", "sums-rubric"],
+    [
+        "multiply-command",
+        "multiply-local-openai",
+        # Importing a framework takes seconds, and tests/e2e/test_framework_examples.py runs this one, too.
+        pytest.param("multiply-local-strands", marks=pytest.mark.soak),
+        "sums-rubric",
+    ],
 )
 def test_a_template_is_evaluated_as_it_was_applied(tmp_path: Path, name: str) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:

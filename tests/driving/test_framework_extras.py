@@ -150,6 +150,16 @@ def test_where_the_rollout_runs_here_an_uninstalled_extra_is_a_sentence(
     assert "pip install" in caught.value.hint and "[strands]" in caught.value.hint
 
 
+def test_an_extra_that_is_installed_here_and_not_asked_for_is_worth_a_note(tmp_path: Path) -> None:
+    forgetful = rollout(tmp_path / "a", ["osmosis-ai[server]"], main=STRANDS)
+    in_order = rollout(tmp_path / "b", ["osmosis-ai[server,strands]"], main=STRANDS)
+
+    assert require_frameworks(in_order, "main.py") is None
+    assert str(require_frameworks(forgetful, "main.py")).startswith(
+        "main.py, line 1, imports the integration"
+    )
+
+
 async def test_nothing_is_built_for_a_project_that_forgot_its_framework(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,19 +85,19 @@ def undeclared_framework(rollout_dir: Path, entrypoint: str) -> MissingFramework
     return None
 
 
-def require_frameworks(rollout_dir: Path, entrypoint: str) -> None:
+def require_frameworks(rollout_dir: Path, entrypoint: str) -> str | None:
     """Check, before an environment is built or a server started, that the code's frameworks will be there.
+
+    Returns:
+        A sentence about one that is there, but would not be elsewhere; None when all is in order.
 
     Raises:
         OsmosisError: one will not, with its place in the code and what mends it; or ``pyproject.toml`` cannot be read.
     """
     project = read_project(rollout_dir)
     runs_here = project is None or not unmet_requirements(project)
-    missing = (
-        _uninstalled_framework(rollout_dir, entrypoint)
-        if runs_here
-        else undeclared_framework(rollout_dir, entrypoint)
-    )
+    undeclared = undeclared_framework(rollout_dir, entrypoint)
+    missing = _uninstalled_framework(rollout_dir, entrypoint) if runs_here else undeclared
     if missing is not None:
         where = missing.where
         raise OsmosisError(
@@ -105,6 +105,10 @@ def require_frameworks(rollout_dir: Path, entrypoint: str) -> None:
             details={"extra": where.extra, "file": where.file, "line": where.line},
             hint=missing.hint,
         )
+    if undeclared is None:
+        return None
+    where = undeclared.where
+    return f"{where.file}, line {where.line}, {undeclared.problem}; it is installed here, and may not be elsewhere"
 
 
 def _uninstalled_framework(rollout_dir: Path, entrypoint: str) -> MissingFramework | None:

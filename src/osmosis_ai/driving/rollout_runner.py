@@ -81,7 +81,9 @@ async def prepare_server(
     if names_an_attribute(entrypoint):
         environment = running_environment("which is the agent's too")
     else:
-        await asyncio.to_thread(require_frameworks, rollout_dir, entrypoint)
+        doubt = await asyncio.to_thread(require_frameworks, rollout_dir, entrypoint)
+        if doubt is not None:
+            note(doubt)
         environment = await asyncio.to_thread(
             prepare_environment, rollout_dir, cache_dir=cache_dir, note=note
         )

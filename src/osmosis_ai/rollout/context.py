@@ -223,7 +223,9 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
             ValueError: when this rollout already has a sample source.
         """
         if self.sample_source is not None:
-            raise ValueError("this rollout already has a sample source; create one session per rollout")
+            raise ValueError(
+                "this rollout already has a sample source; make one session, or one agent, per rollout"
+            )
         self.sample_source = source
 
     async def get_sample(self) -> RolloutSample | None:

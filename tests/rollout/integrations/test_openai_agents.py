@@ -167,7 +167,7 @@ def test_a_placeholder_is_not_told_which_model_answers(option: str) -> None:
 
 
 def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
-    with pytest.raises(RuntimeError, match=r"outside of a rollout context.*`run`"):
+    with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
         calculator()
     with pytest.raises(RuntimeError, match="outside of a rollout context"):
         OsmosisLitellmModel()

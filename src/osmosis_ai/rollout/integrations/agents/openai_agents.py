@@ -142,6 +142,7 @@ class OsmosisAgent(agents.Agent[TContext]):
         super().__init__(*args, **kwargs)
         agent: Any = self
         if isinstance(agent.model, OsmosisRolloutModel):
+            running_rollout("OsmosisAgent")
             agent.model = OsmosisLitellmModel(**agent.model.litellm_kwargs)
 
 

@@ -141,6 +141,19 @@ class WorkspaceStore:
                     hint=f"let them in with `osmosis platform member add {workspace.name} {user.email}`",
                 )
 
+    def quickstart_intent(self, workspace_id: str, user_id: str) -> str | None:
+        """Return what a member chose to do first; None before."""
+        with self._db.session() as session:
+            membership = session.get(DbMembership, (workspace_id, user_id))
+            return membership.quickstart_intent if membership is not None else None
+
+    def record_quickstart(self, workspace_id: str, user_id: str, intent: str) -> None:
+        """Note what a member does first."""
+        with self._db.transaction() as session:
+            membership = session.get(DbMembership, (workspace_id, user_id))
+            if membership is not None:
+                membership.quickstart_intent = intent
+
     def has_member(self, user_id: str, workspace_id: str | None) -> bool:
         """Tell whether a user is in a workspace; in any at all, when none is named."""
         with self._db.session() as session:

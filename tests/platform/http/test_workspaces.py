@@ -76,15 +76,24 @@ def test_the_first_steps_wait_for_a_repository_and_never_for_a_bill(
     services.workspaces.add_member(empty.id, member.user.id, "admin")
     quickstart = "/api/cli/quickstart"
     assert api.get(quickstart, params={"organizationId": empty.id}).json() == {
-        "repo": {"connected": False, "full_name": None},
+        "repo": {"connected": False, "full_name": None, "clone_url": None},
         "billing_ready": True,
         "completed": False,
     }
     connected = api.get(quickstart, params={"organizationId": member.workspace.id}).json()
-    assert connected["repo"] == {"connected": True, "full_name": "fern/agents"}
+    assert connected["repo"] == {
+        "connected": True,
+        "full_name": "fern/agents",
+        "clone_url": member.repository.clone_url,
+    }
     choice = {"organizationId": empty.id, "intent": "eval"}
     for _ in range(2):
         assert api.post(quickstart, json=choice).json() == {"completed": True}
+        assert api.get(quickstart, params={"organizationId": empty.id}).json()["completed"] is True
+    # It is one's own, and of one workspace.
+    other = services.workspaces.create("birch")
+    services.workspaces.add_member(other.id, member.user.id, "admin")
+    assert api.get(quickstart, params={"organizationId": other.id}).json()["completed"] is False
     assert_flat_error(api.post(quickstart, json={**choice, "intent": "dance"}), 400, "VALIDATION_FAILED")
     assert_flat_error(
         api.post(quickstart, json={**choice, "organizationId": "wsp_other"}), 404, "WORKSPACE_NOT_FOUND"

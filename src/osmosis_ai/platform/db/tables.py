@@ -88,7 +88,7 @@ class DbWorkspace(Base):
 
 
 class DbMembership(Base):
-    """``role``: ``owner``, ``admin`` or ``member``."""
+    """``role``: ``owner``, ``admin`` or ``member``; ``quickstart_intent``: what the user chose to do first."""
 
     __tablename__ = "memberships"
 
@@ -98,6 +98,7 @@ class DbMembership(Base):
     user_id: Mapped[str] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), primary_key=True)
     role: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[datetime]
+    quickstart_intent: Mapped[str | None] = mapped_column(String(16))
 
 
 class DbRepository(Base):

@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osmosis_ai.api.capabilities import CAPABILITIES_HEADER, Capability, capabilities_header
 
 API_PREFIX = "/api/cli/"
-OFFERED = frozenset({Capability.DELETION, Capability.EVAL_IMPORTS, Capability.EVAL_RETRIES})
+OFFERED = frozenset(
+    {Capability.DELETION, Capability.EVAL_IMPORTS, Capability.EVAL_RETRIES, Capability.QUICKSTART}
+)
 """What this platform has beyond the routes that every platform has."""
 _OFFERED_HEADER = capabilities_header(OFFERED)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from osmosis_ai.api.wire import auth as wire
-from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.quickstart import (
+    QuickstartChoice,
+    QuickstartRecorded,
+    QuickstartRepository,
+    QuickstartStatus,
+)
 from osmosis_ai.platform.accounts import Principal
 from osmosis_ai.platform.db.tables import DbRepository
 from osmosis_ai.platform.http.authentication import Authenticated, Services
@@ -14,13 +17,6 @@ from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli")
-
-
-class QuickstartChoice(WireModel):
-    """What the user wants to do first, and in which workspace."""
-
-    organizationId: str
-    intent: Literal["train", "eval", "benchmark", "explore"]
 
 
 @router.get("/workspaces")
@@ -42,26 +38,30 @@ def list_workspaces(services: Services, principal: Authenticated) -> wire.Worksp
 
 
 @router.get("/quickstart")
-def quickstart(services: Services, principal: Authenticated, organizationId: str) -> dict[str, Any]:
-    """Tell how far the first steps in a workspace have got; there is nothing to pay for."""
+def quickstart(services: Services, principal: Authenticated, organizationId: str) -> QuickstartStatus:
+    """Tell how far the user's first steps in a workspace have got; there is nothing to pay for."""
     repositories = _repositories_of(services, principal, organizationId)
-    first = repositories[0].identity if repositories else None
-    return {
-        "repo": {"connected": first is not None, "full_name": first},
-        "billing_ready": True,
-        "completed": first is not None,
-    }
+    first = repositories[0] if repositories else None
+    intent = services.workspaces.quickstart_intent(organizationId, principal.user.id)
+    return QuickstartStatus(
+        repo=QuickstartRepository(
+            connected=first is not None,
+            full_name=first.identity if first is not None else None,
+            clone_url=first.clone_url if first is not None else None,
+        ),
+        billing_ready=True,
+        completed=intent is not None,
+    )
 
 
 @router.post("/quickstart")
 def choose_quickstart(
-    services: Services,
-    principal: Authenticated,
-    choice: QuickstartChoice,
-) -> dict[str, Any]:
-    """Take note of what the user is about to do; asking again changes nothing."""
+    services: Services, principal: Authenticated, choice: QuickstartChoice
+) -> QuickstartRecorded:
+    """Take note of what the user is about to do; asking again changes nothing but that."""
     _repositories_of(services, principal, choice.organizationId)
-    return {"completed": True}
+    services.workspaces.record_quickstart(choice.organizationId, principal.user.id, choice.intent)
+    return QuickstartRecorded(completed=True)
 
 
 def _repositories_of(

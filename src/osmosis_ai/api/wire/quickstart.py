@@ -1,0 +1,33 @@
+"""The first steps in a workspace: how far they have got, and what the user does first."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from osmosis_ai.api.wire.base import WireModel
+
+Intent = Literal["train", "eval", "benchmark", "explore"]
+INTENTS: tuple[Intent, ...] = get_args(Intent)
+
+
+class QuickstartRepository(WireModel):
+    """``full_name`` is what clients send as the repository; ``clone_url`` is ours: what Git clones it from."""
+
+    connected: bool = False
+    full_name: str | None = None
+    clone_url: str | None = None
+
+
+class QuickstartStatus(WireModel):
+    repo: QuickstartRepository = QuickstartRepository()
+    billing_ready: bool = False
+    completed: bool = False
+
+
+class QuickstartChoice(WireModel):
+    organizationId: str
+    intent: Intent
+
+
+class QuickstartRecorded(WireModel):
+    completed: bool = False

@@ -92,7 +92,7 @@ async def run_program(
     Args:
         command: program and arguments.
         env: its whole environment.
-        cwd: its working directory.
+        cwd: its working directory; removed where it is called off, or this process dies.
         stdin: the file that it reads.
         max_output_bytes: it is ended when it writes more.
         grace_s: how long it may take to end when it is asked to.
@@ -132,10 +132,11 @@ def _start(
     """Start a program below a reaper; return it, the lifeline's write end and the read ends of its outputs."""
     lifeline, held = os.pipe()
     pipes = [os.pipe(), os.pipe()]
+    below = [sys.executable, "-I", "-S", str(reaper.__file__), str(lifeline), str(grace_s), str(cwd)]
     try:
         with stdin.open("rb") as prompt:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(reaper.__file__), str(lifeline), str(grace_s), *command],
+                [*below, *command],
                 env=dict(env),
                 cwd=cwd,
                 stdin=prompt,

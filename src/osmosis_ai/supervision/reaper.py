@@ -5,7 +5,7 @@ in prctl(2)). This process asks, so whatever the program started stays below it,
 and ends with it: when the program has ended, when this process is asked to end (SIGTERM), and when the other end of
 its lifeline is closed, by a starter that was killed, too. Where there is no such call, the program's group ends.
 
-    python -I -S reaper.py LIFELINE_FD GRACE_S PROGRAM ARGUMENT ...
+    python -I -S reaper.py LIFELINE_FD GRACE_S SCRATCH PROGRAM ARGUMENT ...
 
 It is run by its path and imports next to nothing: one is started for every program.
 """
@@ -24,12 +24,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 CANNOT_START = 127
 
 
-def main(lifeline: int, grace_s: float, command: list[str]) -> int:
+def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int:
     """Run ``command``; return its exit status as :func:`os.waitstatus_to_exitcode` gives it.
 
     Args:
         lifeline: the read end of a pipe into which nothing is ever written.
         grace_s: how long the program may take to end when it is asked to.
+        scratch: a directory that is removed where the program was called off, in case its owner is no more.
         command: program and arguments; the program is looked up in PATH.
     """
     os.set_inheritable(lifeline, False)
@@ -50,14 +51,18 @@ def main(lifeline: int, grace_s: float, command: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"`{command[0]}` cannot be started: {error.strerror}\n")
         return CANNOT_START
-    status = None
+    status, called_off = None, False
     while status is None:
         ready, _, _ = select.select([lifeline, wakened], [], [])
         if lifeline in ready or signal.SIGTERM in os.read(wakened, 512):
-            status = _ask_to_end(program, wakened, grace_s)
+            status, called_off = _ask_to_end(program, wakened, grace_s), True
             break
         status = _reap(program)
     _end_all(program)
+    if called_off:
+        import shutil
+
+        shutil.rmtree(scratch, ignore_errors=True)
     return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
@@ -154,4 +159,4 @@ def _end_as(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _end_as(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    _end_as(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -443,3 +443,26 @@ def test_consent_needs_the_own_form_and_an_own_workspace(
         refused = consent(browser, **changes)
         assert refused.status_code == 403 and "location" not in refused.headers
     assert {token.kind for token, _ in services.accounts.tokens(user_id=member.user.id)} == {"web", "cli"}
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "null"}, 303),
+        ({"Origin": "null"}, 303),
+        ({"Origin": "http://127.0.0.1:8733"}, 303),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:3000"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:3000"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_a_form_with_the_cookie_s_token_is_refused_where_the_browser_says_that_another_site_or_port_sent_it(
+    browser: TestClient, member: Member, told: dict[str, str], status: int
+) -> None:
+    """Cookies are shared by all ports of a host: what listens on another one can set them, and know the token."""
+    sign_in(browser)
+    browser.headers.update(told)
+    answered = consent(browser)
+    assert answered.status_code == status
+    assert ("token=" in answered.headers.get("location", "")) is (status == 303)

@@ -98,8 +98,22 @@ def render_page(
 
 
 def is_own_form(request: Request, csrf: str) -> bool:
-    """Tell whether a form was sent from a page of ours, by the token in it."""
-    return bool(_CSRF_TOKEN.fullmatch(csrf)) and secrets.compare_digest(csrf, _csrf_cookie(request))
+    """Tell whether a form was sent from a page of ours: by the token in it, and by what the browser says."""
+    is_ours = bool(_CSRF_TOKEN.fullmatch(csrf)) and secrets.compare_digest(csrf, _csrf_cookie(request))
+    return is_ours and not _says_it_came_from_elsewhere(request)
+
+
+def _says_it_came_from_elsewhere(request: Request) -> bool:
+    """Tell what the token cannot: what listens on another port of this host reads and sets the same cookies."""
+    site, origin = (request.headers.get(name, "") for name in ("sec-fetch-site", "origin"))
+    if site:
+        return site not in ("same-origin", "none")
+    # Our pages tell nobody where they are (`no-referrer`), and so their forms come from "null".
+    if origin in ("", "null"):
+        return False
+    services: PlatformServices = request.app.state.services
+    own = {request.headers.get("host", ""), urlsplit(services.config.base_url).netloc}
+    return origin.partition("://")[2] not in own
 
 
 def is_encrypted(services: PlatformServices) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
-from osmosis_ai.driving.callback_server import CallbackListener
+from osmosis_ai.driving.callback_server import CallbackAddress, CallbackListener
+from osmosis_ai.errors import OsmosisError
 from tests.driving.wire import ROLLOUT_ID, completion_body, grader_body
 
 TOKEN = "callback-secret"
@@ -311,3 +313,18 @@ def test_blank_keys_are_refused(token: str) -> None:
         CallbackListener(store, auth_token=token)
     with pytest.raises(ValueError, match="bridge_token"):
         CallbackListener(store, auth_token=TOKEN, bridge=EchoBridge(), bridge_token=token or None)
+
+
+def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_has_no_use_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("socket.create_server", full)
+    with pytest.raises(OsmosisError, match="Too many open files") as plain:
+        CallbackAddress().socket()
+    assert "agents" not in plain.value.message and plain.value.hint is None
+    with pytest.raises(OsmosisError, match="the bridge for served agents") as served:
+        CallbackAddress("train.internal", ports=(9100, 9101)).socket()
+    assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)

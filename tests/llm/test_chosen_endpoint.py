@@ -43,12 +43,20 @@ def test_a_bare_name_is_openais_unless_it_is_plainly_anothers() -> None:
         choose_endpoint("gpt-5-mini", {})
 
 
-@pytest.mark.parametrize("address", ["localhost:8000", "ftp://here/v1", "http://me:secret@here/v1"])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:8000", "ftp://here/v1", "http://me:secret@here/v1", "https://here/sk-proj-secret-4711/v1"],
+)
 def test_an_address_that_is_none_is_refused_without_showing_a_password(address: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         choose_endpoint("m", {}, base_url=address)
     assert "--base-url" in caught.value.message
     assert "secret" not in caught.value.message
+
+
+def test_an_account_in_the_path_of_a_gateway_is_no_key() -> None:
+    gateway = "https://gateway.example/v1/0123456789abcdef0123456789abcdef/sk-team/openai"
+    assert choose_endpoint("m", {}, base_url=gateway).base_url == gateway
 
 
 async def test_a_model_registered_with_the_protocol_in_its_name_is_found_by_asking() -> None:

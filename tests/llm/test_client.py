@@ -60,6 +60,17 @@ async def test_a_reply_without_end_is_broken_off_and_not_asked_for_again(
     assert model.calls == 2
 
 
+async def test_a_stream_without_end_is_broken_off(
+    model: StandInModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "MAX_REPLY_BYTES", 10_000)
+    model.script(Reply(chunks=[{"choices": [{"delta": {"content": "x" * 1000}}]}] * 20))
+    async with client(model) as calling:
+        with pytest.raises(ModelCallError, match="larger than 10000 bytes"):
+            async for _ in calling.stream(HELLO):
+                pass
+
+
 async def test_every_field_reaches_the_provider_and_only_the_model_is_exchanged(model: StandInModel) -> None:
     body = {
         **HELLO,

@@ -129,6 +129,8 @@ class CallbackAddress:
                 reason = "it is no host name"
             except OSError as error:
                 reason = error.strerror or str(error)
+        if self == CallbackAddress():
+            raise OsmosisError(f"no port of this machine can be listened on for the rollouts ({reason}).")
         raise OsmosisError(
             f"the bridge for served agents cannot listen on {listen} ({reason}).",
             hint="set OSMOSIS_BRIDGE_LISTEN to an address of this machine (0.0.0.0 for all), "

@@ -46,7 +46,8 @@ class RunLock:
             raise RunLockedError(
                 f"another process already holds the run `{self._name}`.",
                 details={"run_name": self._name},
-                hint=f"follow it with `osmosis eval watch {self._name}`, or choose another `--name`",
+                hint=f"wait for its end (`osmosis eval watch {self._name}` shows it in a workspace directory), "
+                "or choose another `--name`",
             ) from None
         return self
 

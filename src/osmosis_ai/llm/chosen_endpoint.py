@@ -6,6 +6,7 @@ needed. Without one, the model's name says who serves it, as everywhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ NO_KEY = "no-key"
 
 _PROTOCOL = "openai/"
 _ENDPOINT_KEY = "OPENAI_API_KEY"
+# What providers' keys begin with. An account's name in a path, as gateways have it, is no secret and begins otherwise.
+_KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 
 
 def choose_endpoint(
@@ -98,9 +101,9 @@ def _address(text: str) -> str:
     except ValueError:
         parts, is_address = urlsplit(""), False
     # It is written down with the run, and said in errors: nothing secret may be in it.
-    if "@" in text or "?" in text or "#" in text:
+    if "@" in text or "?" in text or "#" in text or _KEY_IN_A_PATH.search(parts.path):
         raise OsmosisError(
-            "`--base-url` holds more than an address: no user name, password, query or fragment may be in it.",
+            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
             hint="give the key by `OPENAI_API_KEY` instead",
         )
     if not is_address or not text.strip().isprintable() or " " in text.strip():

@@ -38,7 +38,7 @@ class ModelTransport(Protocol):
 
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""How large a reply that is no stream may be; with the log-probabilities of many candidates, the longest have tens of
+"""How large a reply may be, a stream in all; with the log-probabilities of many candidates, the longest have tens of
 millions of bytes."""
 
 
@@ -81,8 +81,11 @@ class DirectTransport:
                 content = await self._read(response)
                 raise self._refusal(response, _decoded(content), content)
             parser = EventParser()
-            finished = False
+            finished, size = False, 0
             async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > MAX_REPLY_BYTES:
+                    raise self._too_large(response)
                 for _, data in parser.feed(piece):
                     if data == _DONE:
                         return
@@ -102,10 +105,12 @@ class DirectTransport:
         async for piece in response.content.iter_any():
             content += piece
             if len(content) > MAX_REPLY_BYTES:
-                response.close()
-                told = f"it is larger than {MAX_REPLY_BYTES} bytes"
-                raise self._error("invalid_reply", told, retryable=False)
+                raise self._too_large(response)
         return bytes(content)
+
+    def _too_large(self, response: aiohttp.ClientResponse) -> ModelCallError:
+        response.close()
+        return self._error("invalid_reply", f"it is larger than {MAX_REPLY_BYTES} bytes", retryable=False)
 
     async def aclose(self) -> None:
         """Close the session."""

@@ -1,0 +1,283 @@
+"""One command line for each command of the tree, and what the platform answers to it, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tests.cli import benchmark_replies, eval_replies, train_replies
+from tests.cli.maze import Maze
+from tests.datasets.builders import jsonl, prompt_rows
+from tests.evaluation.recorded_runs import passing, write_run
+from tests.logins import VERIFIED
+
+DATASET: dict[str, Any] = {
+    "id": "ds_31",
+    "file_name": "maze-walks",
+    "file_size": 1536,
+    "status": "uploaded",
+    "file_format": "parquet",
+    "original_file_format": "csv",
+    "row_count": 1200,
+    "original_file_size": 4096,
+    "data_preview": [{"user_prompt": "left?", "ground_truth": "no"}],
+    "creator_name": "Mara",
+    "created_at": "2026-10-02T07:00:00Z",
+    "updated_at": "2026-10-02T07:03:10.250Z",
+    "platform_url": "https://osmosis.fern.example/fern-lab/datasets/ds_31",
+}
+LOG = {
+    "logs": [
+        {"timestamp": "2026-10-02T07:00:00Z", "level": "info", "step": "start", "message": "begun"},
+        {
+            "timestamp": None,
+            "level": "error",
+            "step": None,
+            "message": "row 3:\tno prompt",
+            "details": {"row": 3},
+        },
+    ],
+    "next_cursor": "2026|7",
+}
+MODEL: dict[str, Any] = {
+    "id": "lo_1",
+    "model_name": "maze-lora",
+    "base_model": "fern/base-32b",
+    "training_run_name": "copper-finch",
+    "checkpoint_step": 40,
+    "reward": 0.75,
+    "created_at": "2026-10-02T07:00:00Z",
+    "deployment_status": "active",
+    "deployed_at": "2026-10-02T08:00:00Z",
+    "deployed_by": "Mara",
+    "hf_upload_status": "in_progress",
+    "inference_model": "fern/base-32b:maze-lora",
+    "platform_url": "https://osmosis.fern.example/fern-lab/models/lo_1",
+}
+BASE_MODEL = {
+    "id": "bm_1",
+    "model_name": "fern/base-32b",
+    "base_model": "fern/base-32b",
+    "creator_name": "Osmosis",
+}
+SECRET = {
+    "id": "sec_1",
+    "name": "API_KEY",
+    "scope": "user",
+    "created_at": "2026-05-01T09:00:00Z",
+    "updated_at": "2026-05-02T09:00:00Z",
+    "creator_name": "Mara",
+}
+SERVER = {
+    "id": "srv_1",
+    "name": "calculator",
+    "host": "10.1.2.3",
+    "port": 9000,
+    "status": "unhealthy",
+    "has_key": True,
+    "error": "it refuses the key (HTTP 401)",
+    "probed_at": "2026-05-02T09:00:00Z",
+    "created_at": "2026-05-01T09:00:00Z",
+    "creator_name": "Mara",
+}
+HEALTHY = {"id": "srv_1", "status": "healthy", "health_check_result": {"server_info": {"active_rollouts": 3}}}
+ROLLOUT = {
+    "id": "ro_2",
+    "name": "maze",
+    "is_active": True,
+    "last_synced_commit_sha": "4be1c0ffee4be1c0ffee",
+    "repo_full_name": "fern/maze",
+    "created_at": "2026-10-02T07:00:00Z",
+}
+ENDED = {"status": "finished", "completed_at": "2026-10-02T07:11:10Z"}
+EVAL_RUN = eval_replies.run(**ENDED)
+TRAINING_RUN = {
+    **train_replies.DETAIL,
+    "training_run": {**train_replies.OWN, **ENDED, "name": "copper-finch"},
+}
+
+
+class Case(NamedTuple):
+    """A command line; ``prepare`` writes down what the platform answers, and what is on this machine."""
+
+    line: str
+    prepare: Callable[[Maze], Any] = lambda _: None
+
+
+def answers(method: str, path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
+    return lambda maze: getattr(maze, method)(path).respond(json=dict(body))
+
+
+def page(path: str, key: str, *items: Mapping[str, Any]) -> Callable[[Maze], Any]:
+    return answers("get", path, {key: list(items), "total_count": len(items)})
+
+
+def together(*steps: Callable[[Maze], Any]) -> Callable[[Maze], Any]:
+    def prepare(maze: Maze) -> None:
+        for step in steps:
+            step(maze)
+
+    return prepare
+
+
+def file(name: str, content: str) -> Callable[[Maze], Any]:
+    return lambda maze: (maze.workspace.root / name).write_text(content)
+
+
+def local_run(maze: Maze) -> None:
+    if not (maze.workspace.evals_dir / "good").exists():
+        write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
+
+
+def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
+    """Answer as a platform of ours, which deletes."""
+    return lambda maze: maze.get(path).respond(
+        json=dict(body), headers={"X-Osmosis-Capabilities": "deletion"}
+    )
+
+
+QUESTIONS = jsonl([{"question": f"{i} + 1?", "answer": i + 1, "level": "easy"} for i in range(4)])
+_eval = answers("get", "/eval-runs/amber-otter-42", EVAL_RUN)
+TRAINING_ID = train_replies.OWN["id"]
+_checkpoints = answers("get", f"/training-runs/{TRAINING_ID}/checkpoints", train_replies.CHECKPOINTS)
+_training = answers("get", "/training-runs/copper-finch", TRAINING_RUN)
+BENCHMARK_RUN = {**benchmark_replies.RUN, **ENDED}
+_benchmark_run = answers(
+    "get", "/benchmark-runs/amber-otter-42", {**benchmark_replies.RUN_DETAIL, "benchmark_run": BENCHMARK_RUN}
+)
+MEMBERSHIPS = together(
+    answers("get", "/verify", VERIFIED),
+    answers("get", "/workspaces", {"workspaces": [{"id": "ws_1", "name": "fern-lab"}]}),
+)
+
+CASES: tuple[Case, ...] = (
+    Case("dataset validate sums.jsonl", file("sums.jsonl", jsonl(prompt_rows(20)))),
+    Case(
+        "dataset import qa.jsonl --map prompt=question,ground_truth=answer --overwrite",
+        file("qa.jsonl", QUESTIONS),
+    ),
+    Case("dataset list", page("/datasets", "datasets", DATASET, {"id": "ds_1"})),
+    Case("dataset info maze-walks", answers("get", "/datasets/maze-walks", DATASET)),
+    Case("dataset preview maze-walks", answers("get", "/datasets/maze-walks", DATASET)),
+    Case(
+        "dataset delete maze-walks --yes",
+        together(_offering("/datasets/maze-walks", DATASET), answers("delete", "/datasets/ds_31", {})),
+    ),
+    Case("dataset logs maze-walks", answers("get", "/datasets/maze-walks/logs", LOG)),
+    Case("eval list", page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL)),
+    Case(
+        "eval info amber-otter-42",
+        together(
+            _eval,
+            answers("get", "/eval-runs/er_8/metrics", {**eval_replies.METRICS, "status": "finished"}),
+            answers("get", "/eval-runs/er_8/samples/manifest", {"files": [], "totals": {}}),
+        ),
+    ),
+    Case("eval gate good --min pass_rate=0.6", local_run),
+    Case("eval watch good", local_run),
+    Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG)),
+    Case("eval stop amber-otter-42 --yes", answers("post", "/eval-runs/amber-otter-42/stop", {"id": "er_8"})),
+    Case(
+        "eval delete amber-otter-42 --yes",
+        together(_offering("/eval-runs/amber-otter-42", EVAL_RUN), answers("delete", "/eval-runs/er_8", {})),
+    ),
+    Case("eval export good --overwrite", local_run),
+    Case(
+        "train list",
+        page("/training-runs", "training_runs", {**train_replies.ROW, **ENDED}, train_replies.MINIMAL),
+    ),
+    Case(
+        "train info copper-finch",
+        together(
+            _training,
+            answers("get", f"/training-runs/{TRAINING_ID}/metrics", train_replies.METRICS),
+            _checkpoints,
+        ),
+    ),
+    Case("train logs copper-finch", answers("get", "/training-runs/copper-finch/logs", LOG)),
+    Case(
+        "train checkpoints copper-finch",
+        answers("get", "/training-runs/copper-finch/checkpoints", train_replies.CHECKPOINTS),
+    ),
+    Case(
+        "train delete copper-finch --yes",
+        together(
+            _offering("/training-runs/copper-finch", TRAINING_RUN),
+            _checkpoints,
+            answers("delete", f"/training-runs/{TRAINING_ID}", {}),
+        ),
+    ),
+    Case(
+        "train stop copper-finch --yes", answers("post", "/training-runs/copper-finch/stop", {"id": "tr_8"})
+    ),
+    Case(
+        "model list",
+        together(
+            page("/models/base", "models", BASE_MODEL),
+            answers(
+                "get",
+                "/models/lora",
+                {"models": [MODEL], "total_count": 1, "active_deployments": 1, "max_active_deployments": 3},
+            ),
+        ),
+    ),
+    Case("model info maze-lora", answers("get", "/models/maze-lora", MODEL)),
+    Case(
+        "model deploy maze-lora",
+        answers("post", "/models/maze-lora/deploy", {"id": "lo_1", "status": "active"}),
+    ),
+    Case(
+        "model undeploy maze-lora --yes",
+        answers("post", "/models/maze-lora/undeploy", {"id": "lo_1", "status": "inactive"}),
+    ),
+    Case("rollout init walker --force"),
+    Case("rollout list", page("/rollouts", "rollouts", ROLLOUT)),
+    Case("rollout server list", page("/rollout-servers", "rollout_servers", SERVER)),
+    Case(
+        "rollout server register calculator 10.1.2.3:9000",
+        answers("post", "/rollout-server/register", HEALTHY),
+    ),
+    Case("rollout server probe calculator", answers("post", "/rollout-servers/calculator/probe", HEALTHY)),
+    Case("rollout server remove calculator --yes", answers("delete", "/rollout-servers/calculator", {})),
+    Case("template list"),
+    Case("template apply multiply --force"),
+    Case(
+        "benchmark list",
+        page("/benchmarks", "benchmarks", benchmark_replies.LISTED, benchmark_replies.MINIMAL),
+    ),
+    Case(
+        "benchmark info toy",
+        together(
+            answers(
+                "get",
+                "/benchmarks/toy",
+                {"benchmark": benchmark_replies.DESCRIBED, "leaderboard": [benchmark_replies.ENTRY]},
+            ),
+            page("/benchmark-runs", "benchmark_runs", BENCHMARK_RUN),
+        ),
+    ),
+    Case("benchmark runs list", page("/benchmark-runs", "benchmark_runs", BENCHMARK_RUN)),
+    Case("benchmark runs info amber-otter-42", _benchmark_run),
+    Case("benchmark runs logs amber-otter-42", answers("get", "/benchmark-runs/amber-otter-42/logs", LOG)),
+    Case(
+        "benchmark runs stop amber-otter-42 --yes",
+        together(_benchmark_run, answers("post", "/benchmark-runs/br_8/stop", {})),
+    ),
+    Case("doctor --fix", MEMBERSHIPS),
+    Case("env status"),
+    Case("whoami", MEMBERSHIPS),
+    Case("auth whoami", MEMBERSHIPS),
+    Case(
+        "workspace list", answers("get", "/workspaces", {"workspaces": [{"id": "ws_1", "name": "fern-lab"}]})
+    ),
+    Case("workspace current", answers("get", "/verify", VERIFIED)),
+    Case("secret list", page("/environment-secrets", "environment_secrets", SECRET)),
+    Case("secret set API_KEY --env GOLDEN_KEY", answers("post", "/environment-secrets", SECRET)),
+    Case(
+        "secret delete API_KEY --yes",
+        together(
+            page("/environment-secrets", "environment_secrets", SECRET),
+            answers("delete", "/environment-secrets", {}),
+        ),
+    ),
+)

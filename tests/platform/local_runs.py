@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
 from httpx import Response
 
+_OF_THE_INDEX = ("trajectory_filename", "resumed")
 IMPORTS = "/api/cli/eval-runs/imports"
 RUN_ID = "9f0c" * 8
 MANIFEST = hashlib.sha256(b"the manifest").hexdigest()
@@ -112,6 +114,60 @@ class LocalRun:
             ],
         }
         return {**body, **changes}
+
+    def write(self, root: Path) -> Path:
+        """Write the run's directory as the public runner leaves it."""
+        directory = root / self.name
+        for path, data in self.files.items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(data)
+        journal = [{key: it[key] for key in it if key not in _OF_THE_INDEX} for it in self.index()]
+        (directory / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in journal))
+        (directory / "logs.txt").write_text("a log is not uploaded")
+        (directory / "metrics.json").write_text(json.dumps(self.metrics()))
+        (directory / "manifest.json").write_text(json.dumps(self.manifest()))
+        return directory
+
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "schema_version": 1,
+            "local_run_id": RUN_ID,
+            "run_name": self.name,
+            "created_at": "2026-11-02T08:00:00.000Z",
+            "inputs": {
+                "model_path": "openai/gpt-5-mini",
+                "dataset": {"sha256": "cd" * 32, "selected_source_rows": self.rows},
+                "n": self.n,
+                "rollout": {"name": "maze", "entrypoint": "main.py", "source_digest": "ab" * 32},
+                "env": {"REGION": "north"},
+                "secret_names": ["OPENAI_API_KEY"],
+                "timeouts": {"agent_timeout_sec": None, "grader_timeout_sec": None},
+                "versions": {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1},
+            },
+            "provenance": {
+                "sdk_version": "0.3.11",
+                "git_head": "1a2b3c4" + "0" * 33,
+                "git_dirty": True,
+                "config_branch": "main",
+                "advanced": {"x": 1},
+            },
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "eval_run": {
+                "id": RUN_ID,
+                "status": "finished",
+                "name": self.name,
+                "dataset_name": "mazes",
+                "model_name": "openai/gpt-5-mini",
+                "rollout_name": "maze",
+                "duration_ms": 600_000,
+                "started_at": "2026-11-02T08:00:00.000Z",
+                "completed_at": "2026-11-02T08:10:00Z",
+            },
+            "summary": {"total_samples": 6, "pass_threshold": 1.0},
+        }
 
     def send(self, api: TestClient, session: str, *paths: str) -> None:
         """Send these files, all by default, each as it is now."""

@@ -16,6 +16,7 @@ from osmosis_ai.cli.eval_runs.retry import retry
 from osmosis_ai.cli.eval_runs.run import run
 from osmosis_ai.cli.eval_runs.stop import stop
 from osmosis_ai.cli.eval_runs.submit import submit
+from osmosis_ai.cli.eval_runs.upload import upload
 from osmosis_ai.cli.eval_runs.watch import watch
 from osmosis_ai.cli.root import CLASSIC_EVAL
 from osmosis_ai.cli.rubric.eval_rubric import rubric
@@ -32,6 +33,7 @@ app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("download")(download)
 app.command("retry")(retry)
+app.command("upload")(upload)
 app.command("delete")(delete)
 app.command("export")(export)
 # What is too much gets a sentence of its own.

@@ -73,6 +73,9 @@ def run(
     rollout_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the rollout's server (default: a free one).")
     ] = None,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
 ) -> OperationResult:
@@ -86,6 +89,7 @@ def run(
     """
     from osmosis_ai import event_loop
     from osmosis_ai.cli.eval_runs.live import LiveRun
+    from osmosis_ai.cli.eval_runs.upload import and_uploaded, require_uploads_shown
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
     from osmosis_ai.workspace.secrets_file import read_secrets_file
@@ -107,6 +111,8 @@ def run(
         verbose=verbose,
     )
     prepared = prepare_eval_run(request, fetching=_fetching)
+    if upload:
+        require_uploads_shown()
     with LiveRun(current(), prepared, yes=yes) as live:
         result = event_loop.run(run_eval(prepared, live))
     if result is None:
@@ -114,7 +120,7 @@ def run(
     stop = result.summary.stop
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
-    return _operation(result)
+    return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
 
 
 @contextmanager

@@ -1,0 +1,295 @@
+"""`osmosis eval upload`: a finished run of this machine, sent to a platform that speaks the public wire."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.evaluation.run_lock import RunLock
+from tests.api.blob_server import BlobServer, serve
+from tests.cli.maze import Maze, sent
+from tests.platform.local_runs import RUN_ID, LocalRun, rollout_id, trajectory
+
+SESSION = "imp 1/2"
+IMPORTS = "/eval-runs/imports"
+AT = f"{IMPORTS}/imp%201%2F2"
+URL = "https://platform.fern.example/fern/evals/maze-20261102"
+
+
+class Importer:
+    """A platform that takes uploads, by replies written from the contract; ``wrong`` changes one before it is sent."""
+
+    def __init__(self, maze: Maze, store: BlobServer, directory: Path) -> None:
+        self.maze, self.store, self.directory = maze, store, directory
+        self.announced: list[dict[str, Any]] = []
+        self.uploaded: set[str] = set()
+        self.status = "uploading"
+        self.wrong: Callable[[dict[str, Any]], object] = lambda reply: None
+        maze.get("/verify").respond(json={"user": {"id": "u1", "email": "a@fern.example"}, "token_id": "t1"})
+        self.start = maze.post(IMPORTS).mock(side_effect=self._start)
+        self.uploads = maze.post(f"{AT}/uploads").mock(side_effect=self._uploads)
+        self.complete = maze.post(f"{AT}/uploads/complete").mock(side_effect=self._complete)
+        self.finalize = maze.post(f"{AT}/finalize").mock(side_effect=self._finalize)
+
+    def osmosis(self, *arguments: str) -> Any:
+        return self.maze.osmosis("eval", "upload", *(arguments or (str(self.directory),)), "--json")
+
+    def _start(self, request: httpx.Request) -> httpx.Response:
+        self.announced = json.loads(request.content)["files"]
+        return self._session()
+
+    def _uploads(self, request: httpx.Request) -> httpx.Response:
+        paths = json.loads(request.content)["paths"]
+        assert 1 <= len(paths) <= 100
+        files = [
+            {
+                **file,
+                "upload": {
+                    "method": "simple",
+                    "presigned_url": self.store.signed(file["path"].replace("/", "_")),
+                },
+            }
+            for file in self.announced
+            if file["path"] in paths and file["path"] not in self.uploaded
+        ]
+        return httpx.Response(200, json={"files": files})
+
+    def _complete(self, request: httpx.Request) -> httpx.Response:
+        self.uploaded.add(json.loads(request.content)["path"])
+        return httpx.Response(204)
+
+    def _finalize(self, request: httpx.Request) -> httpx.Response:
+        assert request.content == b"{}"
+        self.status = "finalized"
+        return self._session()
+
+    def _session(self) -> httpx.Response:
+        ended = {"eval_run_id": "er_9", "eval_run_name": "maze-20261102", "platform_url": URL}
+        reply: dict[str, Any] = {
+            "session_id": SESSION,
+            "status": self.status,
+            "expected_files": len(self.announced),
+            "uploaded_files": len(self.uploaded),
+            "files": [
+                {**file, "state": "uploaded" if file["path"] in self.uploaded else "pending"}
+                for file in self.announced
+            ],
+            "expires_at": None,
+            **(ended if self.status == "finalized" else dict.fromkeys(ended)),
+        }
+        self.wrong(reply)
+        return httpx.Response(200, json=reply)
+
+
+@pytest.fixture
+def run() -> LocalRun:
+    return LocalRun()
+
+
+@pytest.fixture
+def importer(maze: Maze, run: LocalRun) -> Iterator[Importer]:
+    with serve() as store:
+        yield Importer(maze, store, run.write(maze.workspace.evals_dir))
+
+
+def test_the_sequence_of_the_contract_sends_results_conversations_and_artifacts_and_nothing_else(
+    importer: Importer, run: LocalRun
+) -> None:
+    outcome = importer.osmosis()
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["operation"] == "eval.upload" and outcome.json["status"] == "success"
+    assert outcome.json["message"] == "Uploaded local evaluation: maze-20261102"
+    assert outcome.json["resource"] == {
+        "session_id": SESSION,
+        "local_run_id": RUN_ID,
+        "local_run_path": str(importer.directory),
+        "eval_run_id": "er_9",
+        "eval_run_name": "maze-20261102",
+        "status": "finalized",
+        "expected_files": len(run.files),
+        "uploaded_files": len(run.files),
+        "platform_url": URL,
+        **importer.maze.resource,
+    }
+    assert outcome.json["next_steps_structured"] == [
+        {"action": "eval_info", "name": "maze-20261102"},
+        {"action": "open_url", "url": URL},
+    ]
+    manifest = hashlib.sha256((importer.directory / "manifest.json").read_bytes()).hexdigest()
+    expected = run.start(manifest_digest=manifest)
+    expected["run"]["experiment_config"]["rollout"]["branch"] = "main"
+    expected["provenance"]["config_branch"] = "main"
+    announced = sent(importer.start)
+    announced["run"]["completed_at"] = announced["run"]["completed_at"].replace(".000Z", "Z")
+    assert announced == expected
+    assert importer.store.blobs == {path.replace("/", "_"): data for path, data in run.files.items()}
+    assert all("authorization" not in map(str.lower, seen.headers) for seen in importer.store.seen)
+
+
+def test_a_run_is_found_by_its_name_and_its_upload_told_to_people(importer: Importer, maze: Maze) -> None:
+    rich = maze.osmosis("--plain", "eval", "upload", "maze-20261102")
+    assert rich.status == 0, rich.err
+    assert "Uploaded local evaluation: maze-20261102" in rich.out
+    assert "osmosis eval info maze-20261102" in rich.out
+
+
+def test_uploading_again_sends_what_is_missing_and_of_a_run_that_is_there_nothing(importer: Importer) -> None:
+    importer.store.answers = [None, lambda handler: handler.reply(403)]
+    cut = importer.osmosis()
+    assert cut.status == 1 and cut.error["code"] == "PLATFORM_ERROR"
+    assert importer.finalize.call_count == 0
+    there = set(importer.uploaded)
+    assert there
+
+    importer.store.seen.clear()
+    assert importer.osmosis().status == 0
+    again = {seen.path.partition("?")[0].strip("/") for seen in importer.store.seen}
+    assert again.isdisjoint({path.replace("/", "_") for path in there})
+
+    importer.store.seen.clear()
+    once_more = importer.osmosis()
+    assert once_more.status == 0 and once_more.json["resource"]["status"] == "finalized"
+    assert importer.store.seen == [] and importer.finalize.call_count == 2
+
+
+def test_another_name_on_the_platform_is_said(importer: Importer) -> None:
+    importer.wrong = lambda reply: reply.update(eval_run_name=reply["eval_run_name"] and "maze-20261102-2")
+    outcome = importer.osmosis()
+    assert "there it is maze-20261102-2: its name was taken" in outcome.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda reply: reply["files"].pop(), "its list of files is another one"),
+        (lambda reply: reply["files"][0].update(sha256="0" * 64), "its list of files is another one"),
+        (lambda reply: reply.pop("session_id"), "session_id"),
+        (lambda reply: reply.update(status="half"), "status"),
+        (lambda reply: reply.update(eval_run_id=None, platform_url=None), "does not say which run"),
+    ],
+)
+def test_a_reply_that_makes_no_sense_is_a_failed_upload(
+    importer: Importer, wrong: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    importer.wrong = wrong
+    outcome = importer.osmosis()
+    assert outcome.status == 1 and outcome.error["code"] == "PLATFORM_ERROR"
+    assert said in outcome.error["message"]
+
+
+def test_a_platform_of_ours_that_takes_no_runs_is_not_asked(importer: Importer, maze: Maze) -> None:
+    maze.get("/verify").respond(
+        json={"user": {"id": "u1", "email": "a@fern.example"}, "token_id": "t1"},
+        headers={"X-Osmosis-Capabilities": "deletion"},
+    )
+    outcome = importer.osmosis()
+    assert outcome.status == 1
+    assert "does not offer the upload of evaluations" in outcome.error["message"]
+    assert not importer.start.called
+
+
+def test_a_run_that_somebody_works_on_is_left_alone(importer: Importer) -> None:
+    with RunLock(importer.directory.parent, importer.directory.name):
+        outcome = importer.osmosis()
+    assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
+    assert "another process already holds the run" in outcome.error["message"]
+
+
+def _rewrite(name: str, **changes: Any) -> Callable[[Path], object]:
+    def change(directory: Path) -> None:
+        document = json.loads((directory / name).read_text())
+        for key, value in changes.items():
+            (document["eval_run"] if name == "metrics.json" else document)[key] = value
+        (directory / name).write_text(json.dumps(document))
+
+    return change
+
+
+def _cut_journal(directory: Path) -> None:
+    lines = (directory / "events.jsonl").read_text().splitlines(keepends=True)
+    (directory / "events.jsonl").write_text("".join(lines[:-1]))
+
+
+def _edit_index(directory: Path) -> None:
+    text = (directory / "index.jsonl").read_text()
+    (directory / "index.jsonl").write_text(text.replace('"reward": 0.5', '"reward": 1.0'))
+
+
+def _link(path: str, target: str) -> Callable[[Path], object]:
+    def link(directory: Path) -> None:
+        (directory / path).unlink(missing_ok=True)
+        (directory / path).symlink_to(target)
+
+    return link
+
+
+FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
+ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_rewrite("manifest.json", schema_version=2), "has schema version 2; this release knows 1"),
+        (_rewrite("manifest.json", local_run_id="x"), "is not a run's manifest"),
+        (_rewrite("manifest.json", run_name="other"), "holds the run `other`"),
+        (_rewrite("metrics.json", status="incomplete"), "is incomplete, not finished"),
+        (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
+        (_cut_journal, "1 of 6 samples are pending"),
+        (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl` is missing"),
+        (_edit_index, "says of row 2, attempt 2 what the journal does not"),
+        (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
+        (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
+        (lambda directory: (directory / FIRST).unlink(), "trajectory.json` is missing"),
+        (lambda directory: (directory / FIRST).write_text("{"), "is no valid JSON"),
+        (lambda directory: (directory / FIRST).write_text(json.dumps(trajectory(2))), "of another rollout"),
+        (_link(FIRST, "/etc/passwd"), "is a symbolic link"),
+        (_link(f"{ARTIFACTS}/maps/path.txt", "/etc/passwd"), "is a symbolic link"),
+        (_link(f"{ARTIFACTS}/more", "/etc"), "is a symbolic link"),
+        (lambda directory: os.mkfifo(directory / ARTIFACTS / "pipe"), "is no regular file"),
+        (
+            lambda directory: (directory / ARTIFACTS / "a\\b").write_text("x"),
+            "characters that are not allowed",
+        ),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused_before_anything_is_said_of_it(
+    importer: Importer, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(importer.directory)
+    outcome = importer.osmosis()
+    assert outcome.status == 1
+    assert said in outcome.error["message"]
+    assert not importer.start.called
+
+
+def test_the_servers_own_manifest_among_the_artifacts_stays_here(importer: Importer) -> None:
+    (importer.directory / ARTIFACTS / "manifest.json").write_text("{}")
+    assert importer.osmosis().status == 0
+    assert not any(file["path"].endswith("artifacts/manifest.json") for file in importer.announced)
+
+
+def test_a_file_that_changes_meanwhile_is_not_sent(importer: Importer) -> None:
+    asked = importer.uploads.side_effect
+
+    def changing(request: httpx.Request) -> httpx.Response:
+        (importer.directory / FIRST).write_text("{}")
+        reply: httpx.Response = asked(request)
+        return reply
+
+    importer.uploads.mock(side_effect=changing)
+    outcome = importer.osmosis()
+    assert outcome.status == 1 and "changed while the run was being uploaded" in outcome.error["message"]
+
+
+def test_there_is_no_such_run(importer: Importer) -> None:
+    outcome = importer.osmosis("nothing-here")
+    assert outcome.status == 1 and outcome.error["code"] == "NOT_FOUND"
+    assert "maze-20261102" in outcome.err

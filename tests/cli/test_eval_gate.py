@@ -142,6 +142,19 @@ def finished(maze: Maze, metrics: dict[str, Any], **results: Any) -> None:
     maze.get("/eval-runs/er_8/metrics").respond(json=metrics)
 
 
+def test_a_run_that_was_executed_elsewhere_is_gated_where_it_is_asked_for_alone(maze: Maze) -> None:
+    origin = {"local_run_id": "9f0c" * 8, "sdk_version": "0.3.13", "git_head": "1a2b3c4d", "git_dirty": True}
+    run = {**OWN, "status": "finished", "imported": origin}
+    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run, "results": RESULTS})
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    refused = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1")
+    assert (refused.status, refused.error["code"]) == (1, "CONFLICT")
+    assert "was imported (executed elsewhere, with 0.3.13 at 1a2b3c4 and uncommitted changes)" in refused.err
+    assert "--allow-imported" in refused.err
+    allowed = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", "--allow-imported")
+    assert allowed.json["resource"]["verdict"] in ("pass", "fail", "unclear")
+
+
 def test_a_platforms_estimates_decide(maze: Maze) -> None:
     rate = {
         "value": 0.9,

@@ -15,7 +15,9 @@ import pytest
 from osmosis_ai.evaluation.run_lock import RunLock
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.maze import Maze, sent
+from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.platform.local_runs import RUN_ID, LocalRun, rollout_id, trajectory
+from tests.workspace.builders import MINIMAL_EVAL
 
 SESSION = "imp 1/2"
 IMPORTS = "/eval-runs/imports"
@@ -293,3 +295,85 @@ def test_there_is_no_such_run(importer: Importer) -> None:
     outcome = importer.osmosis("nothing-here")
     assert outcome.status == 1 and outcome.error["code"] == "NOT_FOUND"
     assert "maze-20261102" in outcome.err
+
+
+# At the end of a run
+
+
+@pytest.fixture
+def running(importer: Importer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a config whose evaluation is the uploaded one, ended as told, and give the command's outcome."""
+    from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.evaluation.metrics import MetricsAccumulator
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
+
+    workspace = importer.maze.workspace
+    (workspace.root / "configs/eval/maze.toml").write_text(MINIMAL_EVAL)
+    write_rollout(workspace.rollouts_dir / "multiply")
+    write_rows(workspace.data_dir / "multiply.jsonl", ["one", "two"])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-stand-in")
+    ended: dict[str, Stop | None] = {"stop": None}
+
+    async def run_eval(prepared: PreparedEvalRun, _: object) -> EvalRunResult:
+        counts = dict.fromkeys(("dispatched", "succeeded", "failed", "skipped", "pending", "resumed"), 0)
+        summary = RunSummary(
+            run_dir=importer.directory,
+            local_run_id=RUN_ID,
+            run_name="maze-20261102",
+            total_work_items=6,
+            stop=ended["stop"],
+            duration_ms=1,
+            metrics=MetricsAccumulator(rows=3, n=2).summary(),
+            failures=(),
+            rows=prepared.selection.drawn,
+            **counts,
+        )
+        return EvalRunResult(prepared, summary)
+
+    monkeypatch.setattr("osmosis_ai.services.eval_runs.run.run_eval", run_eval)
+
+    def run(*, stop: Stop | None = None) -> Any:
+        ended["stop"] = stop
+        return importer.maze.osmosis("eval", "run", "configs/eval/maze.toml", "--upload", "--yes", "--json")
+
+    return run
+
+
+def test_a_complete_run_is_uploaded_with_its_result(running: Callable[..., Any]) -> None:
+    outcome = running()
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["message"].endswith("maze-20261102. Uploaded local evaluation: maze-20261102")
+    assert outcome.json["resource"]["upload"]["eval_run_id"] == "er_9"
+    assert outcome.json["resource"]["platform_url"] == URL
+
+
+def test_an_upload_that_fails_takes_no_result_back(running: Callable[..., Any], importer: Importer) -> None:
+    importer.finalize.mock(
+        return_value=httpx.Response(507, json={"error": "the disk is full", "code": "STORAGE_FULL"})
+    )
+    outcome = running()
+    assert outcome.status == 1 and outcome.json["status"] == "partial"
+    assert "The results are complete, but they were not uploaded: the disk is full" in outcome.json["message"]
+    assert outcome.json["resource"]["upload"] == {
+        "error": {"code": "PLATFORM_ERROR", "message": "the disk is full"}
+    }
+    assert outcome.json["resource"]["local_run_id"] == RUN_ID
+
+
+def test_a_run_that_is_not_complete_is_not_uploaded(running: Callable[..., Any], importer: Importer) -> None:
+    from osmosis_ai.driving.dispatcher import Stop
+
+    outcome = running(stop=Stop("interrupted", "it was interrupted"))
+    assert outcome.status == 1 and outcome.json["message"].endswith(
+        "It was not uploaded: it is not complete."
+    )
+    assert not importer.start.called
+
+
+def test_where_runs_are_not_taken_nothing_is_run_for_an_upload(
+    running: Callable[..., Any], maze: Maze, importer: Importer
+) -> None:
+    maze.get("/verify").respond(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
+    outcome = running()
+    assert outcome.error["code"] == "AUTH_REQUIRED" and not importer.start.called

@@ -129,7 +129,7 @@ VIEW = EvalRunView()
 
 def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
-    told = ["imported"] if item["imported"] is not None else []
+    told = ["imported"] if "imported" in item else []
     told += [headline["brief"]] if headline is not None else []
     related = item.get("retry_of")
     retry = [f"retry of {related.get('name') or related.get('id')}"] if related else []

@@ -255,5 +255,6 @@ def _own_fields(
     fields = {key: known[key] for key in ("id", "name", "status", "created_at", "started_at", "completed_at")}
     fields |= {"model": model, "dataset": dataset, "rollout": rollout}
     fields |= {"creator_name": run.creator_name, "creator_email": run.creator_email}
-    fields["imported"] = plain(run.imported)
+    if run.imported is not None:
+        fields["imported"] = plain(run.imported)
     return {**fields, "error": run.error} if run.error else fields

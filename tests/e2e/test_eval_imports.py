@@ -1,0 +1,59 @@
+"""A run of this machine, uploaded as it ends to a real platform, then looked at, gated, fetched and uploaded again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from osmosis_ai.services.demo import prepare_scratch
+from tests.e2e.platform_checkout import World
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    scratch = prepare_scratch(tmp_path_factory.mktemp("imports") / "demo")
+    scratch.push()
+    world = World(scratch)
+    try:
+        world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
+        yield world
+    finally:
+        world.platform.process.send_signal(signal.SIGTERM)
+        world.platform.process.wait(timeout=60)
+
+
+def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world: World) -> None:
+    config = world.write_config("tiny")
+    ran = world.json("eval", "run", config, "--name", "baseline", "--upload", "--yes")
+    assert ran.resource["upload"]["status"] == "finalized"
+    assert ran.resource["upload"]["eval_run_name"] == "baseline"
+    assert ran.resource["platform_url"] == f"{world.url}/default/evals/baseline"
+
+    told = json.loads(world.json("eval", "info", "baseline").out)["data"]
+    assert told["eval_run"]["status"] == "finished"
+    assert told["eval_run"]["imported"]["local_run_id"] == ran.resource["local_run_id"]
+    ours = ran.resource["metrics"]["estimates"]["pass_rate"]
+    assert told["metrics"]["estimates"]["pass_rate"] == ours
+    assert "imported; " in world.osmosis("--plain", "eval", "list").out
+
+    directory = world.root / ".osmosis" / "evals" / "baseline"
+    fetched = world.root / "fetched"
+    assert world.json("eval", "download", "baseline", "-o", str(fetched)).status == 0
+    assert (fetched / "summary.jsonl").read_bytes() == (directory / "summary.jsonl").read_bytes()
+    for conversation in (directory / "trajectories").iterdir():
+        assert (fetched / "trajectories" / conversation.name).read_bytes() == conversation.read_bytes()
+
+    again = world.json("eval", "upload", "baseline").resource
+    assert again["eval_run_id"] == ran.resource["upload"]["eval_run_id"]
+
+    # Here the run is gated by its journal; where it is known from the platform alone, it has to be asked for.
+    directory.rename(directory.with_name("elsewhere"))
+    refused = world.json("eval", "gate", "baseline", "--min", "pass_rate=0")
+    assert refused.error["code"] == "CONFLICT" and "was imported" in refused.error["message"]
+    allowed = world.json("eval", "gate", "baseline", "--max", "failed=1", "--allow-imported")
+    assert allowed.resource["verdict"] == "pass"

@@ -97,7 +97,16 @@ def test_a_run_with_failing_rows_is_retried_and_merged(world: World, book: Path)
     ]
     assert {(line["row_index"], line["run_index"]) for line in lines} <= failed and len(lines) == 4
 
-    for name in (run["name"], retry["name"]):
+    again = world.json("eval", "resubmit", retry["name"], "--watch", "--yes").resource
+    assert (again["headline"]["scored"], again["headline"]["planned"]) == (12, 12)
+    assert {each["what"]: each["changed"] for each in again["changes"]} == {
+        "commit": True,
+        "dataset": False,
+        "model": False,
+        "platform version": False,
+    }
+
+    for name in (run["name"], retry["name"], again["name"]):
         assert world.json("eval", "delete", name, "--yes").status == 0
         assert world.json("eval", "delete", name, "--yes").error["code"] == "NOT_FOUND"
     assert not list((world.platform.home / "blobs" / "objects" / "runs").glob("*"))

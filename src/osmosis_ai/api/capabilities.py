@@ -31,7 +31,6 @@ class Capability(Enum):
     QUICKSTART = "quickstart", "the quickstart", True
     DELETION = "deletion", "deleting datasets and runs", False
     EVAL_RETRIES = "eval-retries", "the retry of an evaluation's failed samples", False
-    RESUBMISSION = "resubmission", "submitting a run again", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:
         """Make a member whose value is its name on the wire alone."""

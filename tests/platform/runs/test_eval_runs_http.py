@@ -68,6 +68,10 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
         },
     }
     assert by_name["commit_sha"] == code.head
+    assert (len(by_name["dataset_sha256"]), by_name["platform_version"]) == (64, __version__)
+    # What was submitted can be submitted again as it is told.
+    assert by_name["request"]["advanced_config"] == {"engine": {"max_parallel": 6}}
+    assert api.post(RUNS, json=by_name["request"]).status_code == 200
     assert by_name["entrypoint"] == "main.py"
     assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
     assert by_name["dataset"]["name"] == by_name["rollout"]["name"] == "multiply"

@@ -70,6 +70,7 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert run["status"] == "pending"
     by_name, by_id = api.get(f"{RUNS}/{run['name']}").json(), api.get(f"{RUNS}/{run['id']}").json()
     assert by_name == by_id
+    assert api.post(f"{RUNS}/check", json=by_name["request"]).status_code == 200
     assert by_name["training_run"] == {
         "id": run["id"],
         "name": run["name"],

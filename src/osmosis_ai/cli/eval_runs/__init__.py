@@ -12,6 +12,7 @@ from osmosis_ai.cli.eval_runs.gate import gate
 from osmosis_ai.cli.eval_runs.info import info
 from osmosis_ai.cli.eval_runs.list import list_
 from osmosis_ai.cli.eval_runs.logs import logs
+from osmosis_ai.cli.eval_runs.resubmit import resubmit
 from osmosis_ai.cli.eval_runs.retry import retry
 from osmosis_ai.cli.eval_runs.run import run
 from osmosis_ai.cli.eval_runs.stop import stop
@@ -34,6 +35,7 @@ app.command("stop")(stop)
 app.command("download")(download)
 app.command("retry")(retry)
 app.command("upload")(upload)
+app.command("resubmit")(resubmit)
 app.command("delete")(delete)
 app.command("export")(export)
 # What is too much gets a sentence of its own.

@@ -11,6 +11,7 @@ from osmosis_ai.cli.training_runs.estimate import estimate
 from osmosis_ai.cli.training_runs.info import info
 from osmosis_ai.cli.training_runs.list import list_
 from osmosis_ai.cli.training_runs.logs import logs
+from osmosis_ai.cli.training_runs.resubmit import resubmit
 from osmosis_ai.cli.training_runs.resume import resume
 from osmosis_ai.cli.training_runs.stop import stop
 from osmosis_ai.cli.training_runs.submit import submit
@@ -27,4 +28,5 @@ app.command("compare")(compare)
 app.command("checkpoints")(checkpoints)
 app.command("stop")(stop)
 app.command("resume")(resume)
+app.command("resubmit")(resubmit)
 app.command("delete")(delete)

@@ -132,7 +132,7 @@ def prepare_submission(
         tell("Checking secrets")
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
-    verdict = _ask(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
+    verdict = ask_platform(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
     state, git = read_git_state(context.workspace.root), context.checkout.git
     doubts = [
         imported.problem,
@@ -174,7 +174,7 @@ def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun
     from osmosis_ai.services.runs.secrets import explain_failure
 
     try:
-        return _post(context, submission.body)
+        return post_run(context, submission.body)
     except PlatformError as error:
         raise explain_failure(error, f"osmosis {submission.kind} list") from None
 
@@ -263,7 +263,7 @@ def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> st
     return check_pinned_commit(context.workspace.root, commit_sha, context.checkout.git)
 
 
-def _ask(context: PlatformContext, body: Body) -> SubmitCheck | None:
+def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
     """Ask the platform what it would say to ``body``; None where it cannot be asked.
 
     The hosted service is known to have no such route, and gets no request it does not know.
@@ -297,7 +297,7 @@ def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
     return body.model_validate(payload)
 
 
-def _post(context: PlatformContext, body: Body) -> SubmittedRun:
+def post_run(context: PlatformContext, body: Body) -> SubmittedRun:
     from osmosis_ai.api.wire.runs import EvalRunSubmit
 
     if isinstance(body, EvalRunSubmit):

@@ -1,0 +1,88 @@
+"""`osmosis eval resubmit` and `osmosis train resubmit`: one script for both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import NOUNS
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Block, OperationResult, Styled, Table, Text
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.cli.runs.view import RunView
+    from osmosis_ai.services.runs.resubmit import PreparedResubmit
+
+
+def resubmit_run(
+    view: RunView[Any, Any], name: str, *, watch: bool, secrets_file: str | None, yes: bool
+) -> OperationResult:
+    """Show what has changed since a run was submitted, ask, and submit its config again.
+
+    Args:
+        view: of the runs of its kind.
+        name: the run's name or id.
+        watch: follow the new run to its end.
+        secrets_file: where values for the new run alone are.
+        yes: do not ask.
+    """
+    from osmosis_ai.services.runs.resubmit import prepare_resubmit, resubmit
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    output, kind, noun = current(), view.kind, NOUNS[view.kind]
+    with platform_context() as context:
+        values = read_secrets_file(secrets_file) if secrets_file else {}
+        with output.status("Looking for what has changed"):
+            prepared = prepare_resubmit(context, kind, name, values)
+        output.show(*_blocks(prepared))
+        if yes and output.mode != "rich":
+            for warning in prepared.warnings:
+                output.warn(warning)
+        output.confirm(
+            f'Submit {noun} run "{prepared.name}" again?',
+            yes=yes,
+            default=True,
+            summary={change.label: change.words for change in prepared.changes},
+            warnings=prepared.warnings,
+        )
+        with output.status(f"Submitting {noun} run"):
+            made = resubmit(context, prepared)
+        message = f"{noun.title()} run submitted: {made.name}, of the config of {prepared.name}"
+        resource = {**_resource(made, prepared), **context.resource()}
+        structured = [{"action": f"{kind}_info", "name": made.name}, {"action": f"{kind}_list"}]
+        if watch:
+            output.note(message)
+            described = view.follow(context.client, made.id)
+            return view.ended(described, "resubmit", {**resource, **described.outcome()}, structured)
+        return OperationResult(
+            operation=f"{kind}.resubmit",
+            message=message,
+            resource=resource,
+            next_steps=[f"Follow: osmosis {kind} watch {made.name}"],
+            next_steps_structured=structured,
+        )
+
+
+def _resource(made: SubmittedRun, prepared: PreparedResubmit) -> dict[str, Any]:
+    return {
+        **made.model_dump(mode="json", include={"id", "name", "status", "created_at"}),
+        **({"url": made.platform_url} if made.platform_url else {}),
+        "resubmit_of": {"id": prepared.run.id, "name": prepared.name},
+        "changes": prepared.changes_data(),
+    }
+
+
+def _blocks(prepared: PreparedResubmit) -> list[Block]:
+    rows = [
+        (
+            change.label,
+            change.before or "not recorded",
+            Styled(change.now or "known to the platform only", "warn") if change.changed else change.now,
+        )
+        for change in prepared.changes
+    ]
+    blocks: list[Block] = [Table(("", "Then", "Now"), rows, title=f"{prepared.name}, again")]
+    if prepared.warnings:
+        blocks.append(Text("\n".join(f"⚠ {warning}" for warning in prepared.warnings), tone="warn"))
+    return blocks

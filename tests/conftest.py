@@ -58,6 +58,14 @@ def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", warm_python(torch=True))
 
 
+@pytest.fixture
+def warm_children_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process starts of ours is forked from one that has imported everything but what trains."""
+    from tests.warm_osmosis import warm_python
+
+    monkeypatch.setattr(sys, "executable", warm_python())
+
+
 @pytest.fixture(scope="session")
 def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("homes")

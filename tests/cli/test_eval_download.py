@@ -228,11 +228,13 @@ def test_older_spellings_of_the_urls_are_understood(run: Run) -> None:
     assert run.download("--json").status == 0
 
 
-def test_urls_are_signed_in_batches_of_500(run: Run) -> None:
-    many = {f"trajectories/row_{row}_run_0.json": b"%d" % row for row in range(1100)}
+def test_urls_are_signed_in_batches_of_500(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert download.URL_BATCH == 500
+    monkeypatch.setattr(download, "URL_BATCH", 20)
+    many = {f"trajectories/row_{row}_run_0.json": b"%d" % row for row in range(44)}
     run.holds(many)
-    assert run.download("--json").json["resource"]["files_downloaded"] == 1100
-    assert [len(sent(run.urls, call)["items"]) for call in range(3)] == [500, 500, 100]
+    assert run.download("--json").json["resource"]["files_downloaded"] == 44
+    assert [len(sent(run.urls, call)["items"]) for call in range(3)] == [20, 20, 4]
     assert run.found() == many
 
 

@@ -27,7 +27,7 @@ from tests.workspace.builders import git
 
 
 @pytest.fixture
-def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
+def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch, warm_children_without_torch: None) -> Maze:
     return make_ready(maze, monkeypatch)
 
 

@@ -18,7 +18,7 @@ ONLY_THE_PLATFORM = ["model", "commit", "rollout", "limits"]
 
 
 @pytest.fixture
-def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
+def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch, warm_children_without_torch: None) -> Maze:
     return make_ready(maze, monkeypatch)
 
 

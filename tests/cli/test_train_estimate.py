@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("torch")
 
 from osmosis_ai.cli.main import main
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.training_runs.estimate import GIB, GPUS, MIB, parse_memory
+from osmosis_ai.training.runs.memory_estimate import ModelShape
 from tests.workspace.builders import make_workspace
 
 CONFIG = "configs/training/big.toml"
@@ -30,6 +32,22 @@ EIGHT_B = {
     "tie_word_embeddings": False,
 }
 Estimate = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sized_once() -> Iterator[None]:
+    """Lay a model out once for all tests: that takes a second, and what is asked of it nothing."""
+    read, found = ModelShape.read, {}
+
+    def read_once(model_path: str, settings: TrainingSettings) -> ModelShape:
+        what = (model_path, settings.lora_rank, tuple(settings.lora_targets))
+        if what not in found:
+            found[what] = read(model_path, settings)
+        return found[what]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelShape, "read", read_once)
+        yield
 
 
 @pytest.fixture
@@ -53,11 +71,10 @@ def estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return run
 
 
-@pytest.fixture
-def big_model(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def big_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with the configuration of a model of eight billion parameters, and no weights."""
-    folder = tmp_path / "big"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("big")
     (folder / "config.json").write_text(json.dumps(EIGHT_B))
     return str(folder)
 

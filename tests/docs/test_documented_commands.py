@@ -12,6 +12,7 @@ A comment above a block changes that:
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from pathlib import Path
 import pytest
 from tests.warm_osmosis import warm_osmosis
 
+from osmosis_ai.cli.main import main
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,15 +62,11 @@ def command_lines(block: Block) -> list[str]:
 
 @cache
 def help_of(*command: str) -> str:
-    result = subprocess.run(
-        [*warm_osmosis(), *command, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
+        patch.setenv("COLUMNS", "200")
+        patch.setenv("TERM", "dumb")
+        assert main([*command, "--help"]) == 0
+    return said.getvalue()
 
 
 def check_against_help(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -11,11 +12,13 @@ PAGE = REPOSITORY / "docs" / "environment.md"
 VARIABLE = re.compile(r"_?OSMOSIS_[A-Z0-9_]*[A-Z0-9]")
 
 
+@cache
 def variables_in_the_source() -> dict[str, Path]:
     """Return each variable that some string of the code consists of, and a file that has it."""
     found: dict[str, Path] = {}
     for path in sorted((REPOSITORY / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)) if VARIABLE.search(source) else ():
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and VARIABLE.fullmatch(text):
                 found.setdefault(text, path.relative_to(REPOSITORY))

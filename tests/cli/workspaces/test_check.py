@@ -12,6 +12,8 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.conftest import Cli
 from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, make_workspace, write_config
 
+pytestmark = pytest.mark.usefixtures("warm_children_without_torch")
+
 ROWS = "".join(json.dumps({"user_prompt": f"{n} + 1?", "ground_truth": str(n + 1)}) + "\n" for n in range(5))
 
 

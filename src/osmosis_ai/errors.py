@@ -122,23 +122,9 @@ def install_command(extra: str) -> str:
     The distribution's name on a public index belongs to another package, so the command
     points to where this installation came from (PEP 610 ``direct_url.json``).
     """
-    import json
-    from importlib import metadata
-    from urllib.parse import unquote, urlsplit
+    from osmosis_ai.installation import installation_source
 
-    try:
-        recorded = metadata.distribution("osmosis-ai").read_text("direct_url.json")
-        direct = json.loads(recorded) if recorded else {}
-    except (metadata.PackageNotFoundError, ValueError):
-        direct = {}
-    url = str(direct.get("url", ""))
-    if url.startswith("file://"):
-        source = unquote(urlsplit(url).path)
-        editable = "-e " if direct.get("dir_info", {}).get("editable") else ""
-        return f'pip install {editable}"{source}[{extra}]"'
-    vcs = direct.get("vcs_info", {})
-    if vcs:
-        return f'pip install "osmosis-ai[{extra}] @ {vcs.get("vcs", "git")}+{url}"'
-    if url:
-        return f'pip install "osmosis-ai[{extra}] @ {url}"'
-    return f'pip install ".[{extra}]" (in a checkout of the Osmosis repository)'
+    arguments = installation_source().arguments(extra)
+    if arguments is None:
+        return f'pip install ".[{extra}]" (in a checkout of the Osmosis repository)'
+    return " ".join(["pip install", *(word if word == "-e" else f'"{word}"' for word in arguments)])

@@ -92,6 +92,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "group", "osmosis_ai.cli.workspaces:app", "See your workspaces, and find their directories.", PLATFORM
     ),
     "secret": CommandEntry("group", "osmosis_ai.cli.secrets:app", "Keep the keys that runs need.", PLATFORM),
+    "upgrade": CommandEntry(
+        "command", "osmosis_ai.cli.upgrade:upgrade", "Bring Osmosis up to date from where it came.", PLATFORM
+    ),
     "platform": CommandEntry(
         "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
     ),

@@ -1,0 +1,109 @@
+"""Where this installation came from, as its installer recorded it (PEP 610): a directory, a file, a URL, a repository.
+
+The name of this distribution on a public index is another project's. So nothing is ever installed by name: a command
+that adds to this installation, or replaces it, says where the rest came from.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "osmosis-ai"
+_PACKAGE = Path(__file__).resolve().parent
+
+SourceKind = Literal["directory", "file", "url", "repository", "unknown"]
+
+
+@dataclass(frozen=True)
+class InstallationSource:
+    """What was installed.
+
+    Attributes:
+        kind: a source tree on this machine, a wheel on it, one behind a URL, a Git repository, or nobody knows: by
+            name, from an index.
+        location: the path, or the URL.
+        editable: whether a directory is used as it stands, without a copy.
+        revision: the branch, tag or commit of a repository that was asked for, if any was.
+        commit: the commit of a repository that was installed.
+    """
+
+    kind: SourceKind
+    location: str = ""
+    editable: bool = False
+    revision: str | None = None
+    commit: str | None = None
+
+    def arguments(self, extra: str | None = None) -> list[str] | None:
+        """Return what an installer is told to install this again; None where nobody knows.
+
+        Args:
+            extra: an optional dependency that is wanted, too.
+        """
+        extras = f"[{extra}]" if extra else ""
+        if self.kind == "unknown":
+            return None
+        if self.kind in ("directory", "file"):
+            return [*(["-e"] if self.editable else []), f"{self.location}{extras}"]
+        revision = f"@{self.revision}" if self.revision else ""
+        return [f"{DISTRIBUTION}{extras} @ {self.location}{revision}"]
+
+
+def installation_source(distribution: metadata.Distribution | None = None) -> InstallationSource:
+    """Return where ``distribution`` (this one when None) came from; a record that cannot be read tells nothing.
+
+    Without a distribution the package runs from its source tree.
+    """
+    found = distribution or installed_distribution()
+    if found is not None:
+        return _recorded(found)
+    root = _PACKAGE.parents[1]
+    there = (root / "pyproject.toml").is_file()
+    return (
+        InstallationSource("directory", str(root), editable=True) if there else InstallationSource("unknown")
+    )
+
+
+def installed_distribution() -> metadata.Distribution | None:
+    """Return the distribution that the running package is of; None where it runs from a source tree as it stands."""
+    try:
+        found = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+    source = _recorded(found)
+    mine = Path(str(found.locate_file(_PACKAGE.name))).resolve() == _PACKAGE
+    return (
+        found
+        if mine or (source.editable and _PACKAGE.is_relative_to(Path(source.location).resolve()))
+        else None
+    )
+
+
+def _recorded(distribution: metadata.Distribution) -> InstallationSource:
+    try:
+        recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
+    except ValueError:
+        recorded = {}
+    return _source(recorded if isinstance(recorded, dict) else {})
+
+
+def _source(recorded: dict[str, Any]) -> InstallationSource:
+    url = str(recorded.get("url") or "")
+    directory, repository = recorded.get("dir_info"), recorded.get("vcs_info")
+    if url.startswith("file://") and not repository:
+        editable = isinstance(directory, dict) and bool(directory.get("editable"))
+        kind: SourceKind = "directory" if isinstance(directory, dict) else "file"
+        return InstallationSource(kind, unquote(urlsplit(url).path), editable=editable)
+    if url and isinstance(repository, dict):
+        revision, commit = repository.get("requested_revision"), repository.get("commit_id")
+        return InstallationSource(
+            "repository",
+            f"{repository.get('vcs', 'git')}+{url}",
+            revision=str(revision) if revision else None,
+            commit=str(commit) if commit else None,
+        )
+    return InstallationSource("url", url) if url else InstallationSource("unknown")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 # What other tools call what is here found under another name.
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
-_NOT_IN_THIS_RELEASE = ("quickstart", "upgrade")
+_NOT_IN_THIS_RELEASE = ("quickstart",)
 
 _INFO = "`osmosis train info RUN` shows it"
 _ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"

@@ -38,7 +38,8 @@ def upload(
 
     It is marked as imported there. Run the same command again to go on with an upload that was cut off.
 
-    Example: osmosis eval upload .osmosis/evals/baseline
+    Examples:
+        osmosis eval upload .osmosis/evals/baseline
     """
     from osmosis_ai.services.eval_runs.watch import find_run
 

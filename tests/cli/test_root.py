@@ -66,7 +66,6 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
         (["zzz"], "No such command 'zzz'.", "osmosis"),
         (["fleet", "lst"], "No such command 'lst'. Did you mean 'list'?", "osmosis fleet"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),
-        (["upgrade"], "No such command 'upgrade': this release does not have it.", "osmosis"),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],
 )

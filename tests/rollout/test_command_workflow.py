@@ -151,6 +151,17 @@ async def test_a_program_that_cannot_be_executed_says_so(world: World) -> None:
     assert completion.err_message is not None and "cannot be started" in completion.err_message
 
 
+async def test_a_machine_that_starts_no_more_processes_is_told_of(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("osmosis_ai.supervision.program.subprocess.Popen", refuse)
+    completion, _ = await world.run("hello")
+    assert completion.err_message == "`python agent.py` cannot be started: Too many open files"
+
+
 async def test_what_forks_and_leaves_ends_with_its_program(world: World) -> None:
     _, graded = await world.run("leaves 98760123")
     assert graded.status is RolloutStatus.SUCCESS

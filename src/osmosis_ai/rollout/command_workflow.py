@@ -97,14 +97,19 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         if rollout is None or not rollout.chat_completions_url:
             raise CommandFailedError(f"`{self._shown}` needs a rollout's model, and there is none")
         redact = Redactor([*filter(None, [rollout.api_key]), *self._env.values()])
-        with _working_directory(ctx) as place:
-            finished = await run_program(
-                self._command,
-                env=self._environment(rollout, ctx, place),
-                cwd=place,
-                stdin=place / _PROMPT_TEXT,
-                max_output_bytes=self._max_output_bytes,
-            )
+        try:
+            with _working_directory(ctx) as place:
+                finished = await run_program(
+                    self._command,
+                    env=self._environment(rollout, ctx, place),
+                    cwd=place,
+                    stdin=place / _PROMPT_TEXT,
+                    max_output_bytes=self._max_output_bytes,
+                )
+        except OSError as error:  # no process, no file or no space to be had
+            raise CommandFailedError(
+                f"`{self._shown}` cannot be started: {error.strerror or error}"
+            ) from error
         stdout, stderr = redact.text(finished.stdout), redact.text(finished.stderr)
         if reason := self._why_failed(finished):
             raise CommandFailedError(reason + _quoted(stderr or stdout))

@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.supervision.bounded_log import shorten_log
 from osmosis_ai.supervision.child_process import TERMINATION_GRACE_S, ChildProcess, exit_words
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 5.0
 POLL_S = (0.05, 0.2)
+LOG_LOOK_S = 30.0
+"""How often a service's log is looked at for its size, in seconds."""
 LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 16 * 1024
 # For the rest of the output of a process that has ended; who left it to another process may never close it.
@@ -179,9 +182,22 @@ class Service:
         Raises:
             RuntimeError: it was not started.
         """
-        status = await self._running().wait()
+        ended = asyncio.ensure_future(self._running().wait())
+        try:
+            while not (await asyncio.wait({ended}, timeout=LOG_LOOK_S))[0]:
+                self._bound_log()
+        finally:
+            ended.cancel()
         await self._last_words()
-        return self._ended(status, "ended")
+        return self._ended(ended.result(), "ended")
+
+    def _bound_log(self) -> None:
+        """Shorten a log that grows without end; what it says of the start of this process is behind us."""
+        if self.spec.log_path is None:
+            return
+        with contextlib.suppress(OSError):  # another look comes, and a log is no result
+            if shorten_log(self.spec.log_path):
+                self._log_start = 0
 
     async def revive(self, note: Callable[[str], None] = lambda _: None) -> bool:
         """See to it that it runs: start it again if it does not; return whether it had to be.

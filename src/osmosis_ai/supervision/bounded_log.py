@@ -1,0 +1,44 @@
+"""A log that another process appends to stays within bounds: of one that has grown too large its end is kept.
+
+Whoever writes must have opened it for appending, so that what comes next goes to the new end. Lines that are written
+while the file is shortened can be lost; the line at its beginning says that there was more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MOST_BYTES = 64 * 1024 * 1024
+"""How large a log may become, as far as it is looked at in time."""
+
+KEPT_BYTES = 16 * 1024 * 1024
+"""How much of its end is kept then."""
+
+
+def shorten_log(path: Path, *, most_bytes: int = MOST_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
+    """Keep the last lines of a log that is larger than ``most_bytes``; return whether it was.
+
+    Args:
+        path: the log, which need not exist.
+        most_bytes: what is left as it is.
+        kept_bytes: how many bytes of whole lines are kept.
+
+    Raises:
+        OSError: when the file can be neither read nor written.
+    """
+    try:
+        log = path.open("r+b")
+    except FileNotFoundError:
+        return False
+    with log:
+        size = log.seek(0, 2)
+        if size <= most_bytes:
+            return False
+        log.seek(size - kept_bytes)
+        log.readline(kept_bytes)  # what is left of a line
+        kept = log.read()
+        log.seek(0)
+        log.write(f"[{size - len(kept)} bytes were left out here: the log had grown too large]\n".encode())
+        log.write(kept)
+        log.truncate()
+        return True

@@ -54,10 +54,10 @@ def serve(
     Examples:
         osmosis serve -m server:agent_loop --port 9000
     """
+    from osmosis_ai.rollout.loop.server.serve import ServeOptions
     from osmosis_ai.services.agent_loops.serve import prepare
 
-    server = prepare(
-        module,
+    options = ServeOptions(
         host=host,
         port=port,
         validate=not no_validate,
@@ -69,6 +69,7 @@ def serve(
         debug_dir=log,
         public_host=public_host,
     )
+    server = prepare(module, options)
     return StreamResult(items=_serve(server), columns=[Column("", value=lambda item: str(item["message"]))])
 
 

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.server.serve import AgentServer
+    from osmosis_ai.rollout.loop.server.serve import AgentServer, ServeOptions
 
 
-def prepare(
-    module: str,
-    *,
-    host: str,
-    port: int,
-    validate: bool,
-    log_level: str,
-    reload: bool,
-    skip_register: bool,
-    api_key: str | None,
-    local_debug: bool,
-    debug_dir: Path | None,
-    public_host: str | None,
-) -> AgentServer:
+def prepare(module: str, options: ServeOptions) -> AgentServer:
     """Return the server of an agent loop, its port taken.
 
     Args:
-        module: ``module:attribute`` of the agent loop; the rest as of
-            :func:`osmosis_ai.rollout.loop.server.serve.serve_agent_loop`.
+        module: ``module:attribute`` of the agent loop.
+        options: how it is served.
 
     Raises:
         OsmosisError: when the agent cannot be loaded or is not valid, nobody is logged in, or the port is taken.
@@ -37,19 +23,7 @@ def prepare(
     from osmosis_ai.rollout.loop.server.serve import prepare_server
 
     try:
-        return prepare_server(
-            module,
-            host=host,
-            port=port,
-            validate=validate,
-            log_level=log_level,
-            reload=reload,
-            skip_register=skip_register,
-            api_key=api_key,
-            local_debug=local_debug,
-            debug_dir=debug_dir,
-            public_host=public_host,
-        )
+        return prepare_server(module, options)
     except ImportError as error:
         cause = error.__cause__
         if not isinstance(cause, ModuleNotFoundError):

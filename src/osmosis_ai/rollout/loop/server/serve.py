@@ -48,6 +48,23 @@ class ServeError(OsmosisRolloutError):
 
 
 @dataclass(frozen=True)
+class ServeOptions:
+    """How an agent loop is served; each as of :func:`serve_agent_loop`."""
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    validate: bool = True
+    log_level: str = "info"
+    reload: bool = False
+    settings: RolloutSettings | None = None
+    skip_register: bool = False
+    api_key: str | None = field(default=None, repr=False)
+    local_debug: bool = False
+    debug_dir: str | Path | None = None
+    public_host: str | None = None
+
+
+@dataclass(frozen=True)
 class AgentServer:
     """An agent that is about to be served: its port is taken, and what it needs is there.
 
@@ -191,8 +208,7 @@ def serve_agent_loop(
         ServeError: when it cannot be served so.
         AgentLoopValidationError: when the agent is not valid.
     """
-    server = prepare_server(
-        agent_loop,
+    options = ServeOptions(
         host=host,
         port=port,
         validate=validate,
@@ -205,49 +221,37 @@ def serve_agent_loop(
         debug_dir=debug_dir,
         public_host=public_host,
     )
+    server = prepare_server(agent_loop, options)
     for name, value in server.facts():
         _say(f"{name}: {value}")
     server.run(say=_say)
 
 
-def prepare_server(
-    agent_loop: RolloutAgentLoop | str,
-    *,
-    host: str = DEFAULT_HOST,
-    port: int = DEFAULT_PORT,
-    validate: bool = True,
-    log_level: str = "info",
-    reload: bool = False,
-    settings: RolloutSettings | None = None,
-    skip_register: bool = False,
-    api_key: str | None = None,
-    local_debug: bool = False,
-    debug_dir: str | Path | None = None,
-    public_host: str | None = None,
-) -> AgentServer:
-    """Return what :func:`serve_agent_loop` runs, once all that it needs is there; arguments and errors as there."""
+def prepare_server(agent_loop: RolloutAgentLoop | str, options: ServeOptions) -> AgentServer:
+    """Return what :func:`serve_agent_loop` runs, once all that it needs is there; errors as there."""
     _require_server_extra()
-    if local_debug and api_key is not None:
+    api_key, local = options.api_key, options.local_debug
+    if local and api_key is not None:
         raise ServeError("--local lets everybody in and --api-key does not: choose one of them")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
         raise ServeError("an API key is made of printable ASCII characters, and has at least one")
-    credentials = None if skip_register or local_debug else _login()
-    agent, module = _loaded(agent_loop, reload=reload)
-    if validate:
+    credentials = None if options.skip_register or local else _login()
+    agent, module = _loaded(agent_loop, reload=options.reload)
+    if options.validate:
         validate_agent_loop(agent).raise_if_invalid()
-    directory = None if debug_dir is None else _new_debug_directory(Path(debug_dir))
-    listener = _listen(host, port)
+    directory = None if options.debug_dir is None else _new_debug_directory(Path(options.debug_dir))
+    listener = _listen(options.host, options.port)
     return AgentServer(
         agent=agent,
-        host=host,
+        host=options.host,
         port=listener.getsockname()[1],
-        api_key=None if local_debug else api_key or _new_key(),
-        generated_key=not local_debug and api_key is None,
+        api_key=None if local else api_key or _new_key(),
+        generated_key=not local and api_key is None,
         credentials=credentials,
-        public_host=public_host,
+        public_host=options.public_host,
         debug_dir=directory,
-        settings=settings,
-        log_level=log_level,
+        settings=options.settings,
+        log_level=options.log_level,
         module=module,
         listener=listener,
     )

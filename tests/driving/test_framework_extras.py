@@ -120,6 +120,10 @@ def test_imports_are_followed_through_the_rollouts_own_modules(tmp_path: Path, m
         "from ....... import somewhere\n",
         "\x00",
         "(" * 100_000,
+        "1" + "+1" * 100_000,
+        "-" * 100_000 + "1",
+        "import looped\n",
+        f"import {'x' * 5_000}\n",
         "import main\n",
     ],
 )
@@ -128,6 +132,14 @@ def test_code_that_imports_none_at_its_top_or_cannot_be_read_says_nothing(tmp_pa
     outside = tmp_path / "outside.py"
     outside.write_text(STRANDS)
     (directory / "unrelated_and_absent.py").symlink_to(outside)
+    (directory / "looped.py").symlink_to("looped.py")
+
+    assert framework_imports(directory, "main.py") == []
+
+
+def test_a_rollout_of_very_many_modules_is_not_read_to_its_end(tmp_path: Path) -> None:
+    chain = {f"m{number}": f"import m{number + 1}\n" for number in range(1_000)}
+    directory = rollout(tmp_path, [], main="import m0\n", **chain, m1000=STRANDS)
 
     assert framework_imports(directory, "main.py") == []
 

@@ -26,6 +26,8 @@ _INTEGRATIONS = "osmosis_ai.rollout.integrations.agents"
 _EXTRAS = {"openai_agents": "openai-agents", "strands": "strands"}
 # Nobody writes a module of this size by hand; what is larger is data, and slow to parse.
 _LARGEST_FILE_BYTES = 1_000_000
+# The code is anybody's: reading it may not take longer than what it saves.
+_MOST_FILES = 300
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,10 @@ def _uninstalled_framework(rollout_dir: Path, entrypoint: str) -> MissingFramewo
 def framework_imports(rollout_dir: Path, entrypoint: str) -> list[FrameworkImport]:
     """Return the integrations that an entrypoint's modules import when they are imported."""
     root = rollout_dir.resolve()
-    pending, seen, found = [(root / entrypoint).resolve()], set[Path](), list[FrameworkImport]()
-    while pending:
-        path = pending.pop(0)
-        if path in seen or not path.is_relative_to(root) or not path.is_file():
+    pending, seen, found = [root / entrypoint], set[Path](), list[FrameworkImport]()
+    while pending and len(seen) < _MOST_FILES:
+        path = _file_below(root, pending.pop(0))
+        if path is None or path in seen:
             continue
         seen.add(path)
         for module, line in _imported_at_the_top(path):
@@ -173,9 +175,18 @@ def _files_of(module: str, importer: Path, places: tuple[Path, ...]) -> Iterator
     for place in places:
         for count in range(len(parts) + 1):
             stem = place.joinpath(*parts[:count])
-            yield (stem / "__init__.py").resolve()
+            yield stem / "__init__.py"
             if count:
-                yield stem.with_suffix(".py").resolve()
+                yield stem.with_name(f"{stem.name}.py")
+
+
+def _file_below(root: Path, path: Path) -> Path | None:
+    """Return the file that a path really is; None when there is none, or none of the rollout's."""
+    try:
+        real = path.resolve()
+        return real if real.is_relative_to(root) and real.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # a link that leads to itself, a name that no file can have
 
 
 def _brings(project: RolloutProject, extra: str, rollout_dir: Path) -> bool:

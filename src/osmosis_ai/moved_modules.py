@@ -37,6 +37,7 @@ MOVED = {
     "cli.eval.rubric_tables": "cli.rubric.tables",
     "cli.eval.trust_tables": "cli.rubric.trust_tables",
     "cli.eval_rubric": "cli.rubric.classic",
+    "cli.hidden_prompt": "cli.typed_line",
     "cli.listing": "cli.connection",
     "cli.model": "cli.models",
     "cli.output.sparkline": "cli.output.chart",

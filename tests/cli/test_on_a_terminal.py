@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +42,10 @@ class Terminal:
         """Tell whether the program has switched the terminal; before, Ctrl-C would end it instead of answering."""
         return not termios.tcgetattr(self._descriptor)[3] & termios.ICANON
 
+    def type(self, text: str) -> None:
+        """Type what a question that shows is answered with."""
+        os.write(self._descriptor, text.encode())
+
     def wait_for(self, expected: str, *, typing: bytes = b"") -> None:
         """Read until ``expected`` shows; ``typing`` is typed again until it does.
 
@@ -62,10 +66,10 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
+def terminal(*arguments: str, program: Sequence[str] = (sys.executable, "-c", PROGRAM)) -> Iterator[Terminal]:
     parent, child = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [*program, *arguments],
         stdin=child,
         stdout=child,
         stderr=child,

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import respx
 
-from osmosis_ai.cli.hidden_prompt import ask_hidden
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.typed_line import ask_hidden
 from tests.cli.conftest import Cli, Outcome
 from tests.logins import (
     FERN,
@@ -196,7 +196,7 @@ def test_a_person_types_the_value_unseen(
         return answers.pop(0)
 
     answers: list[str | None] = [f" {VALUE} ", None, ""]
-    monkeypatch.setattr("osmosis_ai.cli.hidden_prompt.ask_hidden", answer)
+    monkeypatch.setattr("osmosis_ai.cli.typed_line.ask_hidden", answer)
     assert 'Secret "API_KEY" saved' in cli("secret", "set", "API_KEY").out
     assert json.loads(platform.calls.last.request.content)["value"] == f" {VALUE} "
     assert cli("secret", "set", "API_KEY")[:2] == (0, "Cancelled.\n")
@@ -210,7 +210,7 @@ def test_nobody_is_asked_for_a_value_that_cannot_be_stored(
     cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Person())
-    monkeypatch.setattr("osmosis_ai.cli.hidden_prompt.ask_hidden", None)
+    monkeypatch.setattr("osmosis_ai.cli.typed_line.ask_hidden", None)
     outcome = cli("secret", "set", "API_KEY")
     assert (outcome.status, platform.calls.call_count) == (1, 0)
     assert "not inside a Git work tree" in outcome.err

@@ -42,6 +42,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry(
         "command", "osmosis_ai.cli.demo:demo", "Watch a small agent being evaluated on this machine."
     ),
+    "quickstart": CommandEntry(
+        "command", "osmosis_ai.cli.quickstart:quickstart", "Log in, get your workspace here, and begin."
+    ),
     "dataset": CommandEntry("group", "osmosis_ai.cli.datasets:app", "Check, upload and fetch datasets."),
     "eval": CommandEntry("group", "osmosis_ai.cli.eval_runs:app", "Evaluate agents."),
     "test": CommandEntry(

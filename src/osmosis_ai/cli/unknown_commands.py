@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 # What other tools call what is here found under another name.
 _OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
-_NOT_IN_THIS_RELEASE = ("quickstart",)
 
 _INFO = "`osmosis train info RUN` shows it"
 _ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"
@@ -49,8 +48,6 @@ def no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> 
         return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
     if former := FORMER_COMMANDS.get(" ".join((*trail, name))):
         return f"No such command {name!r}: {former}."
-    if name in _NOT_IN_THIS_RELEASE:
-        return f"No such command {name!r}: this release does not have it."
     from difflib import get_close_matches
 
     meant = _OTHER_WORDS.get(name)

@@ -74,15 +74,19 @@ def login(
             resource=known.resource(),
             next_steps=["Log in again, as yourself or another: osmosis login --force"],
         )
-    open_page = output.interactive and not no_browser
-    return _logged_in(
-        auth.login_with_device(lambda code: _announce(output, code, open_page=open_page), warn=output.warn)
-    )
+    return _logged_in(log_in_with_device(output, open_page=output.interactive and not no_browser))
+
+
+def log_in_with_device(output: OutputContext, *, open_page: bool) -> Login:
+    """Log in by a code that the user confirms in a browser, and save the login."""
+    from osmosis_ai.services import auth
+
+    return auth.login_with_device(lambda code: _announce(output, code, open_page=open_page), warn=output.warn)
 
 
 def _token_from_stdin(output: OutputContext) -> str:
     if output.interactive:
-        from osmosis_ai.cli.hidden_prompt import ask_hidden
+        from osmosis_ai.cli.typed_line import ask_hidden
 
         token = ask_hidden(output, "Token")
         if token is None:

@@ -78,7 +78,7 @@ def set_(
 
 
 def _asked(output: OutputContext, name: str) -> str | None:
-    from osmosis_ai.cli.hidden_prompt import ask_hidden
+    from osmosis_ai.cli.typed_line import ask_hidden
     from osmosis_ai.services import secrets
 
     value = ask_hidden(output, f"Value of {name} (not shown)")

@@ -145,7 +145,7 @@ def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn
         OsmosisError: nobody is logged in, or the platform cannot be asked.
     """
     memberships = list_workspaces(start, warn=warn)
-    chosen = _named(name, memberships)
+    chosen = named_membership(name, memberships)
     if chosen.directory is not None or chosen.current:
         return chosen
     raise NotFoundError(
@@ -155,7 +155,12 @@ def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn
     )
 
 
-def _named(name: str, memberships: Sequence[Membership]) -> Membership:
+def named_membership(name: str, memberships: Sequence[Membership]) -> Membership:
+    """Return the workspace called ``name`` (or with this id); upper and lower case matter only where they must.
+
+    Raises:
+        NotFoundError: there is none, or several differ in nothing else.
+    """
     for member in memberships:
         if name in (member.workspace.name, member.workspace.id):
             return member

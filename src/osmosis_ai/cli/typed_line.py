@@ -1,7 +1,7 @@
-"""Asking for what must not be seen: nothing typed is shown, and what was pasted arrives whole.
+"""Asking for a line: one that must not be seen, or one that is shown as it is typed.
 
-The terminal's own line editing would cut a line at 4,096 bytes, so keys are read one by one. Esc and Ctrl-C
-mean that the user has changed their mind.
+The terminal's own line editing would cut a line at 4,096 bytes, so keys are read one by one, and what was pasted
+arrives whole. Esc and Ctrl-C mean that the user has changed their mind.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.output.context import OutputContext
 
 _ENTER, _CANCEL, _ERASE, _ERASE_ALL, _END, _ESCAPE = "\r\n", "\x03", "\x7f\b", "\x15", "\x04", "\x1b"
+_TAKE_BACK = "\b \b"
 # The bytes of an escape sequence (an arrow, a bracketed paste) come together; a lone Esc is followed by nothing.
 _SEQUENCE_WAIT_S = 0.05
 
@@ -35,11 +36,36 @@ def ask_hidden(output: OutputContext, question: str) -> str | None:
             return getpass.getpass(f"{question}: ", stream=output.stderr)
         except (EOFError, KeyboardInterrupt):
             return None
+    return _ask(output, question, echo=lambda _text: None)
+
+
+def ask_shown(output: OutputContext, question: str) -> str | None:
+    """Ask for a line on the terminal and return it without the spaces around it, or None when the user cancelled.
+
+    Args:
+        output: where the question goes; stdin must be a terminal (``output.interactive``).
+        question: what is asked for, without a colon.
+    """
+    if sys.platform == "win32":
+        try:
+            return input(f"{question}: ").strip()
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    def echo(text: str) -> None:
+        output.stderr.write(text)
+        output.stderr.flush()
+
+    typed = _ask(output, question, echo=echo)
+    return typed if typed is None else typed.strip()
+
+
+def _ask(output: OutputContext, question: str, *, echo: Callable[[str], None]) -> str | None:
     # Silent before the question is seen: somebody may answer it at once.
     with _silent(output.stdin.fileno()) as descriptor:
         output.stderr.write(f"{question}: ")
         output.stderr.flush()
-        typed = _Line(descriptor).read()
+        typed = _Line(descriptor, echo).read()
     output.stderr.write("\n")
     output.stderr.flush()
     return typed
@@ -63,8 +89,9 @@ def _silent(descriptor: int) -> Iterator[int]:
 class _Line:
     """One line, key by key, from a terminal that neither shows nor edits."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, echo: Callable[[str], None]) -> None:
         self._descriptor = descriptor
+        self._echo = echo
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
 
@@ -80,10 +107,13 @@ class _Line:
             elif key in _ENTER:
                 return typed
             elif key in _ERASE:
+                self._echo(_TAKE_BACK * len(typed[-1:]))
                 typed = typed[:-1]
             elif key == _ERASE_ALL:
+                self._echo(_TAKE_BACK * len(typed))
                 typed = ""
             elif key != _END:
+                self._echo(key if key.isprintable() else "")
                 typed += key
 
     def _next(self) -> str:

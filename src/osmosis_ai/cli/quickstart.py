@@ -1,0 +1,120 @@
+"""`osmosis quickstart`: from nothing to a workspace directory and a task for a coding agent."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import OperationResult, Text
+from osmosis_ai.errors import InteractiveRequiredError
+
+# What puts text on the clipboard: the first that is there.
+_CLIPBOARDS = (
+    ("pbcopy",),
+    ("wl-copy",),
+    ("xclip", "-selection", "clipboard"),
+    ("clip.exe",),
+)
+_CLIPBOARD_TIMEOUT_S = 5.0
+
+
+def quickstart(
+    workspace: Annotated[
+        str | None,
+        typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.", show_default=False),
+    ] = None,
+) -> OperationResult:
+    """Take the first steps: log in, choose a workspace, clone its repository, and hand a task to a coding agent.
+
+    What is done already is not done again. Esc or Ctrl-C at any question ends it with status 130.
+
+    Examples:
+        osmosis quickstart
+    """
+    output = current()
+    if not output.interactive:
+        raise InteractiveRequiredError(
+            "The quickstart asks questions: it needs a person at a terminal.",
+            hint="without one: `osmosis login --token -`, clone the workspace's repository, `osmosis doctor`",
+        )
+    from osmosis_ai.services.quickstart import run_quickstart
+
+    done = run_quickstart(_Guide(output), workspace=workspace, start=Path.cwd())
+    copied = _copy(done.agent_prompt)
+    here = done.directory == Path.cwd()
+    return OperationResult(
+        operation="quickstart",
+        message=f"Ready: {done.directory}",
+        resource=done.resource(),
+        blocks=[Text(done.agent_prompt, title="For your coding agent" + (" (copied)" if copied else ""))],
+        next_steps=[
+            *([] if here else [f"Go there: cd {formats.shown_path(done.directory)}"]),
+            "Check it: osmosis doctor",
+            "Give the text above to your coding agent, or go on yourself: osmosis rollout init NAME",
+        ],
+    )
+
+
+class _Guide:
+    """Asks on the terminal; a question that the user turns away from ends the command."""
+
+    def __init__(self, output: OutputContext) -> None:
+        self._output = output
+
+    def log_in(self) -> None:
+        from osmosis_ai.cli.auth.login import log_in_with_device
+
+        login = log_in_with_device(self._output, open_page=True)
+        self._output.note(f"Logged in as {login.user.email}.")
+
+    def choose(self, question: str, options: Sequence[str]) -> int:
+        listed = [f"  {number}. {option}" for number, option in enumerate(options, start=1)]
+        self._output.note("\n".join([question, *listed]))
+        folded = [option.lower() for option in options]
+        while True:
+            typed = self.ask(f"1-{len(options)}").lower()
+            if typed.isascii() and typed.isdigit() and 1 <= int(typed[:4]) <= len(options):
+                return int(typed[:4]) - 1
+            if folded.count(typed) == 1:
+                return folded.index(typed)
+
+    def ask(self, question: str) -> str:
+        from osmosis_ai.cli.typed_line import ask_shown
+
+        typed = ask_shown(self._output, question)
+        if typed is None:
+            raise KeyboardInterrupt
+        return typed
+
+    def tell(self, sentence: str) -> None:
+        self._output.note(sentence)
+
+    def warn(self, message: str, code: str | None = None) -> None:
+        self._output.warn(message, code)
+
+
+def _copy(text: str) -> bool:
+    """Put ``text`` on the clipboard, where there is one."""
+    command = next((words for words in _CLIPBOARDS if shutil.which(words[0])), None)
+    if command is None or (sys.platform == "win32" and command != _CLIPBOARDS[-1]):
+        return False
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode(),
+            timeout=_CLIPBOARD_TIMEOUT_S,
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,283 @@
+"""The first steps: logged in, in a workspace, with its repository here, and a task for a coding agent.
+
+Each step looks whether it is done before it does anything, so the same command goes on where it was left. Whoever
+guides the user is asked for what only the user knows; that the user has changed their mind ends it where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote, urlsplit
+
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, require_credentials
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, is_loopback
+from osmosis_ai.api.wire.quickstart import INTENTS, Intent, QuickstartRepository, QuickstartStatus
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.context import connect, find_checkout
+from osmosis_ai.services.runs.files import safe_name
+from osmosis_ai.services.runs.lifecycle import is_away
+from osmosis_ai.services.workspaces.cloning import checked_clone_url, clone_into, github_urls
+from osmosis_ai.services.workspaces.directories import WorkspaceDirectories
+from osmosis_ai.services.workspaces.memberships import Membership, list_workspaces, named_membership
+
+POLL_S, PATIENCE_S = 5.0, 900.0
+"""How often, and how long, a workspace without a repository is looked at."""
+
+_FAILED_LOOKS = 12
+
+_INTENTS: dict[Intent, str] = {
+    "train": "Train an agent",
+    "eval": "Evaluate an agent",
+    "benchmark": "Run an agent on a benchmark",
+    "explore": "Look around",
+}
+_STEPS: dict[Intent, str] = {
+    "train": "Make a rollout, evaluate it (`osmosis eval run`), then train it (`osmosis train submit`).",
+    "eval": "Make a rollout with a grader and a dataset, and evaluate it (`osmosis eval run`, then `osmosis eval submit`).",
+    "benchmark": "Choose a benchmark (`osmosis benchmark list`), write its config, and submit it "
+    "(`osmosis benchmark submit`).",
+    "explore": "Tell me what is here and what I could do with it; change nothing.",
+}
+T = TypeVar("T")
+
+
+class Guide(Protocol):
+    """Who talks with the user; each question raises KeyboardInterrupt where the user has changed their mind."""
+
+    def log_in(self) -> None:
+        """Have the user log in, and save the login."""
+
+    def choose(self, question: str, options: Sequence[str]) -> int:
+        """Return the position of the option that the user takes."""
+
+    def ask(self, question: str) -> str:
+        """Return what the user writes; may be empty."""
+
+    def tell(self, sentence: str) -> None:
+        """Say something that the user may have to act on."""
+
+    def warn(self, message: str, code: str | None = None) -> None:
+        """Say what went less well than it could have."""
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """Where the first steps have led; fields as in the documented result."""
+
+    workspace: Membership
+    repo: QuickstartRepository
+    directory: Path
+    billing_ready: bool
+    previously_completed: bool
+    intent: Intent
+    task: str
+    agent_prompt: str
+    completion_recorded: bool
+
+    def resource(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        workspace = self.workspace.workspace
+        return {
+            "workspace": {"id": workspace.id, "name": workspace.name, "role": workspace.role},
+            "repo": {"connected": self.repo.connected, "full_name": self.repo.full_name},
+            "workspace_directory": str(self.directory),
+            "billing_ready": self.billing_ready,
+            "previously_completed": self.previously_completed,
+            "intent": self.intent,
+            "task": self.task,
+            "agent_prompt": self.agent_prompt,
+            "completion_recorded": self.completion_recorded,
+        }
+
+
+def run_quickstart(
+    guide: Guide,
+    *,
+    workspace: str | None,
+    start: Path,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Quickstart:
+    """Do the first steps, as far as they are not done.
+
+    Args:
+        guide: talks with the user.
+        workspace: name or id of one; None to take that of the directory, the only one, or to ask.
+        start: where the user is, and where a clone goes.
+        sleep: waits some seconds.
+        clock: seconds.
+
+    Raises:
+        NotFoundError: there is no such workspace, or none at all.
+        ConflictError: something else is where the clone would go.
+        OsmosisError: nobody is logged in and can be, or the platform or Git does not do its part.
+    """
+    return _FirstSteps(guide, start, sleep, clock).run(workspace)
+
+
+class _FirstSteps:
+    def __init__(
+        self, guide: Guide, start: Path, sleep: Callable[[float], None], clock: Callable[[], float]
+    ) -> None:
+        self._guide = guide
+        self._start = start
+        self._sleep = sleep
+        self._clock = clock
+        self._offers: frozenset[Capability] | None = None
+
+    def run(self, name: str | None) -> Quickstart:
+        chosen = self._choose_workspace(name)
+        status = self._await_repository(chosen)
+        directory = self._checkout(chosen, status.repo)
+        url, name = self._credentials().platform_url, chosen.workspace.name
+        WorkspaceDirectories(url).remember(chosen.workspace.id, directory)
+        if not status.billing_ready:
+            self._guide.tell(f"Runs need a payment method: {url}/{quote(name, safe='')}/billing")
+        intent = self._choose_intent()
+        task = self._guide.ask("What should the agent do? (Enter to decide later)")
+        return Quickstart(
+            workspace=chosen,
+            repo=status.repo,
+            directory=directory,
+            billing_ready=status.billing_ready,
+            previously_completed=status.completed,
+            intent=intent,
+            task=task,
+            agent_prompt=agent_prompt(intent, task, workspace=name, platform_url=url, directory=directory),
+            completion_recorded=self._record(chosen, intent),
+        )
+
+    def _choose_workspace(self, name: str | None) -> Membership:
+        found = self._logged_in(lambda: list_workspaces(self._start, warn=self._guide.warn))
+        if not found:
+            url = self._credentials().platform_url
+            raise NotFoundError(f"You are in no workspace of {url}.", hint=_workspace_hint(url))
+        if name is not None:
+            return named_membership(name, found)
+        here = [member for member in found if member.current] or (found if len(found) == 1 else [])
+        if here:
+            return here[0]
+        return found[self._guide.choose("Which workspace?", [member.workspace.name for member in found])]
+
+    def _await_repository(self, chosen: Membership) -> QuickstartStatus:
+        """Return how far the workspace is once it has a repository.
+
+        Raises:
+            PlatformError: the platform refuses, or is away from the beginning or for a minute.
+            OsmosisError: it still has none after :data:`PATIENCE_S`.
+        """
+        deadline, told, failed = self._clock() + PATIENCE_S, False, 0
+        while True:
+            try:
+                status = self._ask_platform(lambda client: client.workspaces.quickstart(chosen.workspace.id))
+                failed = 0
+            except PlatformError as error:
+                failed += 1
+                if not is_away(error) or not told or failed > _FAILED_LOOKS:
+                    raise
+            if status.repo.connected and status.repo.full_name:
+                return status
+            if not told:
+                self._guide.tell(_connect_sentence(self._credentials().platform_url, chosen.workspace.name))
+                told = True
+            if self._clock() >= deadline:
+                raise OsmosisError(
+                    f"The workspace {chosen.workspace.name} still has no repository.",
+                    hint="connect one, and run `osmosis quickstart` again",
+                )
+            self._sleep(POLL_S)
+
+    def _checkout(self, chosen: Membership, repo: QuickstartRepository) -> Path:
+        if chosen.current:
+            return find_checkout(self._start, require_scaffold=False).workspace.root
+        if chosen.directory is not None:
+            return chosen.directory
+        full_name = repo.full_name or ""
+        if repo.clone_url:
+            host = urlsplit(self._credentials().platform_url).hostname
+            url = checked_clone_url(repo.clone_url, nearby=is_loopback(host))
+        else:
+            urls = list(github_urls(full_name).items())
+            url = urls[self._guide.choose("Clone over", [transport for transport, _ in urls])][1]
+        target = self._start / safe_name(full_name.rpartition("/")[2])
+        self._guide.tell(f"Cloning {full_name} into {target}")
+        return clone_into(url, target)
+
+    def _choose_intent(self) -> Intent:
+        offered = self._offers is None or Capability.BENCHMARKS in self._offers
+        intents = [intent for intent in INTENTS if offered or intent != "benchmark"]
+        return intents[
+            self._guide.choose("What do you want to do first?", [_INTENTS[each] for each in intents])
+        ]
+
+    def _record(self, chosen: Membership, intent: Intent) -> bool:
+        try:
+            self._ask_platform(
+                lambda client: client.workspaces.record_quickstart(chosen.workspace.id, intent)
+            )
+        except PlatformError as error:
+            self._guide.warn(f"the platform did not take note of the first steps: {error.message}")
+            return False
+        return True
+
+    def _ask_platform(self, call: Callable[[PlatformClient], T]) -> T:
+        def ask() -> T:
+            with connect(self._credentials(), warn=self._guide.warn) as client:
+                found = call(client)
+                self._offers = client.offers
+                return found
+
+        return self._logged_in(ask)
+
+    def _logged_in(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` does; after a login, where the platform asks for one."""
+        try:
+            return call()
+        except OsmosisError as error:
+            # A token of the environment is used whoever logs in beside it.
+            if error.code not in ("AUTH_REQUIRED", "TOKEN_NOT_FOUND") or os.environ.get(TOKEN_ENV):
+                raise
+        self._guide.log_in()
+        return call()
+
+    def _credentials(self) -> Credentials:
+        return require_credentials()
+
+
+def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str, directory: Path) -> str:
+    """Return what a coding agent is told, to go on from here."""
+    wanted = task or "Ask me what the agent should do before you begin."
+    return "\n".join(
+        [
+            f"You are in {directory}, an Osmosis workspace directory of the workspace {workspace} on {platform_url}.",
+            "Read AGENTS.md and configs/AGENTS.md first, where they are; `osmosis doctor --fix` writes them.",
+            f"What I want: {wanted}",
+            _STEPS[intent],
+            "`osmosis COMMAND --help` tells what a command does, and `--json` prints what you can read. "
+            "Ask me before anything costs money.",
+        ]
+    )
+
+
+def _workspace_hint(platform_url: str) -> str:
+    if platform_url == DEFAULT_PLATFORM_URL:
+        return f"make one at {platform_url}, or have its owner add you"
+    return "on the platform's machine: osmosis platform member add WORKSPACE EMAIL"
+
+
+def _connect_sentence(platform_url: str, workspace: str) -> str:
+    if platform_url == DEFAULT_PLATFORM_URL:
+        page = f"{platform_url}/{quote(workspace, safe='')}/integrations/git"
+        return f"Connect a repository to the workspace {workspace}: {page}. Waiting …"
+    return (
+        f"Connect a repository to the workspace {workspace}, on the platform's machine: osmosis platform connect URL. "
+        "Waiting …"
+    )

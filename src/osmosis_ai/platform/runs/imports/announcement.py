@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, name_problem, trial
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")
+_YEARS = (2000, 2999)
 _MOST_ROWS = 10**9
 _ROWS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -45,6 +46,10 @@ def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:
     """
     _require_known_format(start)
     _require_plain_texts(start.run)
+    for moment in (start.run.started_at, start.run.completed_at):
+        # What lies at the ends of the calendar has no moment in other zones.
+        if not _YEARS[0] <= moment.year <= _YEARS[1]:
+            raise _refused(f"the year {moment.year} is not that of any run", "run.started_at")
     if start.run.completed_at < start.run.started_at:
         raise _refused("the run ends before it starts", "run.completed_at")
     rows = selected_rows(start.run, limits)

@@ -1,0 +1,22 @@
+"""What the platform says that it offers is there, and what it does not say is not to be begun."""
+
+from __future__ import annotations
+
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.platform.http.versioning import OFFERED
+
+ROUTES = {
+    Capability.EVAL_IMPORTS: ("post", "/api/cli/eval-runs/imports"),
+    Capability.DELETION: ("delete", "/api/cli/eval-runs/{name_or_id}"),
+    Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
+    Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
+}
+
+
+def test_everything_that_is_offered_has_its_route(client: TestClient) -> None:
+    paths = client.get("/api/openapi.json").json()["paths"]
+    for capability in OFFERED:
+        method, path = ROUTES[capability]
+        assert method in paths[path], capability

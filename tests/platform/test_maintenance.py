@@ -1,0 +1,30 @@
+"""What is tidied up now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from osmosis_ai.platform.maintenance import Maintenance
+
+
+def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    maintenance = Maintenance({"blobs": full, "datasets": broken, "uploads": done.set})
+    with caplog.at_level(logging.ERROR, "osmosis_ai.platform.maintenance"):
+        maintenance.start()
+        assert done.wait(60)
+        maintenance.close()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "blobs could not be tidied up now",
+        "datasets could not be tidied up now",
+    ]

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -43,9 +45,8 @@ class Code:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        shutil.copytree(ROLLOUT, path / "rollouts" / "multiply")
-        git(path, "init", "-q", "-b", "main")
-        self.head = self.commit("first")
+        made, self.head = _first_commit()
+        shutil.copytree(made.name, path)
 
     def write(self, name: str, text: str) -> None:
         target = self.path / name
@@ -57,6 +58,18 @@ class Code:
         git(self.path, "commit", "-q", "--allow-empty", "-m", message)
         self.head = git(self.path, "rev-parse", "HEAD")
         return self.head
+
+
+@cache
+def _first_commit() -> tuple[TemporaryDirectory[str], str]:
+    """The repository as every test begins with it, and its commit: made once, for that takes four processes."""
+    directory = TemporaryDirectory()
+    path = Path(directory.name)
+    shutil.copytree(ROLLOUT, path / "rollouts" / "multiply", ignore=shutil.ignore_patterns("__pycache__"))
+    git(path, "init", "-q", "-b", "main", "--template=")
+    git(path, "add", "-A")
+    git(path, "commit", "-q", "-m", "first")
+    return directory, git(path, "rev-parse", "HEAD")
 
 
 def add_dataset(

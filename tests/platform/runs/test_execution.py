@@ -37,8 +37,9 @@ from tests.platform.evaluations import (
     submit_body,
     wait_until,
 )
+from tests.warm_osmosis import process_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
 
 RUNS = "/api/cli/eval-runs"
 
@@ -228,7 +229,7 @@ def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
         run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
         wait_until(lambda: samples_of(services, run["id"]))
         worker = executor._workers[run["id"]].process
-        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(process_of(worker.pid), signal.SIGSTOP)
         api.post(f"{RUNS}/{run['name']}/stop", json={})
         wait_until(lambda: worker.poll() is not None)
         executor._stop_grace_s = 30.0

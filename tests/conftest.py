@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import re
 import signal
@@ -48,6 +49,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what is imported by now out of every search for garbage: there is none in it, and much to look at."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    # pytest hangs its handlers on each logger that keeps to itself, six times a test; torch alone has fifty.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 @pytest.fixture

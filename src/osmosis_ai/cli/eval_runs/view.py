@@ -142,6 +142,7 @@ def _related(described: DescribedEvaluation) -> Iterator[Row]:
     if detail.retry_of is not None:
         gone = "" if detail.retry_of.status else " (deleted)"
         yield "Retry Of", f"{detail.retry_of.name or detail.retry_of.id}{gone}"
+        yield "Note", "This run alone has only samples that had no score before."
     for run in detail.retries:
         yield "Retry", f"{run.name or run.id} ({run.status})"
     headline = merged.headline if merged is not None else None

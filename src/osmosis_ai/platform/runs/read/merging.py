@@ -171,8 +171,7 @@ def merge(db: Database, family: RunFamily) -> MergedResults:
     again = sum(counted[run.id] for run in family.retries)
     if again:
         warning = (
-            f"{again:,} of {estimates.counts.planned:,} samples are of retries: they were made again because they "
-            "had no score"
+            f"{again:,} of {estimates.counts.planned:,} samples are of retries: they had no score before"
         )
         estimates = estimates.model_copy(update={"warnings": [warning, *estimates.warnings]})
     return MergedResults(estimates, counted)

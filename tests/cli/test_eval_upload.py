@@ -278,6 +278,19 @@ def test_the_servers_own_manifest_among_the_artifacts_stays_here(importer: Impor
     assert not any(file["path"].endswith("artifacts/manifest.json") for file in importer.announced)
 
 
+def test_what_holds_a_secret_of_the_run_stays_here(
+    importer: Importer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-4711")
+    told = importer.directory / ARTIFACTS / "told.txt"
+    told.write_bytes(b"x" * ((1 << 20) - 5) + b"sk-canary-4711")
+    outcome = importer.osmosis()
+    assert outcome.status == 1 and "holds the value of the secret OPENAI_API_KEY" in outcome.error["message"]
+    assert "sk-canary" not in outcome.err and not importer.start.called
+    told.unlink()
+    assert importer.osmosis().status == 0
+
+
 def test_a_file_that_changes_meanwhile_is_not_sent(importer: Importer) -> None:
     asked = importer.uploads.side_effect
 

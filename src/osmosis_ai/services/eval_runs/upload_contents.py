@@ -1,7 +1,8 @@
 """What of a run on this machine is uploaded: read, hashed, and refused unless all of it fits together.
 
 The journal is the truth. A run is uploaded when every item has its result there, the index says the same, and each
-file that the index names is a regular file of that very attempt; never its manifest, its journal or its logs.
+file that the index names is a regular file of that very attempt; never its manifest, its journal or its logs. A file that
+holds the value of one of the run's secrets, as far as the environment has it, stays here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.run_directory import RunDirectory
 
 _BLOCK_BYTES = 1 << 20
+_SHORTEST_SECRET = 8
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,10 @@ def read_uploadable(directory: Path) -> UploadableRun:
         )
     described, threshold = _described(found, manifest)
     entries = _entries(found, manifest)
-    files = [_hashed(directory, directory / name) for name in (found.index.name, found.progress.name)]
+    secrets = _secret_values(manifest)
+    files = [_hashed(directory, path, secrets) for path in (found.index, found.progress)]
     for entry in entries:
-        files += _files_of(found, entry)
+        files += _files_of(found, entry, secrets)
     digest = hashlib.sha256(found.manifest.read_bytes()).hexdigest()
     return UploadableRun(
         directory, manifest, digest, described, threshold, tuple(sorted(files, key=lambda file: file.path))
@@ -208,7 +211,13 @@ def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
     return ledger
 
 
-def _files_of(found: RunDirectory, entry: IndexEntry) -> Iterator[UploadFile]:
+def _secret_values(manifest: Manifest) -> dict[str, bytes]:
+    """Return the values of the run's secrets that the environment has and that can be told from other text."""
+    values = {name: os.environ.get(name, "").strip() for name in manifest.inputs.get("secret_names", ())}
+    return {name: value.encode() for name, value in values.items() if len(value) >= _SHORTEST_SECRET}
+
+
+def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
     """Yield the trajectory and the artifacts of an attempt."""
     from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT
     from osmosis_ai.evaluation.trajectory_export import trajectory_problem
@@ -218,7 +227,7 @@ def _files_of(found: RunDirectory, entry: IndexEntry) -> Iterator[UploadFile]:
         raise _refused(f"`{trial}` is a symbolic link", _COPY)
     if entry.trajectory_filename is not None:
         trajectory = trial / entry.trajectory_filename
-        file = _hashed(found.path, trajectory)
+        file = _hashed(found.path, trajectory, secrets)
         with _opened(trajectory) as stream:
             problem = trajectory_problem(stream.read(), entry.rollout_id, entry.row_index, entry.run_index)
         if problem is not None:
@@ -229,7 +238,7 @@ def _files_of(found: RunDirectory, entry: IndexEntry) -> Iterator[UploadFile]:
         raise _refused(f"`{root}` is a symbolic link", _COPY)
     for path in _below(root):
         if path != root / RESERVED_ARTIFACT:
-            yield _hashed(found.path, path)
+            yield _hashed(found.path, path, secrets)
 
 
 def _below(directory: Path) -> Iterator[Path]:
@@ -243,7 +252,7 @@ def _below(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _hashed(root: Path, path: Path) -> UploadFile:
+def _hashed(root: Path, path: Path, secrets: Mapping[str, bytes]) -> UploadFile:
     from osmosis_ai.evaluation.run_files import name_problem
 
     relative = path.relative_to(root).as_posix()
@@ -251,9 +260,18 @@ def _hashed(root: Path, path: Path) -> UploadFile:
     if problem is not None:
         raise _refused(f"`{path}`: {problem}", "rename it, or remove it")
     with _opened(path) as stream:
-        digest = hashlib.sha256()
+        digest, end = hashlib.sha256(), b""
+        overlap = max(map(len, secrets.values()), default=1) - 1
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
+            # A value may lie across two blocks.
+            seen = end + block
+            for name, value in secrets.items():
+                if value in seen:
+                    raise _refused(
+                        f"`{path}` holds the value of the secret {name}", "take it out of the file"
+                    )
+            end = seen[-overlap:] if overlap else b""
         found = os.fstat(stream.fileno())
     return UploadFile(relative, path, found.st_size, digest.hexdigest(), _identity(found))
 

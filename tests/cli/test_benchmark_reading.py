@@ -76,6 +76,24 @@ def test_a_benchmark_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None
     assert all(word in rich for word in ("Name", "Key", "Last Run", "Tasks", "acme/toy@3"))
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "key"),
+    [
+        ("benchmark list", "/benchmarks", "benchmarks"),
+        ("benchmark runs list", "/benchmark-runs", "benchmark_runs"),
+        ("dev server list", "/dev-rollout-server", "dev_rollout_servers"),
+    ],
+)
+def test_an_empty_list_says_where_the_platform_has_nothing_of_the_kind(
+    maze: Maze, words: str, path: str, key: str
+) -> None:
+    maze.get(path).respond(json={key: []}, headers={"X-Osmosis-Capabilities": "quickstart"})
+    assert "does not offer" in maze.osmosis(*words.split()).out
+    assert maze.osmosis(*words.split(), "--json").json["items"] == []
+    maze.get(path).respond(json={key: []})
+    assert "does not offer" not in maze.osmosis(*words.split()).out
+
+
 def test_all_benchmarks_come_page_after_page_and_a_list_without_end_is_told(maze: Maze) -> None:
     first = {"benchmarks": [LISTED], "next_offset": 50}
     maze.get("/benchmarks").mock(side_effect=replies(first, {"benchmarks": [MINIMAL]}, first, first))

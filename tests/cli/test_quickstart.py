@@ -395,7 +395,7 @@ def platform(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A platform on this machine, of which one is logged in, and a directory to work in."""
     handler = type("Handler", (_Platform,), {"clone_url": str(upstream), "posted": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    serving = threading.Thread(target=server.serve_forever)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     serving.start()
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)

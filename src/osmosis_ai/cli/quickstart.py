@@ -54,7 +54,11 @@ def quickstart(
         operation="quickstart",
         message=f"Ready: {done.directory}",
         resource=done.resource(),
-        blocks=[Text(done.agent_prompt, title="For your coding agent" + (" (copied)" if copied else ""))],
+        # Without a frame, which would be copied along.
+        blocks=[
+            Text(f"For your coding agent{' (copied to the clipboard)' if copied else ''}:", tone="strong"),
+            Text(done.agent_prompt),
+        ],
         next_steps=[
             *([] if here else [f"Go there: cd {formats.shown_path(done.directory)}"]),
             "Check it: osmosis doctor",

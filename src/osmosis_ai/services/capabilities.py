@@ -29,12 +29,26 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
     """
     if client.offers is None:
         client.verify()
-    if client.offers is not None and capability not in client.offers:
+    if not is_offered(client, capability):
         raise PlatformError(
-            f"{client.platform_url} does not offer {capability.what}.",
+            _sentence(client, capability),
             platform_code="NOT_OFFERED",
             details={"platform_code": "NOT_OFFERED", "capability": capability.value},
             hint="the hosted platform has it"
             if capability.of_the_contract
             else "a platform that you host with `osmosis platform start` has it, from this version on",
         )
+
+
+def is_offered(client: PlatformClient, capability: Capability) -> bool:
+    """Tell whether the platform offers something, as far as its replies so far say; without any it may."""
+    return client.offers is None or capability in client.offers
+
+
+def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
+    """Return what to say beside an empty list of something that the platform has just been asked for."""
+    return [] if is_offered(client, capability) else [_sentence(client, capability)]
+
+
+def _sentence(client: PlatformClient, capability: Capability) -> str:
+    return f"{client.platform_url} does not offer {capability.what}."

@@ -14,9 +14,17 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     Examples:
         osmosis benchmark list
     """
+    from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.cli.benchmarks.tables import catalog_columns
     from osmosis_ai.services.benchmarks.catalog import benchmark_item, list_benchmarks
+    from osmosis_ai.services.capabilities import why_empty
 
     with platform_context() as context, current().status("Fetching benchmarks"):
         listing = list_benchmarks(context.client, limit=limit, everything=everything)
-        return list_result(listing, benchmark_item, columns=catalog_columns(), extra=context.resource())
+        return list_result(
+            listing,
+            benchmark_item,
+            columns=catalog_columns(),
+            extra=context.resource(),
+            hints=why_empty(context.client, Capability.BENCHMARKS),
+        )

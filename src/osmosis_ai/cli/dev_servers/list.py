@@ -14,6 +14,8 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     Examples:
         osmosis dev server list
     """
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.services.capabilities import why_empty
     from osmosis_ai.services.dev_servers import list_dev_servers
 
     with platform_context() as context, current().status("Fetching development servers"):
@@ -29,4 +31,5 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
                 Column("Status", value=lambda item: Status(item["status"] or "unknown")),
             ),
             extra=context.resource(),
+            hints=why_empty(context.client, Capability.DEV_SERVERS),
         )

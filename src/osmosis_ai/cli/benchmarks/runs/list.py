@@ -14,9 +14,17 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     Examples:
         osmosis benchmark runs list --all
     """
+    from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.cli.benchmarks.tables import run_columns
     from osmosis_ai.services.benchmarks.runs import list_runs, run_item
+    from osmosis_ai.services.capabilities import why_empty
 
     with platform_context() as context, current().status("Fetching benchmark runs"):
         listing = list_runs(context.client, limit=limit, everything=everything)
-        return list_result(listing, run_item, columns=run_columns(), extra=context.resource())
+        return list_result(
+            listing,
+            run_item,
+            columns=run_columns(),
+            extra=context.resource(),
+            hints=why_empty(context.client, Capability.BENCHMARKS),
+        )

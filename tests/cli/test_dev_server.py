@@ -21,6 +21,7 @@ REPLY = {
     "expires_at": "2026-10-03T07:00:00Z",
     "status": "starting",
     "region": {"name": "eu"},
+    "note": None,
 }
 
 

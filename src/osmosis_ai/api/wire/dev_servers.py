@@ -22,6 +22,10 @@ class DevServerReply(WireModel):
 
     model_config = ConfigDict(extra="allow")
 
+    @classmethod
+    def _null_is_a_value(cls, key: str) -> bool:
+        return key not in cls.model_fields
+
 
 class StartedDevServer(DevServerReply):
     url: str

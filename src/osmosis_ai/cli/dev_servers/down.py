@@ -21,8 +21,10 @@ def down(server_id: ServerArgument) -> OperationResult:
     Examples:
         osmosis dev server down ds_42
     """
+    from osmosis_ai.services.runs.finite import plain
+
     with platform_context() as context, current().status("Ending the server"):
-        reply = context.client.dev_servers.down(server_id).model_dump(mode="json")
+        reply = plain(context.client.dev_servers.down(server_id))
         return OperationResult(
             operation="dev.server.down",
             message=f"Development server ended: {server_id}",

@@ -25,6 +25,7 @@ def up(
         osmosis dev server up --ttl-hours 2
     """
     from osmosis_ai.services.dev_servers import prepare_dev_server
+    from osmosis_ai.services.runs.finite import plain
 
     output = current()
     with platform_context() as context:
@@ -42,7 +43,7 @@ def up(
             )
         with output.status("Starting the server"):
             started = context.client.dev_servers.up(request)
-        reply = started.model_dump(mode="json")
+        reply = plain(started)
         return OperationResult(
             operation="dev.server.up",
             message=f"Development server started: {started.url}",

@@ -234,3 +234,14 @@ def test_an_example_is_the_first_template_under_its_own_or_another_name(cli: Cli
     assert 'name = "my-agent"' in (repository / "rollouts/my-agent/pyproject.toml").read_text()
     assert "rollouts/multiply" not in (repository / "rollouts/my-agent/README.md").read_text()
     assert cli("rollout", "init", "--plain").status == 2
+
+
+def test_the_shell_completes_the_names_of_templates(
+    cli: Cli, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_OSMOSIS_COMPLETE", "complete_bash")
+    assert cli("template", "apply", "gr").out == "greeter\n"
+    monkeypatch.delenv("OSMOSIS_WORKSPACE_TEMPLATE_PATH")
+    assert "multiply-command\n" in cli("template", "apply", "mult").out
+    monkeypatch.setenv("OSMOSIS_WORKSPACE_TEMPLATE_PATH", "/nowhere")
+    assert cli("template", "apply", "") == (0, "", "")

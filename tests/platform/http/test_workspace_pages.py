@@ -247,8 +247,12 @@ def test_a_run_and_its_retry_lead_to_each_other_and_show_what_they_have_come_to_
         assert f"{label} {other}" in text and f"/fern/evals/{other}" in page.text
         assert "Together: pass rate (reward >= 1.0, scored samples only) 100.0 %" in text
         assert "Together: scored 6 of 6 planned" in text
-    assert browser.delete(f"{runs}/{run['id']}", headers=member.headers).status_code == 200
-    alone = text_of(browser.get(f"/fern/evals/{retry['name']}"))
+    assert "/fern/datasets/multiply" in page.text
+    for path in (f"{runs}/{run['id']}", "/api/cli/datasets/multiply"):
+        assert browser.delete(path, headers=member.headers).status_code == 200
+    page = browser.get(f"/fern/evals/{retry['name']}")
+    alone = text_of(page)
+    assert "Dataset multiply" in alone and "/fern/datasets/multiply" not in page.text
     assert f"Retry of {run['name']}, which was deleted" in alone and "Together" not in alone
 
 

@@ -187,9 +187,13 @@ def described_run(
     log: Sequence[LogEntry],
     curves: Sequence[MetricCurve] = (),
     resumable: bool = False,
+    has_dataset: bool = True,
     related: Sequence[tuple[str, Cell]] = (),
 ) -> Described:
-    """Return a run with its results, what is ``related`` to it, and the commands that tell more of it."""
+    """Return a run with its results, what is ``related`` to it, and the commands that tell more of it.
+
+    What it used and is deleted by now keeps its name, without a link.
+    """
     run, results = found.run, found.run.results or {}
     group, is_eval = COMMAND_GROUPS[run.kind], run.kind == "eval"
     done = run.progress or {}
@@ -212,7 +216,7 @@ def described_run(
         ("Model", run.model_path),
         (
             "Dataset",
-            Link(run.dataset_name, ("datasets", run.dataset_name)) if run.dataset_id else run.dataset_name,
+            Link(run.dataset_name, ("datasets", run.dataset_name)) if has_dataset else run.dataset_name,
         ),
         ("Rollout", run.rollout_name),
         ("Branch", run.branch or ""),

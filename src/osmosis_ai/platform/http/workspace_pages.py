@@ -13,7 +13,7 @@ from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.db.tables import DbWorkspace
+from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbWorkspace
 from osmosis_ai.platform.http import page_contents as contents
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
@@ -132,7 +132,10 @@ def eval_run_page(page: WorkspacePage, name: str) -> Response:
     related: list[tuple[str, contents.Cell]] = []
     if found.run.retry_of_id is not None or family.retries:
         related += contents.retry_facts(found.run, family, merge(page.services.db, family))
-    return page.described(("evals",), contents.described_run(found, log=log, related=related))
+    return page.described(
+        ("evals",),
+        contents.described_run(found, log=log, has_dataset=_has_dataset(page, found.run), related=related),
+    )
 
 
 @router.get("/{workspace}/training", response_class=HTMLResponse, include_in_schema=False)
@@ -148,7 +151,9 @@ def training_run_page(page: WorkspacePage, name: str) -> Response:
     log = page.services.logs.page(found.run.id, limit=_LOG_LINES).logs
     curves = read_curves(page.services.db, found.run.id)
     resumable = page.services.resumption.resumable(found.run)
-    thing = contents.described_run(found, log=log, curves=curves, resumable=resumable)
+    thing = contents.described_run(
+        found, log=log, curves=curves, resumable=resumable, has_dataset=_has_dataset(page, found.run)
+    )
     return page.described(("training",), thing)
 
 
@@ -234,6 +239,12 @@ def _runs_page(page: _WorkspacePage, kind: RunKind, paging: PageParams) -> Respo
     )
     table = contents.runs_table(kind, found)
     return page.listed((RUN_PAGES[kind],), table, **_pager(paging, total, len(found)))
+
+
+def _has_dataset(page: _WorkspacePage, run: DbRun) -> bool:
+    """Tell whether the dataset of a run is still there."""
+    with page.services.db.session() as session:
+        return run.dataset_id is not None and session.get(DbDataset, run.dataset_id) is not None
 
 
 def _keys(page: _WorkspacePage, *, made: str = "", problem: str = "") -> Response:

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,30 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert told.startswith(module) and f"`{extra}` extra" in told
     assert "pip install" in told and f"[{extra}]" in told
     assert told.endswith("False"), "seconds were spent before it was said"
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        ("agents", "integrations.agents.openai_agents import OsmosisAgent"),
+        ("strands", "integrations.agents.strands import OsmosisStrandsAgent"),
+    ],
+)
+def test_a_file_of_the_users_that_hides_a_framework_is_named(tmp_path: Path, module: str, path: str) -> None:
+    (tmp_path / f"{module}.py").write_text("mine = True\n")
+    told = run_python(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        try:
+            from osmosis_ai.rollout.{path}
+        except ImportError as error:
+            print(type(error).__name__, error)
+        """
+    )
+
+    assert told.startswith("ImportError") and "a file of yours needs another name" in told
+    assert str(tmp_path / f"{module}.py") in told
 
 
 def test_an_import_error_that_is_not_about_the_extra_passes_through() -> None:

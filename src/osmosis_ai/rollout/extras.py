@@ -6,6 +6,7 @@ fault of its own and passes through as it is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,12 +28,22 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
     Raises:
         ModuleNotFoundError: naming the extra and the command that installs it, when a module of its own is missing.
+        ImportError: another module has the name of what the extra brings, such as an ``agents.py`` of the user's.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in MODULES[extra]:
+        top = (error.name or "").partition(".")[0]
+        if top not in MODULES[extra]:
             raise
+        found = sys.modules.get(top)
+        if error.name != top and found is not None:
+            raise ImportError(
+                f"{purpose} needs the package `{top}` of the `{extra}` extra, and `{top}` is "
+                f"{getattr(found, '__file__', None)} here, which has no `{error.name}`: "
+                "a file of yours needs another name",
+                name=top,
+            ) from error
         from osmosis_ai.errors import install_command
 
         raise ModuleNotFoundError(

@@ -20,12 +20,13 @@ from ...types.sample import Messages, RolloutSample, snapshot
 from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("openai-agents", "an agent of the OpenAI Agents SDK"):
+    # First what costs little: whether this is the framework at all.
     import agents
+    from agents.memory.session import SessionABC
+    from agents.models.chatcmpl_converter import Converter
 
     import_litellm()
     from agents.extensions.models.litellm_model import LitellmModel
-    from agents.memory.session import SessionABC
-    from agents.models.chatcmpl_converter import Converter
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from ...utils.messages import map_initial_messages_to_content_blocks
 from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("strands", "a Strands agent"):
-    import strands
+    # First what costs little: whether this is the framework at all.
+    import strands.models
 
     import_litellm()
     from strands.models.litellm import LiteLLMModel

@@ -218,6 +218,16 @@ def test_a_command_that_fails_ends_the_upgrade_with_what_is_left_to_run(
     assert error["hint"].count("pip install") == 2
 
 
+def test_what_builds_a_newer_version_gets_no_key_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-the-users-own")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example")
+    shown = upgrade.run_command(
+        [sys.executable, "-c", "import os; print(*sorted(os.environ))"]
+    ).stdout.split()
+    assert "PIP_INDEX_URL" in shown and "PATH" in shown
+    assert "OPENAI_API_KEY" not in shown
+
+
 def test_a_command_that_cannot_be_run_or_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert upgrade.run_command(["/nowhere/installer"]).status == 1
     monkeypatch.setattr(upgrade, "COMMAND_TIMEOUT_S", 0.01)

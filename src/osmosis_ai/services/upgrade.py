@@ -8,6 +8,7 @@ now. Whoever came from an index or a URL is told what to do. The network is used
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from osmosis_ai.installation import (
     installation_source,
     installed_distribution,
 )
+from osmosis_ai.process_environment import build_environment
 from osmosis_ai.workspace.git import run_git, without_credentials
 
 COMMAND_TIMEOUT_S = 120.0
@@ -94,7 +96,7 @@ class _Newer:
 
 
 def run_command(words: Sequence[str]) -> CommandRun:
-    """Run a command without input, for two minutes at most."""
+    """Run a command without input and without the user's keys, for two minutes at most."""
     try:
         done = subprocess.run(
             words,
@@ -102,6 +104,7 @@ def run_command(words: Sequence[str]) -> CommandRun:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
+            env={**build_environment(os.environ), "GIT_TERMINAL_PROMPT": "0"},
             timeout=COMMAND_TIMEOUT_S,
             check=False,
         )

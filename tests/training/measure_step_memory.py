@@ -22,7 +22,7 @@ from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 from tests.training.learner_builders import Sequence
 
-ROWS, LENGTH = 16, 192
+ROWS, LENGTH = 8, 192
 SETTINGS = TrainingSettings(
     micro_batch_tokens=ROWS * LENGTH,
     max_prompt_length=LENGTH // 2,

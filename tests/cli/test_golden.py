@@ -89,6 +89,10 @@ ELSEWHERE = {
     "platform member remove; platform secret-key rotate; platform token create; platform token list; "
     "platform token revoke; platform user add; platform user disable; platform user enable; platform user list; "
     "platform user password; platform user remove; platform workspace add; platform workspace list",
+    "test_eval_upload.py": "eval upload",
+    "test_quickstart.py": "quickstart",
+    "test_resubmit.py": "eval resubmit; train resubmit",
+    "test_upgrade.py": "upgrade",
     "test_train.py": "train submit; train resume",
     "test_train_compare.py": "train compare",
     "test_train_estimate.py": "train estimate",

@@ -400,7 +400,9 @@ def test_checkpoints_are_listed_with_how_to_deploy_the_last(maze: Maze) -> None:
 
 def test_who_looks_for_the_metrics_is_led_to_them(maze: Maze) -> None:
     outcome = maze.osmosis("train", "metrics", "copper")
-    assert outcome.status == 2 and "No such command 'metrics'. Did you mean 'info'?" in outcome.err
+    assert (
+        outcome.status == 2 and "No such command 'metrics': `osmosis train info RUN` shows it." in outcome.err
+    )
 
 
 def test_a_run_that_can_go_on_is_resumed_and_says_how_to_follow_it(maze: Maze) -> None:

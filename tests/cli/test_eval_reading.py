@@ -257,6 +257,17 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     assert (maze.workspace.state_dir / ".gitignore").exists()
 
 
+def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze: Maze) -> None:
+    newer = json.loads(json.dumps(ESTIMATES))
+    newer["spread"] = newer["counts"]["paused"] = newer["pass_rate"]["posterior"] = 1
+    newer["limited_by"] = {"most": "the_moon", "the_moon": 1.0}
+    maze.get("/eval-runs/x").respond(json=DETAIL)
+    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
+    plain = maze.osmosis("eval", "info", "x", "--plain").out
+    assert "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)" in plain
+    assert "Unscored\t1: 1 agent_error" in plain and "Held back by" not in plain
+
+
 def test_a_hosted_run_without_intervals_shows_what_there_is(maze: Maze) -> None:
     maze.get("/eval-runs/x").respond(json=run("failed", error="The model was rejected: no such model."))
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": {"of": "another version"}})

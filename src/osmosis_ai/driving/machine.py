@@ -44,7 +44,7 @@ class LimitedBy(BaseModel):
     their rate. ``this_machine``: the engine or the rollout's server was late, or computed all the time.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     most: LimitName
     provider: float

@@ -1,20 +1,21 @@
 """The shape of a run's numbers: the product's summary and our estimates beside it.
 
-Every number is finite or absent, so that all of it can be written as JSON.
+Every number is finite or absent, so that all of it can be written as JSON. Fields that a newer release has added
+are ignored, so that its numbers can be read here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from osmosis_ai.driving.machine import LimitedBy
 from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class PassAtKPoint(_Model):
@@ -115,6 +116,23 @@ class Estimates(_Model):
     warnings: list[str] = []
     limited_by: LimitedBy | None = None
     judges: JudgeTotals | None = None
+
+    @field_validator("limited_by", mode="wrap")
+    @classmethod
+    def _limit_known_here(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        """Leave out a limit that only a newer release knows: it explains the numbers, and is none of them."""
+        try:
+            return read(value)
+        except ValidationError:
+            return None
+
+    @classmethod
+    def read(cls, written: Any) -> Estimates | None:
+        """Return what a file or a platform says; None where it says nothing, or nothing that can be understood."""
+        try:
+            return cls.model_validate(written) if written else None
+        except ValidationError:
+            return None
 
 
 class RunMetrics(_Model):

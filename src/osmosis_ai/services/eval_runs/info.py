@@ -59,16 +59,9 @@ class DescribedEvaluation(DescribedRun):
     @property
     def estimates(self) -> Estimates | None:
         """The intervals and counts, where the platform has them in a form this version knows."""
-        from pydantic import ValidationError
-
         from osmosis_ai.evaluation.metrics_models import Estimates
 
-        if self.metrics is None or not self.metrics.estimates:
-            return None
-        try:
-            return Estimates.model_validate(self.metrics.estimates)
-        except ValidationError:
-            return None
+        return Estimates.read(self.metrics.estimates) if self.metrics is not None else None
 
     @property
     def headline(self) -> Headline | None:

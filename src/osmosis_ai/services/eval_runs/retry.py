@@ -62,14 +62,9 @@ class MergedRuns:
     @classmethod
     def of(cls, wire: MergedEvaluation) -> MergedRuns:
         """Return what a platform's reply says."""
-        from pydantic import ValidationError
-
         from osmosis_ai.evaluation.metrics_models import Estimates
 
-        try:
-            return cls(wire, Estimates.model_validate(wire.estimates))
-        except ValidationError:
-            return cls(wire, None)
+        return cls(wire, Estimates.read(wire.estimates))
 
     @property
     def headline(self) -> Headline | None:

@@ -54,8 +54,7 @@ class WatchedRun:
         """The numbers that the run has written down."""
         from osmosis_ai.evaluation.metrics_models import Estimates
 
-        written = (self.metrics or {}).get("estimates")
-        return Estimates.model_validate(written) if written else None
+        return Estimates.read((self.metrics or {}).get("estimates"))
 
     @property
     def rows(self) -> RowsDrawn | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,53 +17,18 @@ from osmosis_ai.driving.machine import MachineWatch
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget
-from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.rollout_source import ProjectSource
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
+from tests.evaluation.recording_hooks import RecordingHooks
 from tests.evaluation.rollouts import LATE_AGENT, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
 pytestmark = pytest.mark.e2e
-
-
-class RecordingHooks(RunHooks):
-    """Remembers what it was told; declines when asked to."""
-
-    def __init__(self, *, agrees: bool = True, secret_values: Mapping[str, str] | None = None) -> None:
-        self.plans: list[RunPlan] = []
-        self.notes: list[str] = []
-        self.snapshots: list[ProgressSnapshot] = []
-        self.asked: list[int] = []
-        self.on_progress: Callable[[ProgressSnapshot], None] = lambda _: None
-        self.interrupt: Callable[[], None] = lambda: None
-        self._agrees = agrees
-        self._secret_values = dict(secret_values or {})
-
-    def plan(self, plan: RunPlan) -> None:
-        self.plans.append(plan)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def progress(self, snapshot: ProgressSnapshot) -> None:
-        self.snapshots.append(snapshot)
-        self.on_progress(snapshot)
-
-    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
-        self.asked.append(pending)
-        return self._agrees
-
-    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self._secret_values[name] for name in names}
-
-    def started(self, interrupt: Callable[[], None]) -> None:
-        self.interrupt = interrupt
 
 
 class World:

@@ -18,7 +18,6 @@ from osmosis_ai.inference.tool_calls import (
     ParsedToolCall,
     Piece,
     ToolCallReader,
-    ToolCallStyle,
 )
 
 DS_ONE, DS_SEP, DS_ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -495,34 +494,3 @@ def test_every_json_object_comes_through_every_json_format(
 def test_every_python_literal_comes_through_the_pythonic_format(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert read("pythonic", f"[f({written})]", chunk=3) == ("", [("f", arguments)])
-
-
-# The style of a model
-
-
-def test_without_tools_nothing_is_read_and_nothing_is_told() -> None:
-    told: list[str] = []
-    style = ToolCallStyle(FORMATS["hermes"], problem="it is no good.", note=told.append)
-    assert style.reader([]) is None
-    assert told == []
-
-
-def test_a_problem_is_told_once_when_tools_are_first_offered() -> None:
-    told: list[str] = []
-    style = ToolCallStyle(None, problem="it is no good.", note=told.append)
-    assert style.reader(TOOLS) is None
-    assert style.reader(TOOLS) is None
-    assert told == ["it is no good."]
-
-
-def test_a_problem_is_logged_where_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    ToolCallStyle(None, problem="it is no good.").reader(TOOLS)
-    assert caplog.messages == ["it is no good."]
-
-
-def test_the_token_behind_a_call_is_looked_up_where_the_format_has_one() -> None:
-    vocabulary = {"</tool_call>": 4}
-    assert ToolCallStyle(FORMATS["hermes"]).end_token(vocabulary.get) == 4
-    assert ToolCallStyle(FORMATS["deepseek"]).end_token(vocabulary.get) is None
-    assert ToolCallStyle(FORMATS["mistral"]).end_token(vocabulary.get) is None
-    assert ToolCallStyle(None).end_token(vocabulary.get) is None

@@ -28,6 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("osmosis", deadline=None, max_examples=500 if SOAK else 30, derandomize=not SOAK)
 settings.load_profile("osmosis")
 
+# LiteLLM asks the network for prices as it is imported, and waits for seconds where there is none.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
 # Compiling this package anew in each process that a test starts takes longer than many of those tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

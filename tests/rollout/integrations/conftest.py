@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import litellm
 import pytest
 
 from osmosis_ai.rollout.model_client import close_shared_connections
+from tests.lazily import Lazily
 from tests.standin_model import StandInModel
+
+litellm = Lazily("litellm")
 
 
 @pytest.fixture

@@ -8,26 +8,21 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
-from agents.models.interface import Model
 
 from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
 from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
-from osmosis_ai.rollout.integrations.agents.openai_agents import (
-    OsmosisAgent,
-    OsmosisLitellmModel,
-    OsmosisMemorySession,
-    OsmosisRolloutModel,
-    SessionSampleSource,
-)
+from tests.lazily import Lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel, error_reply
+
+agents = Lazily("agents")
+interface = Lazily("agents.models.interface")
+ours = Lazily("osmosis_ai.rollout.integrations.agents.openai_agents")
 
 PROMPT: Any = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
 CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
 
 
-@function_tool
 def multiply(a: int, b: int) -> str:
     """Multiply two integers."""
     return str(a * b)
@@ -35,28 +30,33 @@ def multiply(a: int, b: int) -> str:
 
 @pytest.fixture(autouse=True)
 def no_traces() -> None:
-    set_tracing_disabled(True)
+    agents.set_tracing_disabled(True)
 
 
 def rollout(model: StandInModel) -> RolloutContext:
     return RolloutContext(model.base_url, "K2", "r1")
 
 
-def calculator(**changes: Any) -> OsmosisAgent[Any]:
-    return OsmosisAgent(
-        **{"name": "calculator", "model": OsmosisRolloutModel(), "tools": [multiply], **changes}
+def calculator(**changes: Any) -> ours.OsmosisAgent[Any]:
+    return ours.OsmosisAgent(
+        **{
+            "name": "calculator",
+            "model": ours.OsmosisRolloutModel(),
+            "tools": [agents.function_tool(multiply)],
+            **changes,
+        }
     )
 
 
 async def test_a_tool_call_reaches_the_model_as_openai_clients_send_it(model: StandInModel) -> None:
     model.script(CALL, Reply(content="42"))
-    settings = ModelSettings(temperature=0.5, include_usage=True)
+    settings = agents.ModelSettings(temperature=0.5, include_usage=True)
 
     with rollout(model):
-        result = await Runner.run(
+        result = await agents.Runner.run(
             calculator(instructions="Be short.", model_settings=settings),
             PROMPT,
-            session=OsmosisMemorySession(),
+            session=ours.OsmosisMemorySession(),
         )
 
     assert result.final_output == "42"
@@ -76,7 +76,9 @@ async def test_the_session_is_the_sample_in_the_frameworks_shape_and_as_chat_mes
     model.script(CALL, Reply(content="42"))
 
     with rollout(model) as context:
-        await Runner.run(calculator(instructions="Be short."), PROMPT, session=OsmosisMemorySession())
+        await agents.Runner.run(
+            calculator(instructions="Be short."), PROMPT, session=ours.OsmosisMemorySession()
+        )
         sample = await context.get_sample()
 
     assert sample is not None
@@ -109,20 +111,20 @@ async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversati
     model: StandInModel,
 ) -> None:
     class Config(AgentWorkflowConfig):
-        model: Model
+        model: interface.Model
 
     def answer(body: dict[str, Any]) -> Reply:
         return Reply(content=f"heard {body['messages'][-1]['content']}")
 
     async def run(ctx: Any) -> None:
-        agent = OsmosisAgent(name="echo", model=ctx.config.model)
-        await Runner.run(agent, ctx.prompt, session=OsmosisMemorySession())
+        agent = ours.OsmosisAgent(name="echo", model=ctx.config.model)
+        await agents.Runner.run(agent, ctx.prompt, session=ours.OsmosisMemorySession())
 
     async def grade(ctx: Any) -> None:
         ctx.set_reward(float(ctx.sample.messages[-1]["content"][0]["text"] == f"heard {ctx.label}"))
 
     model.respond = answer
-    config = Config(name="echo", model=OsmosisRolloutModel(), concurrency={"max_concurrent": None})
+    config = Config(name="echo", model=ours.OsmosisRolloutModel(), concurrency={"max_concurrent": None})
     backend = LocalBackend(workflow=workflow(run), workflow_config=config, grader=grader(grade))
 
     async def attempt(word: str) -> float | None:
@@ -133,29 +135,31 @@ async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversati
         return graded.sample.reward
 
     assert await asyncio.gather(*(attempt(f"word {number}") for number in range(8))) == [1.0] * 8
-    assert isinstance(config.model, OsmosisRolloutModel)
+    assert isinstance(config.model, ours.OsmosisRolloutModel)
 
 
 def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
     class Config(AgentWorkflowConfig):
-        model: Model
+        model: interface.Model
 
-    made = OsmosisRolloutModel(should_replay_reasoning_content=None)
+    made = ours.OsmosisRolloutModel(should_replay_reasoning_content=None)
     copied = copy.deepcopy(Config(name="x", model=made)).model
 
-    assert isinstance(copied, OsmosisRolloutModel) and copied is not made
+    assert isinstance(copied, ours.OsmosisRolloutModel) and copied is not made
     assert copied.litellm_kwargs == {"should_replay_reasoning_content": None}
 
 
 async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place(model: StandInModel) -> None:
-    placeholder = OsmosisRolloutModel()
+    placeholder = ours.OsmosisRolloutModel()
 
     with pytest.raises(NotImplementedError, match="placeholder"):
         await placeholder.get_response()
     with pytest.raises(NotImplementedError, match="placeholder"):
         placeholder.stream_response()
     with rollout(model), pytest.raises(NotImplementedError, match=r"OsmosisAgent\(model=") as caught:
-        await Runner.run(Agent(name="plain", model=placeholder), "hi", session=OsmosisMemorySession())
+        await agents.Runner.run(
+            agents.Agent(name="plain", model=placeholder), "hi", session=ours.OsmosisMemorySession()
+        )
     assert "placeholder" in str(caught.value)
     assert model.calls == 0
 
@@ -163,14 +167,14 @@ async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place(m
 @pytest.mark.parametrize("option", ["model", "base_url", "api_key"])
 def test_a_placeholder_is_not_told_which_model_answers(option: str) -> None:
     with pytest.raises(TypeError, match=f"`{option}`.*decided by the run"):
-        OsmosisRolloutModel(**{option: "mine"})
+        ours.OsmosisRolloutModel(**{option: "mine"})
 
 
 def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
     with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
         calculator()
     with pytest.raises(RuntimeError, match="outside of a rollout context"):
-        OsmosisLitellmModel()
+        ours.OsmosisLitellmModel()
 
 
 def test_an_agent_in_a_rollout_without_a_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +184,10 @@ def test_an_agent_in_a_rollout_without_a_model_says_so(monkeypatch: pytest.Monke
 
 
 def test_any_other_model_stays_as_it_is_in_a_rollout_and_outside() -> None:
-    assert OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
-    assert OsmosisAgent(name="x").model == Agent(name="x").model
+    assert ours.OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
+    assert ours.OsmosisAgent(name="x").model == agents.Agent(name="x").model
     with RolloutContext("http://host/v1", "K2", "r1"):
-        assert OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
+        assert ours.OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
 
 
 def test_a_clone_of_an_agent_has_its_model() -> None:
@@ -206,43 +210,43 @@ async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
 
     with RolloutContext(model.base_url, None, "r1"), pytest.raises(Exception, match="Incorrect API key"):
-        await Runner.run(calculator(), "hi", session=OsmosisMemorySession())
+        await agents.Runner.run(calculator(), "hi", session=ours.OsmosisMemorySession())
 
     assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
 
 
 async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
     with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
-        await Runner.run(calculator(), "hi")
+        await agents.Runner.run(calculator(), "hi")
     assert model.calls == 0
 
 
 async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
-    session = OsmosisMemorySession()
+    session = ours.OsmosisMemorySession()
 
     with rollout(model) as context:
         with pytest.raises(RuntimeError, match="not registered"):
-            await Runner.run(calculator(), PROMPT, session=session)
+            await agents.Runner.run(calculator(), PROMPT, session=session)
         for use in (session.get_items(), session.add_items([]), session.pop_item(), session.clear_session()):
             with pytest.raises(RuntimeError, match="not registered"):
                 await use
         assert context.sample_source is None
     with RolloutContext(model.base_url, "K2", "r1"):
-        of_one = OsmosisMemorySession()
+        of_one = ours.OsmosisMemorySession()
     with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="not registered"):
         await of_one.get_items()
 
 
 async def test_a_second_session_is_refused(model: StandInModel) -> None:
     with rollout(model) as context:
-        OsmosisMemorySession()
+        ours.OsmosisMemorySession()
         with pytest.raises(ValueError, match="already has a sample source"):
-            OsmosisMemorySession()
-        assert isinstance(context.sample_source, SessionSampleSource)
+            ours.OsmosisMemorySession()
+        assert isinstance(context.sample_source, ours.SessionSampleSource)
 
 
 async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
-    session = OsmosisMemorySession()
+    session = ours.OsmosisMemorySession()
     said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
     await session.add_items(list(said))
 
@@ -255,14 +259,14 @@ async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
     assert session.items == said[:2]
     await session.clear_session()
     assert (await session.get_items(), await session.pop_item()) == ([], None)
-    assert session.session_id != OsmosisMemorySession().session_id
+    assert session.session_id != ours.OsmosisMemorySession().session_id
 
 
 async def test_items_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with RolloutContext("http://host/v1", "K2", "r1") as context:
-        session = OsmosisMemorySession()
+        session = ours.OsmosisMemorySession()
         await session.add_items([{"type": "of_another_world", "content": "hi"}])
         sample = await context.get_sample()
 
@@ -276,7 +280,7 @@ async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(mode
     model.script(error_reply(404, "no such model"))
 
     async def run(ctx: Any) -> None:
-        await Runner.run(calculator(), ctx.prompt, session=OsmosisMemorySession())
+        await agents.Runner.run(calculator(), ctx.prompt, session=ours.OsmosisMemorySession())
 
     with rollout(model):
         completion, _ = await execute(LocalBackend(workflow=workflow(run)), request())

@@ -7,26 +7,21 @@ import json
 from typing import Any
 
 import pytest
-import strands
-from strands.models.litellm import LiteLLMModel
-from strands.models.model import Model
-from strands.types.exceptions import MaxTokensReachedException
 
 from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.integrations.agents.strands import (
-    OsmosisRolloutModel,
-    OsmosisStrandsAgent,
-    StrandsAgentSampleSource,
-)
+from tests.lazily import Lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel
+
+strands = Lazily("strands")
+models = Lazily("strands.models.model")
+ours = Lazily("osmosis_ai.rollout.integrations.agents.strands")
 
 PROMPT = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
 CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
 
 
-@strands.tool
 def multiply(a: int, b: int) -> str:
     """Multiply two integers."""
     return str(a * b)
@@ -36,14 +31,14 @@ def rollout(model: StandInModel) -> RolloutContext:
     return RolloutContext(model.base_url, "K2", "r1")
 
 
-def calculator(**changes: Any) -> OsmosisStrandsAgent:
+def calculator(**changes: Any) -> ours.OsmosisStrandsAgent:
     options = {
-        "model": OsmosisRolloutModel(),
+        "model": ours.OsmosisRolloutModel(),
         "messages": PROMPT,
-        "tools": [multiply],
+        "tools": [strands.tool(multiply)],
         "callback_handler": None,
     }
-    return OsmosisStrandsAgent(**{**options, **changes})
+    return ours.OsmosisStrandsAgent(**{**options, **changes})
 
 
 def text(words: str) -> list[dict[str, str]]:
@@ -54,7 +49,9 @@ async def test_the_agent_is_the_sample_in_blocks_and_as_the_model_was_sent_it(mo
     model.script(CALL, Reply(content="42"))
 
     with rollout(model) as context:
-        agent = calculator(model=OsmosisRolloutModel(params={"temperature": 0.5}), system_prompt="Be short.")
+        agent = calculator(
+            model=ours.OsmosisRolloutModel(params={"temperature": 0.5}), system_prompt="Be short."
+        )
         await agent.invoke_async()
         sample = await context.get_sample()
 
@@ -106,7 +103,7 @@ async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workf
 
     async def run_on(ctx: Any) -> None:
         agent = calculator(messages=ctx.prompt)
-        with pytest.raises(MaxTokensReachedException):
+        with pytest.raises(Lazily("strands.types.exceptions").MaxTokensReachedException):
             await agent.invoke_async()
 
     async def grade(ctx: Any) -> None:
@@ -127,18 +124,18 @@ async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workf
 
 def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
     class Config(AgentWorkflowConfig):
-        model: Model
+        model: models.Model
 
-    made = OsmosisRolloutModel(params={"temperature": 0.5})
+    made = ours.OsmosisRolloutModel(params={"temperature": 0.5})
     copied = copy.deepcopy(Config(name="x", model=made)).model
     copied.update_config(params={"temperature": 1.0})
 
-    assert isinstance(copied, OsmosisRolloutModel)
+    assert isinstance(copied, ours.OsmosisRolloutModel)
     assert made.get_config() == {"params": {"temperature": 0.5}}
 
 
 async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place() -> None:
-    placeholder = OsmosisRolloutModel()
+    placeholder = ours.OsmosisRolloutModel()
 
     with pytest.raises(NotImplementedError, match="placeholder"):
         placeholder.stream([])
@@ -152,7 +149,7 @@ async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place()
 @pytest.mark.parametrize("option", [{"model_id": "openai/gpt-5"}, {"client_args": {"api_key": "mine"}}])
 def test_a_placeholder_is_not_told_which_model_answers(option: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"decided by the run"):
-        OsmosisRolloutModel(**option)
+        ours.OsmosisRolloutModel(**option)
 
 
 def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
@@ -161,14 +158,14 @@ def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
 
 
 def test_a_second_agent_is_refused_and_one_of_another_model_registers_nothing(model: StandInModel) -> None:
-    other = LiteLLMModel(model_id="openai/judge")
+    other = Lazily("strands.models.litellm").LiteLLMModel(model_id="openai/judge")
 
     assert calculator(model=other).model is other
     with rollout(model) as context:
-        OsmosisStrandsAgent(other, PROMPT, callback_handler=None)
+        ours.OsmosisStrandsAgent(other, PROMPT, callback_handler=None)
         assert context.sample_source is None
-        OsmosisStrandsAgent(OsmosisRolloutModel(), PROMPT, callback_handler=None)
-        assert isinstance(context.sample_source, StrandsAgentSampleSource)
+        ours.OsmosisStrandsAgent(ours.OsmosisRolloutModel(), PROMPT, callback_handler=None)
+        assert isinstance(context.sample_source, ours.StrandsAgentSampleSource)
         with pytest.raises(ValueError, match="already has a sample source"):
             calculator()
 

@@ -10,7 +10,7 @@ from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.options import RunArgument, YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult, Row, Table
-from osmosis_ai.cli.runs.submit import SecretsFileOption
+from osmosis_ai.cli.runs.submit import SecretsFileOption, run_again_fields
 
 if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.retry import ProposedRetry
@@ -51,30 +51,26 @@ def retry(
         )
         with output.status("Submitting the retry"):
             made = submit_retry(context.client, planned)
-        message = f"Evaluation run submitted: {made.name}, a retry of {planned.name}"
-        resource = {
-            **made.model_dump(mode="json", include={"id", "name", "status", "created_at"}),
-            **({"url": made.platform_url} if made.platform_url else {}),
-            "retry_of": {"id": planned.check.eval_run.id, "name": planned.name},
-            "samples": planned.check.samples,
-            "planned": planned.check.planned,
-            **context.resource(),
-        }
-        structured = [{"action": "eval_info", "name": made.name}, {"action": "eval_watch", "name": made.name}]
-        if watch:
-            output.note(message)
-            described = VIEW.follow(context.client, made.id)
-            return VIEW.ended(described, "retry", {**resource, **described.outcome()}, structured)
-        return OperationResult(
+        result = OperationResult(
             operation="eval.retry",
-            message=message,
-            resource=resource,
+            message=f"Evaluation run submitted: {made.name}, a retry of {planned.name}",
+            resource={
+                **run_again_fields(made),
+                "retry_of": {"id": planned.check.eval_run.id, "name": planned.name},
+                "samples": planned.check.samples,
+                "planned": planned.check.planned,
+                **context.resource(),
+            },
             next_steps=[
                 f"Follow: osmosis eval watch {made.name}",
                 f"With its retry: osmosis eval info {planned.name}",
             ],
-            next_steps_structured=structured,
+            next_steps_structured=[
+                {"action": "eval_info", "name": made.name},
+                {"action": "eval_watch", "name": made.name},
+            ],
         )
+        return VIEW.submitted(context.client, made, result, watch=watch)
 
 
 def _rows(planned: ProposedRetry) -> list[Row]:

@@ -8,6 +8,7 @@ from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, OperationResult, Styled, Table, Text
+from osmosis_ai.cli.runs.submit import run_again_fields
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
@@ -48,26 +49,19 @@ def resubmit_run(
         )
         with output.status(f"Submitting {noun} run"):
             made = resubmit(context, prepared)
-        message = f"{noun.title()} run submitted: {made.name}, of the config of {prepared.name}"
-        resource = {**_resource(made, prepared), **context.resource()}
-        structured = [{"action": f"{kind}_info", "name": made.name}, {"action": f"{kind}_list"}]
-        if watch:
-            output.note(message)
-            described = view.follow(context.client, made.id)
-            return view.ended(described, "resubmit", {**resource, **described.outcome()}, structured)
-        return OperationResult(
+        result = OperationResult(
             operation=f"{kind}.resubmit",
-            message=message,
-            resource=resource,
+            message=f"{noun.title()} run submitted: {made.name}, of the config of {prepared.name}",
+            resource={**_resource(made, prepared), **context.resource()},
             next_steps=[f"Follow: osmosis {kind} watch {made.name}"],
-            next_steps_structured=structured,
+            next_steps_structured=[{"action": f"{kind}_info", "name": made.name}, {"action": f"{kind}_list"}],
         )
+        return view.submitted(context.client, made, result, watch=watch)
 
 
 def _resource(made: SubmittedRun, prepared: PreparedResubmit) -> dict[str, Any]:
     return {
-        **made.model_dump(mode="json", include={"id", "name", "status", "created_at"}),
-        **({"url": made.platform_url} if made.platform_url else {}),
+        **run_again_fields(made),
         "resubmit_of": {"id": prepared.run.id, "name": prepared.name},
         "changes": prepared.changes_data(),
     }

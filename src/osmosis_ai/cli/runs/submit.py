@@ -89,7 +89,7 @@ def submit_run(
             notes=submission.notes,
             warnings=submission.warnings,
         )
-        return _submit(output, context, submission, view if watch else None)
+        return _submit(output, context, submission, view, watch=watch)
 
 
 def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str, Any]]:
@@ -135,31 +135,33 @@ def _warn(output: OutputContext, submission: PreparedSubmit) -> None:
             output.warn(warning)
 
 
+def run_again_fields(run: SubmittedRun) -> dict[str, Any]:
+    """Return what scripts see first of a run that another one's config was submitted for."""
+    known = run.model_dump(mode="json", include={"id", "name", "status", "created_at"})
+    return {**known, "url": run.platform_url} if run.platform_url else known
+
+
 def _submit(
     output: OutputContext,
     context: PlatformContext,
     submission: PreparedSubmit,
-    view: RunView[Any, Any] | None,
+    view: RunView[Any, Any],
+    *,
+    watch: bool,
 ) -> OperationResult:
     from osmosis_ai.services.runs.submit import submit
 
     kind, noun = submission.kind, NOUNS[submission.kind]
     with output.status(f"Submitting {noun} run"):
         run = submit(context, submission)
-    resource = _resource(run, submission, context.resource())
-    message = f"{noun.title()} run submitted: {run.name}"
-    structured = _next_steps_structured(kind, run)
-    if view is not None:
-        output.note(message)
-        described = view.follow(context.client, run.id)
-        return view.ended(described, "submit", {**resource, **described.outcome()}, structured)
-    return OperationResult(
+    result = OperationResult(
         operation=f"{kind}.submit",
-        message=message,
-        resource=resource,
+        message=f"{noun.title()} run submitted: {run.name}",
+        resource=_resource(run, submission, context.resource()),
         next_steps=_next_steps(run, submission),
-        next_steps_structured=structured,
+        next_steps_structured=_next_steps_structured(kind, run),
     )
+    return view.submitted(context.client, run, result, watch=watch)
 
 
 def _resource(run: SubmittedRun, submission: PreparedSubmit, extra: Mapping[str, Any]) -> dict[str, Any]:

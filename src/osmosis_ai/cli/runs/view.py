@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.base import LogEntry
+    from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 
@@ -225,6 +226,30 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         looks = watch_run(self.look(client, name), pause=following.pause, tell=current().note)
         following.show(looks, self.standing, again=f"osmosis {self.kind} watch {name}")
         return self.describe(client, name)
+
+    def submitted(
+        self,
+        client: PlatformClient,
+        run: SubmittedRun,
+        result: OperationResult,
+        *,
+        watch: bool,
+    ) -> OperationResult:
+        """Return the result of a command that submitted a run; where asked, what came of the run.
+
+        Args:
+            client: the platform.
+            run: what was submitted.
+            result: of the submit.
+            watch: follow the run to its end.
+        """
+        if not watch:
+            return result
+        current().note(result.message or "")
+        described = self.follow(client, run.id)
+        verb = result.operation.removeprefix(f"{self.kind}.")
+        resource = {**(result.resource or {}), **described.outcome()}
+        return self.ended(described, verb, resource, result.next_steps_structured)
 
     def ended(
         self,

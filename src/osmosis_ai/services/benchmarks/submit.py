@@ -102,13 +102,10 @@ def submit_benchmark(context: PlatformContext, prepared: PreparedBenchmarkRun) -
     Raises:
         PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
     """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.runs.secrets import explain_failure
+    from osmosis_ai.services.runs.secrets import explaining_failures
 
-    try:
+    with explaining_failures("osmosis benchmark runs list"):
         return context.client.benchmark_runs.submit(prepared.body)
-    except PlatformError as error:
-        raise explain_failure(error, "osmosis benchmark runs list") from None
 
 
 def _parity_advice(config: BenchmarkConfig) -> str | None:

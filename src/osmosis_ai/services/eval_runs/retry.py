@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.headline import Headline
     from osmosis_ai.evaluation.metrics_models import Estimates
 
-_STAND_IN = "given with the retry"
-
 
 @dataclass(frozen=True)
 class ProposedRetry:
@@ -114,18 +112,15 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
         OsmosisError: there is nothing to retry, or it cannot be; the message says why.
     """
     from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.capabilities import require_offered
-    from osmosis_ai.services.runs.secrets import explain_refusal, supplied_values
+    from osmosis_ai.services.runs.secrets import explaining_failures, stand_ins, supplied_values
 
     detail = client.eval_runs.get(name)
     require_offered(client, Capability.EVAL_RETRIES)
     provided = supplied_values(tuple(detail.resolved_secret_scopes or ()), secret_values)
     client.hide(provided.values())
-    try:
-        check = client.eval_runs.check_retry(detail.eval_run.id, dict.fromkeys(provided, _STAND_IN))
-    except PlatformError as error:
-        raise explain_refusal(error) from None
+    with explaining_failures():
+        check = client.eval_runs.check_retry(detail.eval_run.id, stand_ins(provided))
     return ProposedRetry(check, provided)
 
 
@@ -135,10 +130,7 @@ def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun
     Raises:
         PlatformError: the platform refused; or it did not answer, and the retry may exist all the same.
     """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.runs.secrets import explain_failure
+    from osmosis_ai.services.runs.secrets import explaining_failures
 
-    try:
+    with explaining_failures("osmosis eval list"):
         return client.eval_runs.retry(planned.check.eval_run.id or planned.name, planned.provided)
-    except PlatformError as error:
-        raise explain_failure(error, "osmosis eval list") from None

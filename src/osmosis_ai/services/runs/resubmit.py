@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Body = EvalRunSubmit | TrainingRunSubmit
     Detail = EvalRunDetail | TrainingRunDetail
 
-_STAND_IN = "given with the submit"
 _DIGITS = 12
 _NOT_SAID = "the platform does not say what was submitted: whether the commit was pinned, and [advanced], are left out."
 
@@ -99,7 +98,12 @@ def prepare_resubmit(
         PlatformError: no such run, or the platform would refuse it.
         OsmosisError: it cannot be submitted again; the message says why.
     """
-    from osmosis_ai.services.runs.secrets import plan_run_secrets, supplied_values, unused_values
+    from osmosis_ai.services.runs.secrets import (
+        plan_run_secrets,
+        stand_ins,
+        supplied_values,
+        unused_values,
+    )
     from osmosis_ai.services.runs.submit import ask_platform
 
     client = context.client
@@ -110,7 +114,7 @@ def prepare_resubmit(
     supplied = supplied_values(names, secret_values)
     client.hide(supplied.values())
     secrets = plan_run_secrets(client, names, supplied)
-    verdict = ask_platform(context, _body(kind, detail, dict.fromkeys(supplied, _STAND_IN)))
+    verdict = ask_platform(context, _body(kind, detail, stand_ins(supplied)))
     warnings = [
         None if detail.request is not None else _NOT_SAID,
         secrets.doubt if verdict is None else None,
@@ -131,14 +135,9 @@ def resubmit(context: PlatformContext, prepared: PreparedResubmit) -> SubmittedR
     Raises:
         PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
     """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.runs.secrets import explain_failure
     from osmosis_ai.services.runs.submit import post_run
 
-    try:
-        return post_run(context, prepared.body)
-    except PlatformError as error:
-        raise explain_failure(error, f"osmosis {prepared.kind} list") from None
+    return post_run(context, prepared.kind, prepared.body)
 
 
 def _own(detail: Detail) -> Run:

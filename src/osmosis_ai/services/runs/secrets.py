@@ -7,7 +7,8 @@ stored stays there, and what this shell has exported is nobody's business.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -124,15 +125,34 @@ def unused_values(names: Sequence[str], values: Mapping[str, str]) -> str | None
     return f"the secrets file also has {', '.join(unused)}, which the config does not list; not sent."
 
 
-def explain_failure(error: PlatformError, look: str) -> OsmosisError:
-    """Return what to raise for a submit that failed; without a reply the run may exist, which ``look`` shows."""
-    if error.status is None:
-        unsure = f"the run may exist all the same: look with `{look}` before you submit again"
-        error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
-    return explain_refusal(error)
+def stand_ins(names: Iterable[str]) -> dict[str, str]:
+    """Return what a question says in place of values: it needs the names, and values travel with a submit alone."""
+    return dict.fromkeys(names, "given with the submit")
 
 
-def explain_refusal(error: PlatformError) -> OsmosisError:
+@contextmanager
+def explaining_failures(look: str | None = None) -> Iterator[None]:
+    """Say of a submit that fails how to store the secrets that are missing, and whether there may be a run.
+
+    Args:
+        look: the command that shows the run, which may exist when no reply came; None for a question, which makes none.
+
+    Raises:
+        PlatformError: the one from inside, with what there is to say of it.
+        NotFoundError: instead of one about secrets that are missing.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+
+    try:
+        yield
+    except PlatformError as error:
+        if error.status is None and look is not None:
+            unsure = f"the run may exist all the same: look with `{look}` before you submit again"
+            error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
+        raise _explained(error) from None
+
+
+def _explained(error: PlatformError) -> OsmosisError:
     """Return what to raise for a refused submit: one about secrets that are missing says how to store them."""
     if error.status != 404 or not error.message.startswith(_REFUSAL):
         return error

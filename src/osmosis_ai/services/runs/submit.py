@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 
-# A question needs the names of secrets only; values travel with the submit and with nothing else.
-_STAND_IN = "given with the submit"
-
 
 @dataclass(frozen=True)
 class PreparedSubmit:
@@ -120,7 +117,12 @@ def prepare_submission(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.redaction import exposure_warnings
-    from osmosis_ai.services.runs.secrets import plan_run_secrets, supplied_values, unused_values
+    from osmosis_ai.services.runs.secrets import (
+        plan_run_secrets,
+        stand_ins,
+        supplied_values,
+        unused_values,
+    )
     from osmosis_ai.services.runs.submit_findings import Findings, code_notes, code_warnings
     from osmosis_ai.workspace.git import read_git_state
 
@@ -132,7 +134,7 @@ def prepare_submission(
         tell("Checking secrets")
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
-    verdict = ask_platform(context, _body(kind, loaded, dict.fromkeys(supplied, _STAND_IN)))
+    verdict = ask_platform(context, _body(kind, loaded, stand_ins(supplied)))
     state, git = read_git_state(context.workspace.root), context.checkout.git
     doubts = [
         imported.problem,
@@ -170,13 +172,7 @@ def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun
     Raises:
         PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
     """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.runs.secrets import explain_failure
-
-    try:
-        return post_run(context, submission.body)
-    except PlatformError as error:
-        raise explain_failure(error, f"osmosis {submission.kind} list") from None
+    return post_run(context, submission.kind, submission.body)
 
 
 def require_import(submission: PreparedSubmit) -> None:
@@ -268,23 +264,19 @@ def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
 
     The hosted service is known to have no such route, and gets no request it does not know.
 
-
     Raises:
         OsmosisError: it would refuse.
     """
-    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
     from osmosis_ai.api.wire.runs import EvalRunSubmit
-    from osmosis_ai.services.runs.secrets import explain_refusal
+    from osmosis_ai.services.runs.secrets import explaining_failures
 
     if context.credentials.platform_url == DEFAULT_PLATFORM_URL:
         return None
-    try:
+    with explaining_failures():
         if isinstance(body, EvalRunSubmit):
             return context.client.eval_runs.check(body)
         return context.client.training_runs.check(body)
-    except PlatformError as error:
-        raise explain_refusal(error) from None
 
 
 def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
@@ -297,9 +289,16 @@ def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
     return body.model_validate(payload)
 
 
-def post_run(context: PlatformContext, body: Body) -> SubmittedRun:
-    from osmosis_ai.api.wire.runs import EvalRunSubmit
+def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRun:
+    """Submit ``body``, once.
 
-    if isinstance(body, EvalRunSubmit):
-        return context.client.eval_runs.submit(body)
-    return context.client.training_runs.submit(body)
+    Raises:
+        PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
+    """
+    from osmosis_ai.api.wire.runs import EvalRunSubmit
+    from osmosis_ai.services.runs.secrets import explaining_failures
+
+    with explaining_failures(f"osmosis {kind} list"):
+        if isinstance(body, EvalRunSubmit):
+            return context.client.eval_runs.submit(body)
+        return context.client.training_runs.submit(body)

@@ -24,9 +24,10 @@ from packaging.specifiers import SpecifierSet
 
 from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
 from osmosis_ai.driving.requirements import RolloutProject, read_project, sdk_notices, unmet_requirements
-from osmosis_ai.driving.sdk_wheel import DISTRIBUTION, read_sdk_content
+from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.uv import INSTALL_TIMEOUT_S, QUERY_TIMEOUT_S, Uv, UvError
 from osmosis_ai.errors import OsmosisError, install_command
+from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.process_environment import program_environment
 
 Note = Callable[[str], None]

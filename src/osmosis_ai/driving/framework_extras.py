@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from osmosis_ai.driving.requirements import RolloutProject, read_project, unmet_requirements
-from osmosis_ai.driving.sdk_wheel import DISTRIBUTION
 from osmosis_ai.errors import OsmosisError, install_command
+from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.rollout.extras import MODULES
 
 _INTEGRATIONS = "osmosis_ai.rollout.integrations.agents"

@@ -22,8 +22,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from osmosis_ai.driving.sdk_wheel import DISTRIBUTION
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.installation import DISTRIBUTION
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.installation import DISTRIBUTION
 
-DISTRIBUTION = "osmosis-ai"
 PACKAGE = "osmosis_ai"
 # The oldest date a zip archive can hold; real ones would make equal content differ.
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)

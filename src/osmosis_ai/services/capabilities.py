@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -29,7 +30,7 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
     """
     if client.offers is None:
         client.verify()
-    if not is_offered(client, capability):
+    if not is_offered(client.offers, capability):
         raise PlatformError(
             _sentence(client, capability),
             platform_code="NOT_OFFERED",
@@ -40,14 +41,14 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
         )
 
 
-def is_offered(client: PlatformClient, capability: Capability) -> bool:
-    """Tell whether the platform offers something, as far as its replies so far say; without any it may."""
-    return client.offers is None or capability in client.offers
+def is_offered(offers: Collection[Capability] | None, capability: Capability) -> bool:
+    """Tell whether a platform offers something by its replies so far; without any (None) it may."""
+    return offers is None or capability in offers
 
 
 def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
     """Return what to say beside an empty list of something that the platform has just been asked for."""
-    return [] if is_offered(client, capability) else [_sentence(client, capability)]
+    return [] if is_offered(client.offers, capability) else [_sentence(client, capability)]
 
 
 def _sentence(client: PlatformClient, capability: Capability) -> str:

@@ -21,6 +21,7 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, is_loopback
 from osmosis_ai.api.wire.quickstart import INTENTS, Intent, QuickstartRepository, QuickstartStatus
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.capabilities import is_offered
 from osmosis_ai.services.context import connect, find_checkout
 from osmosis_ai.services.runs.files import safe_name
 from osmosis_ai.services.runs.lifecycle import is_away
@@ -212,7 +213,7 @@ class _FirstSteps:
         return clone_into(url, target)
 
     def _choose_intent(self) -> Intent:
-        offered = self._offers is None or Capability.BENCHMARKS in self._offers
+        offered = is_offered(self._offers, Capability.BENCHMARKS)
         intents = [intent for intent in INTENTS if offered or intent != "benchmark"]
         return intents[
             self._guide.choose("What do you want to do first?", [_INTENTS[each] for each in intents])

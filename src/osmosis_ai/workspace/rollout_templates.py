@@ -24,7 +24,7 @@ REF_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REF"
 EXAMPLE = "multiply"
 """The first template: what `osmosis demo` evaluates, and a new rollout begins with when an example is asked for."""
 
-_NAME = re.compile(r"[a-z][a-z0-9-]*")
+ROLLOUT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Made by using a rollout, or never to be handed on.
 _LEFT_OUT = frozenset({".env", ".git", ".mypy_cache", ".osmosis", ".ruff_cache", ".venv", "__pycache__"})
 _MOST_FILES, _MOST_BYTES = 1_000, 64 * 1024 * 1024
@@ -112,7 +112,9 @@ def template_names() -> list[str]:
         OsmosisError: see :func:`templates_root`.
     """
     rollouts = templates_root() / "rollouts"
-    return sorted(path.name for path in rollouts.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+    return sorted(
+        path.name for path in rollouts.iterdir() if ROLLOUT_NAME.fullmatch(path.name) and path.is_dir()
+    )
 
 
 def find_template(name: str) -> RolloutTemplate:

@@ -8,9 +8,8 @@ from importlib.resources import files
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.placement import PlacedRollout, RolloutFiles, place
-from osmosis_ai.workspace.rollout_templates import EXAMPLE, RolloutTemplate, own_root
+from osmosis_ai.workspace.rollout_templates import EXAMPLE, ROLLOUT_NAME, RolloutTemplate, own_root
 
-_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED_NAMES = ("default",)
 _ROLLOUT = "{{rollout}}"
 _KEYS = re.compile(r"\{\{keys:([a-z]+)\}\}")
@@ -62,12 +61,12 @@ def init_example(
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not ROLLOUT_NAME.fullmatch(name):
         likely = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         raise OsmosisError(
-            f"'{name}' is not a name for a rollout: it must match ^{_NAME.pattern}$ "
+            f"'{name}' is not a name for a rollout: it must match ^{ROLLOUT_NAME.pattern}$ "
             "(lower-case letters, digits and hyphens, a letter first).",
-            hint=f"try `{likely}`" if _NAME.fullmatch(likely) else None,
+            hint=f"try `{likely}`" if ROLLOUT_NAME.fullmatch(likely) else None,
         )
     if name in _RESERVED_NAMES:
         raise OsmosisError(f"'{name}' is a reserved name; choose another for the rollout.")

@@ -15,6 +15,7 @@ import orjson
 from osmosis_ai._version import __version__
 from osmosis_ai.evaluation.export.conversation import Message, answer_of, prompt_of, text_of
 from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
+from osmosis_ai.installation import DISTRIBUTION
 
 LOG_VERSION = 2
 _STATUSES = {"finished": "success", "running": "started", "incomplete": "cancelled"}
@@ -67,7 +68,7 @@ def _spec(run: ExportedRun) -> dict[str, Any]:
         "model_generate_config": {},
         "model_args": {},
         "config": {"epochs": _attempts(run), "log_samples": True},
-        "packages": {"osmosis-ai": str(run.provenance.get("sdk_version") or __version__)},
+        "packages": {DISTRIBUTION: str(run.provenance.get("sdk_version") or __version__)},
         "metadata": {
             "osmosis": {"inputs": run.inputs, "provenance": run.provenance, "estimates": run.estimates}
         },

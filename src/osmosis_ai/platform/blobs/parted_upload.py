@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadPart
@@ -14,6 +14,8 @@ UPLOAD_TTL = timedelta(hours=24)
 """How long the URLs of an upload work, and how long it may take."""
 MULTIPART_FROM_BYTES, PART_BYTES = 64 << 20, 32 << 20
 """From which size on a file is sent in parts, and how large they are."""
+# Between the beginning of an upload and the commit of the row that knows it.
+_ORPHAN_AGE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,21 @@ class PartedUpload:
     def all_etags(self, received: Mapping[int, Part]) -> list[str]:
         """Return the ETags of all parts in order; call it when there are no problems with them."""
         return [received[number].etag for number in range(1, len(self.part_sizes()) + 1)]
+
+
+def old_uploads(blobs: BlobStore, directory: str, *, now: datetime) -> list[BlobUpload]:
+    """Return the unfinished uploads that began so long ago that one which no row knows never will be.
+
+    Args:
+        blobs: where they are.
+        directory: the first part of their keys.
+        now: the moment.
+    """
+    return [
+        upload
+        for upload, begun_at in blobs.unfinished_uploads()
+        if begun_at < now - _ORPHAN_AGE and upload.key.startswith(f"{directory}/")
+    ]
 
 
 def _whole_parts(sizes: Sequence[int], received: Mapping[int, Part]) -> list[CompletedPart]:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.parted_upload import old_uploads
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
@@ -26,8 +27,6 @@ from osmosis_ai.platform.logs import LogLine, LogStore
 logger = logging.getLogger("osmosis_ai.platform.datasets")
 
 BLOB_PREFIX = "datasets"
-# Between the beginning of an upload and the commit of the row that knows it.
-_ORPHAN_AGE = timedelta(hours=1)
 # On the wire, a moment has milliseconds; clients tell versions of a dataset by it.
 _TICK = timedelta(milliseconds=1)
 
@@ -187,8 +186,7 @@ class Ingest:
         """Remove uploads and blobs that no row refers to: their request or their process ended too early."""
         # Listed before the rows are read: what a row refers to by then is no orphan.
         keys = set(self._blobs.keys(BLOB_PREFIX))
-        oldest = self._clock.now() - _ORPHAN_AGE
-        uploads = [upload for upload, begun_at in self._blobs.unfinished_uploads() if begun_at < oldest]
+        uploads = old_uploads(self._blobs, BLOB_PREFIX, now=self._clock.now())
         if not keys and not uploads:
             return
         with self._db.session() as session:
@@ -198,7 +196,7 @@ class Ingest:
         for key in keys - used - {upload.key for upload in pending}:
             self._blobs.delete(key)
         for upload in uploads:
-            if upload.key.startswith(f"{BLOB_PREFIX}/") and upload not in pending:
+            if upload not in pending:
                 self._blobs.abort_upload(upload)
 
 

@@ -7,7 +7,6 @@ interruption is kept there and not fetched again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -159,15 +158,9 @@ def _is_whole(directory: Path, listed: ModelDownload) -> bool:
 def _is_right(path: Path, file: ModelFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    return file.sha256 is None or _digest(path) == file.sha256
+    from osmosis_ai.datasets.selection import file_digest
 
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return file.sha256 is None or file_digest(path) == file.sha256
 
 
 def _require_free(directory: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import and_, delete, or_, select
@@ -20,7 +19,13 @@ from sqlalchemy.orm import Session
 from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
 from osmosis_ai.api.wire.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.blobs.parted_upload import MULTIPART_FROM_BYTES, PART_BYTES, UPLOAD_TTL, PartedUpload
+from osmosis_ai.platform.blobs.parted_upload import (
+    MULTIPART_FROM_BYTES,
+    PART_BYTES,
+    UPLOAD_TTL,
+    PartedUpload,
+    old_uploads,
+)
 from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
@@ -34,8 +39,6 @@ from osmosis_ai.platform.runs.read.run_counts import RunCounts
 _NAMED_PROBLEMS = 5
 _TRIES = 8
 _BLOBS = "runs"
-# Between the beginning of an upload and the commit of the row that knows it.
-_ORPHAN_AGE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +334,7 @@ class EvalImportStore:
 
     def _abort_orphans(self) -> None:
         """End uploads that no row knows: the request that began them has ended too early."""
-        oldest = self._clock.now() - _ORPHAN_AGE
-        begun = [
-            upload
-            for upload, begun_at in self._blobs.unfinished_uploads()
-            if begun_at < oldest and upload.key.startswith(f"{_BLOBS}/")
-        ]
+        begun = old_uploads(self._blobs, _BLOBS, now=self._clock.now())
         if not begun:
             return
         with self._db.session() as session:

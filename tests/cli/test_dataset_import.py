@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table as write_parquet
 
 from osmosis_ai.cli.main import main
 from tests.datasets.builders import jsonl, write
@@ -177,6 +180,39 @@ def test_a_row_that_cannot_be_used_stops_the_import_or_is_left_out(
         assert "1 row left out" in capsys.readouterr().err
         assert len(imported("out.jsonl")) == 4
         Path("out.jsonl").unlink()
+
+
+def test_a_chat_without_an_answer_is_no_row_whatever_stands_in_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = {"messages": turns(("user", "2+2?"), ("assistant", "4"))}
+    for bad in ("text", [], [{"role": "user"}, 3], None):
+        write(Path(), "chat.jsonl", jsonl([good, {"messages": bad}]))
+        assert main(["--plain", "dataset", "import", "chat.jsonl", "-o", "out.jsonl", "-y"]) == 1
+        assert "  - line 2: " in capsys.readouterr().err
+        assert not Path("out.jsonl").exists()
+
+
+def test_numbers_that_are_missing_bytes_and_depth_are_problems_of_their_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = {"question": ["a", "b", "c"], "answer": [1.5, math.nan, 2.5], "raw": [b"ok", b"ok", b"\xff"]}
+    write_parquet(pyarrow.table(table), "numbers.parquet")
+    options = ["--map", "metadata=raw", "-o", "out.jsonl", "-y", "--skip-invalid"]
+    fields = ["--map", "prompt=question,ground_truth=answer"]
+    assert main(["--plain", "dataset", "import", "numbers.parquet", *fields, *options]) == 0
+    assert "row 3: bytes that are not UTF-8 text" in capsys.readouterr().err
+    rows = imported("out.jsonl")
+    assert [row["ground_truth"] for row in rows] == ["1.5", None] and rows[0]["metadata"] == {"raw": "ok"}
+
+    assert main(["--plain", "dataset", "import", "numbers.parquet", *fields, "-o", "o.jsonl", "-y"]) == 1
+    assert "row 2: no value for 'ground_truth' (from 'answer')" in capsys.readouterr().err
+
+    deep = '{"question": "q", "answer": "a", "tree": ' + '{"a": ' * 900 + "1" + "}" * 900 + "}\n"
+    write(Path(), "deep.jsonl", deep)
+    words = ["--plain", "dataset", "import", "deep.jsonl", "--map", "metadata=tree", "-o", "o.jsonl", "-y"]
+    assert main(words) == 1
+    assert "line 1: nested too deeply" in capsys.readouterr().err
 
 
 def test_a_line_that_is_no_json_is_a_problem_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:

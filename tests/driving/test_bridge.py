@@ -51,6 +51,18 @@ async def test_a_call_without_the_right_token_is_refused(world: BridgeWorld, tok
     assert world.model.calls == 0
 
 
+async def test_a_client_of_another_endpoint_is_told_which_one_there_is(world: BridgeWorld) -> None:
+    key = {"Authorization": f"Bearer {TOKEN}"}
+    for path in ("responses", "recorded/responses", "recorded/embeddings"):
+        address = f"{world.url}/v1/rollouts/r1/{path}"
+        async with world.session.post(address, json={}, headers=key) as reply:
+            told = (await reply.json())["error"]["message"]
+        asked = path.removeprefix("recorded/")
+        assert told == f"the model is asked by POST /chat/completions alone, not POST /{asked}"
+        async with world.session.post(address, json={}) as reply:
+            assert reply.status == 401
+
+
 async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> None:
     assert (await world.ask(rollout_id="r2"))[0] == 404
     world.bridge.close("r1")

@@ -43,6 +43,8 @@ _GROUND_TRUTH_NAMES = (
     *("solution", "output", "response", "completion"),
 )
 _SYSTEM_NAMES = ("system_prompt", "system", "system_message")
+_DEEPEST = 100
+"""Objects and lists inside one another, in metadata: more than people write, less than JSON writers refuse."""
 _METADATA_NAMES = ("metadata", "extra_info")
 
 
@@ -156,13 +158,24 @@ def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
     """Make our row of a record; every row of a mapping has the same columns, in one order.
 
     Raises:
-        ValueError: the record lacks what the row needs, or its conversation is no single prompt.
+        ValueError: the record lacks what the row needs, holds what cannot be text, or its conversation is no
+            single prompt.
     """
+    try:
+        return _row(mapping, record)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _row(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
     fields: dict[Field, Any] = {
         field: _text_of(record, mapping[field]) for field in mapping if field != "metadata"
     }
     if len(mapping.get("prompt", ())) == 1:
-        chat = conversation_of(value_at(record, mapping["prompt"][0]))
+        value = value_at(record, mapping["prompt"][0])
+        chat = conversation_of(value)
+        if chat is None and isinstance(value, list):
+            raise ValueError(f"'{mapping['prompt'][0]}' is a list, but no conversation of messages")
         if chat is not None:
             found = read_conversation(chat, wants_answer="ground_truth" not in mapping)
             fields["prompt"] = found.prompt
@@ -171,7 +184,7 @@ def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
     if "metadata" in mapping:
         fields["metadata"] = _metadata_of(record, mapping["metadata"])
     needed: tuple[Field, ...] = ("metadata",) if "metadata" in mapping else ("prompt", "ground_truth")
-    absent = [field for field in needed if field in fields and not fields[field]]
+    absent = [field for field in needed if not fields.get(field)]
     if absent:
         where = [column for field in absent for column in mapping.get(field, mapping.get("prompt", ()))]
         raise ValueError(f"no value for {quote_names(absent)} (from {quote_names(where)})")
@@ -179,7 +192,8 @@ def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
 
 
 def _text_of(record: Record, columns: Sequence[str]) -> str | None:
-    parts = [text for column in columns if (text := as_text(value_at(record, column))) is not None]
+    values = [_readable(value_at(record, column)) for column in columns]
+    parts = [text for value in values if (text := as_text(value)) is not None]
     return "\n\n".join(parts) or None
 
 
@@ -193,12 +207,26 @@ def _metadata_of(record: Record, columns: Sequence[str]) -> dict[str, Any] | Non
     return cast("dict[str, Any] | None", _without_empty(gathered)) or None
 
 
-def _without_empty(value: Any) -> Any:
+def _without_empty(value: Any, depth: int = 0) -> Any:
     """Return a value without the empty objects in it, which metadata may not hold; they count as null."""
+    if depth > _DEEPEST:
+        raise ValueError("nested too deeply")
     if isinstance(value, dict):
-        return {str(key): _without_empty(item) for key, item in value.items()} or None
+        return {str(key): _without_empty(item, depth + 1) for key, item in value.items()} or None
     if isinstance(value, list):
-        return [_without_empty(item) for item in value]
+        return [_without_empty(item, depth + 1) for item in value]
+    return _readable(value)
+
+
+def _readable(value: Any) -> Any:
+    """Return bytes as the text they are, and as absent what pandas writes where a number is missing."""
+    if isinstance(value, float) and value != value:
+        return None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError("bytes that are not UTF-8 text; leave their column out") from None
     return value
 
 

@@ -124,6 +124,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
             web.post(f"{rollout}/chat/completions", self._chat_completions),
             web.post(f"{rollout}/{RECORDED}/chat/completions", self._recorded_chat_completions),
             web.route("GET", f"{rollout}/{RECORDED}", self._conversation),
+            web.route("*", f"{rollout}/{{endpoint:.+}}", self._other_endpoint),
         ]
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
@@ -142,6 +143,12 @@ class RolloutBridge(ABC, Generic[CallsT]):
         if calls is None:
             return _not_running()
         return web.Response(body=dumps({"messages": calls.conversation()}), content_type="application/json")
+
+    async def _other_endpoint(self, request: web.Request) -> web.StreamResponse:
+        """Say what is served: clients of the Responses API would be told of an address that is not there."""
+        endpoint = request.match_info["endpoint"].removeprefix(f"{RECORDED}/")
+        told = f"the model is asked by POST /chat/completions alone, not {request.method} /{endpoint[:100]}"
+        return self._refused(request) or refusal(404, told, "unknown_endpoint")
 
     def _refused(self, request: web.Request) -> web.StreamResponse | None:
         presented = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")

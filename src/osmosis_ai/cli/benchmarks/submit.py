@@ -11,9 +11,15 @@ import typer
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, OperationResult, Row, Table
-from osmosis_ai.cli.runs.submit import SecretsFileOption, closing_blocks, secret_rows
+from osmosis_ai.cli.runs.submit import (
+    SecretsFileOption,
+    closing_blocks,
+    next_steps_structured,
+    secret_rows,
+    warn_without_panel,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.benchmarks import SubmittedBenchmarkRun
@@ -48,7 +54,7 @@ def submit(
             output.warn(prepared.parity_advice, PARITY_WARNING)
         output.show(*_tables(prepared))
         if yes:
-            _warn(output, prepared)
+            warn_without_panel(output, prepared.warnings)
         output.confirm(
             "Submit this benchmark run?",
             yes=yes,
@@ -64,14 +70,8 @@ def submit(
             message=f"Benchmark run submitted: {run.name}",
             resource=_resource(run, prepared, context.resource()),
             next_steps=_next_steps(run, prepared),
-            next_steps_structured=_next_steps_structured(run),
+            next_steps_structured=next_steps_structured("benchmark", run.name, run.platform_url),
         )
-
-
-def _warn(output: OutputContext, prepared: PreparedBenchmarkRun) -> None:
-    if output.mode != "rich":
-        for warning in prepared.warnings:
-            output.warn(warning)
 
 
 def _tables(prepared: PreparedBenchmarkRun) -> list[Block]:
@@ -154,11 +154,3 @@ def _next_steps(run: SubmittedBenchmarkRun, prepared: PreparedBenchmarkRun) -> l
         *([tasks] if tasks else []),
         f"View: {run.platform_url}" if run.platform_url else f"View: osmosis benchmark runs info {run.name}",
     ]
-
-
-def _next_steps_structured(run: SubmittedBenchmarkRun) -> list[Mapping[str, Any]]:
-    steps: list[Mapping[str, Any]] = [
-        {"action": "benchmark_info", "name": run.name},
-        {"action": "benchmark_list"},
-    ]
-    return [*steps, {"action": "open_url", "url": run.platform_url}] if run.platform_url else steps

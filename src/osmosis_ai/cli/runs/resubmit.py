@@ -8,7 +8,7 @@ from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, OperationResult, Styled, Table, Text
-from osmosis_ai.cli.runs.submit import run_again_fields
+from osmosis_ai.cli.runs.submit import run_again_fields, warn_without_panel
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
@@ -37,9 +37,8 @@ def resubmit_run(
         with output.status("Looking for what has changed"):
             prepared = prepare_resubmit(context, kind, name, values)
         output.show(*_blocks(prepared))
-        if yes and output.mode != "rich":
-            for warning in prepared.warnings:
-                output.warn(warning)
+        if yes:
+            warn_without_panel(output, prepared.warnings)
         output.confirm(
             f'Submit {noun} run "{prepared.name}" again?',
             yes=yes,

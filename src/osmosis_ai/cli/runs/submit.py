@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.runs.lifecycle import RunKind
     from osmosis_ai.services.runs.secrets import RunSecret
     from osmosis_ai.services.runs.submit import PreparedSubmit
 
@@ -80,7 +79,7 @@ def submit_run(
         if check:
             return _check(output, context, submission)
         if yes:
-            _warn(output, submission)
+            warn_without_panel(output, submission.warnings)
         output.confirm(
             f"Submit this {NOUNS[kind]} run?",
             yes=yes,
@@ -92,13 +91,16 @@ def submit_run(
         return _submit(output, context, submission, view, watch=watch)
 
 
-def _next_steps_structured(kind: RunKind, run: SubmittedRun) -> list[Mapping[str, Any]]:
-    """Return what a script may do after a submit."""
-    steps: list[Mapping[str, Any]] = [
-        {"action": f"{kind}_info", "name": run.name},
-        {"action": f"{kind}_list"},
-    ]
-    return [*steps, {"action": "open_url", "url": run.platform_url}] if run.platform_url else steps
+def next_steps_structured(group: str, name: str | None, platform_url: str | None) -> list[Mapping[str, Any]]:
+    """Return what a script may do after a submit.
+
+    Args:
+        group: the commands of such runs.
+        name: of the run.
+        platform_url: its page, where the platform says one.
+    """
+    steps: list[Mapping[str, Any]] = [{"action": f"{group}_info", "name": name}, {"action": f"{group}_list"}]
+    return [*steps, {"action": "open_url", "url": platform_url}] if platform_url else steps
 
 
 def _check(output: OutputContext, context: PlatformContext, submission: PreparedSubmit) -> OperationResult:
@@ -109,7 +111,7 @@ def _check(output: OutputContext, context: PlatformContext, submission: Prepared
     require_import(submission)
     with output.status("Checking the dataset"):
         dataset = check_dataset(context, submission)
-    _warn(output, submission)
+    warn_without_panel(output, submission.warnings)
     shown, kind = _shown(submission, context), submission.kind
     findings, name = submission.findings.with_checked("dataset"), submission.config.path.name
     resource = {**submission.resource(), "checked": findings.checked, "unchecked": findings.unchecked}
@@ -128,10 +130,10 @@ def _check(output: OutputContext, context: PlatformContext, submission: Prepared
     )
 
 
-def _warn(output: OutputContext, submission: PreparedSubmit) -> None:
+def warn_without_panel(output: OutputContext, warnings: Sequence[str]) -> None:
     """Say what may be wrong where no panel has said it."""
     if output.mode != "rich":
-        for warning in submission.warnings:
+        for warning in warnings:
             output.warn(warning)
 
 
@@ -159,7 +161,7 @@ def _submit(
         message=f"{noun.title()} run submitted: {run.name}",
         resource=_resource(run, submission, context.resource()),
         next_steps=_next_steps(run, submission),
-        next_steps_structured=_next_steps_structured(kind, run),
+        next_steps_structured=next_steps_structured(kind, run.name, run.platform_url),
     )
     return view.submitted(context.client, run, result, watch=watch)
 

@@ -38,6 +38,7 @@ def test_a_secret_is_stored_told_about_and_its_value_never_comes_back(
     assert reply.status_code == 200
     told = reply.json()
     assert told.pop("id").startswith("sec_")
+    assert told.pop("platform_url") == api.get(PATH).json()["platform_url"]
     assert told == {
         "name": "OPENAI_API_KEY",
         "scope": "workspace",
@@ -47,7 +48,9 @@ def test_a_secret_is_stored_told_about_and_its_value_never_comes_back(
         "updater_name": "Mara",
     }
     listed = api.get(PATH).json()
-    assert listed["environment_secrets"] == [reply.json()]
+    assert [{**item, "platform_url": listed["platform_url"]} for item in listed["environment_secrets"]] == [
+        reply.json()
+    ]
     assert (listed["total_count"], listed["has_more"], listed["next_offset"]) == (1, False, None)
     assert CANARY not in reply.text + json.dumps(listed)
 

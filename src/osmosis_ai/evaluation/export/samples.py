@@ -7,7 +7,7 @@ A run of this machine is read from its journal, which lacks nothing. A downloade
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,12 +188,8 @@ def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSampl
     if result.get("source_row_index") is None and isinstance(asked.get("source_row_index"), int):
         result["source_row_index"] = asked["source_row_index"]
     label, metadata = told.get("label"), told.get("metadata")
-    return ExportedSample(
-        row_index=sample.row_index,
-        attempt=sample.attempt,
-        rollout_id=sample.rollout_id,
-        status=sample.status,
-        reward=sample.reward,
+    return replace(
+        sample,
         result=result,
         label=label if isinstance(label, str) else None,
         metadata=metadata if isinstance(metadata, dict) else None,

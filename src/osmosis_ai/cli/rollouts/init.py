@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -34,18 +35,23 @@ def init(
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")
     resource = initialize_rollout(name, example=example, force=force).resource()
-    added = resource["gitignore"]["added"]
     eval_config = resource["configs"]["eval"]
     return OperationResult(
         operation="rollout.init",
         message=f"Initialized rollout '{resource['name']}'.",
         resource=resource,
         next_steps=[
-            *(f"  {path}" for path in resource["files"]),
-            *([f"  .gitignore now ignores {' and '.join(added)}"] if added else []),
+            *written_lines(resource),
             f"Write the agent and its grader: {resource['rollout_dir']}/main.py",
             *([] if example else [f"Name the dataset and the model: {eval_config}"]),
             f"Evaluate on this machine: osmosis eval run {eval_config}",
         ],
         next_steps_structured=[{"action": "eval_run", "config": eval_config}],
     )
+
+
+def written_lines(resource: Mapping[str, Any]) -> list[str]:
+    """Return a line for each file that was written, and one for what Git ignores now, of a result's resource."""
+    added = resource["gitignore"]["added"]
+    lines = [f"  {path}" for path in resource["files"]]
+    return [*lines, f"  .gitignore now ignores {' and '.join(added)}"] if added else lines

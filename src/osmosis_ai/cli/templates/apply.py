@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.rollouts.init import written_lines
 
 
 def complete_template(incomplete: str) -> list[str]:
@@ -40,15 +41,13 @@ def apply(
 
     applied = apply_template(name, force=force)
     resource = applied.resource()
-    added = resource["gitignore"]["added"]
     evaluations = [path for path in applied.configs if path.startswith("configs/eval/")]
     return OperationResult(
         operation="template.apply",
         message=f"Applied template '{name}'.",
         resource=resource,
         next_steps=[
-            *(f"  {path}" for path in resource["files"]),
-            *([f"  .gitignore now ignores {' and '.join(added)}"] if added else []),
+            *written_lines(resource),
             *(f"Evaluate on this machine: osmosis eval run {path}" for path in evaluations),
         ],
         next_steps_structured=[_evaluate(path) for path in evaluations],

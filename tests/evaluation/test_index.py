@@ -40,6 +40,11 @@ def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_abse
     assert (second.reward, second.tokens, second.trajectory_filename) == (0.5, 3, None)
 
 
+def test_a_sample_whose_duration_nobody_noted_is_a_sample() -> None:
+    (only,) = read_index([entry(0, duration_ms=None)], rows=1, n=1)
+    assert only.duration_ms is None
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -53,7 +58,7 @@ def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_abse
         (entry(1, reward=True), "`reward` cannot be 'True'"),
         (entry(1, reward=float("nan")), "line 2 cannot be read"),
         (entry(1, duration_ms=-1), "`duration_ms` cannot be"),
-        (entry(1, duration_ms=None), "it has no `duration_ms`"),
+        (entry(1, status=None), "it has no `status`"),
         (entry(1, tokens=2**40), "`tokens` cannot be"),
         (entry(1, trajectory_filename="../../x.json"), "`trajectory_filename` cannot be"),
         (entry(1, error_type="a\nb"), "`error_type` cannot be"),

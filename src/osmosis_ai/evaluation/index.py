@@ -31,7 +31,7 @@ class IndexEntry:
     run_index: int
     rollout_id: str
     status: Status
-    duration_ms: float
+    duration_ms: float | None = None
     trajectory_filename: str | None = None
     reward: float | None = None
     tokens: int | None = None
@@ -51,7 +51,7 @@ class IndexEntry:
         if not isinstance(value, dict):
             raise ValueError("it is no JSON object")
         known = {name: value.get(name) for name in cls.__slots__}
-        for name in ("row_index", "run_index", "rollout_id", "status", "duration_ms"):
+        for name in ("row_index", "run_index", "rollout_id", "status"):
             if known[name] is None:
                 raise ValueError(f"it has no `{name}`")
         for name, content in known.items():

@@ -391,6 +391,16 @@ def _spoilt(**changes: Any) -> LocalRun:
     return run
 
 
+def test_a_run_that_noted_no_durations_is_imported_without_them(api: TestClient) -> None:
+    run = _spoilt(duration_ms=None)
+    ended = run.upload(api).json()
+    assert ended["status"] == "finalized"
+    where = f"/api/cli/eval-runs/{ended['eval_run_id']}/samples/download-urls"
+    links = api.post(where, json={"items": [{"path": "summary.jsonl"}]}).json()["items"]
+    lines = api.get(links[0]["url"], headers={"Authorization": ""}).text.splitlines()
+    assert ["duration_ms" in json.loads(line) for line in lines] == [True, True, False, True, True, True]
+
+
 def _without(path: str) -> LocalRun:
     run = LocalRun()
     del run.files[path]

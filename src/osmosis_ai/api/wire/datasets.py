@@ -68,7 +68,7 @@ class UploadInstructions(WireModel):
     method: str = "simple"
     presigned_url: str | None = Field(None, repr=False)
     upload_headers: dict[str, str] = {}
-    expires_in: float | None = None
+    expires_in: int | float | None = None
     part_size: int | None = None
     total_parts: int | None = None
     presigned_urls: list[UploadPart] = []
@@ -113,7 +113,7 @@ class DatasetList(Page):
 
 class DatasetDownload(WireModel):
     presigned_url: str = Field(validation_alias=AliasChoices("presigned_url", "presignedUrl"), repr=False)
-    expires_in: float | None = Field(None, validation_alias=AliasChoices("expires_in", "expiresIn"))
+    expires_in: int | float | None = Field(None, validation_alias=AliasChoices("expires_in", "expiresIn"))
     file_name: str | None = Field(
         None, validation_alias=AliasChoices("file_name", "fileName", "download_file_name", "downloadFileName")
     )

@@ -188,4 +188,4 @@ class DownloadUrlsRequest(WireModel):
 
 class DownloadUrls(WireModel):
     items: list[DownloadItem] = Field(default=[], validation_alias=AliasChoices("items", "files", "urls"))
-    expires_in: float | None = None
+    expires_in: int | float | None = None

@@ -68,4 +68,4 @@ class ModelDownload(WireModel):
     model_name: str
     base_model: str | None = None
     files: list[ModelFile] = []
-    expires_in: float | None = None
+    expires_in: int | float | None = None

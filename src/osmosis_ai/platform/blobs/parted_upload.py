@@ -54,7 +54,7 @@ class PartedUpload:
             for number, size in enumerate(sizes, 1)
         ]
         common: dict[str, Any] = {
-            "expires_in": UPLOAD_TTL.total_seconds(),
+            "expires_in": int(UPLOAD_TTL.total_seconds()),
             "s3_key": self.upload.key,
             "upload_id": self.upload.id,
         }

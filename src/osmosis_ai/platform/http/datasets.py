@@ -97,7 +97,7 @@ def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> w
 def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.DatasetDownload:
     """Return where the bytes can be had for a while."""
     url, ttl, filename = services.datasets.download_url(scope.workspace_id, name_or_id)
-    return wire.DatasetDownload(presigned_url=url, expires_in=ttl.total_seconds(), file_name=filename)
+    return wire.DatasetDownload(presigned_url=url, expires_in=int(ttl.total_seconds()), file_name=filename)
 
 
 @router.get("/{name_or_id}/logs")

@@ -110,7 +110,7 @@ def download_urls(
             wire.DownloadItem(path=file.path, url=url, **({"token": file.token} if file.token else {}))
             for file, url in services.downloads.urls(run, wanted)
         ],
-        expires_in=LINK_TTL.total_seconds(),
+        expires_in=int(LINK_TTL.total_seconds()),
     )
 
 

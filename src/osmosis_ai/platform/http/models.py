@@ -75,7 +75,7 @@ def download_lora_model(services: Services, scope: WorkspaceScope, name: str) ->
             wire.ModelFile(path=file.path, size=file.size, sha256=file.sha256, url=file.url)
             for file in services.lora_models.files(model)
         ],
-        expires_in=LINK_TTL.total_seconds(),
+        expires_in=int(LINK_TTL.total_seconds()),
     )
 
 

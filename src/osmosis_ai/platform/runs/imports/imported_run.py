@@ -206,7 +206,7 @@ class ReceivedRun:
             "status": entry.status,
             "reward": entry.reward,
             "tokens": entry.tokens,
-            "duration_ms": entry.duration_ms,
+            "duration_ms": entry.duration_ms or 0,  # zero: the index does not tell it
             "error_type": entry.error_type,
             "resumed": entry.resumed,
         }

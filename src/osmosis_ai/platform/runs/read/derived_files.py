@@ -98,7 +98,9 @@ class DerivedFiles:
                     "status": sample.status,
                     "reward": sample.reward,
                     "tokens": sample.tokens,
-                    "duration_ms": round(sample.duration_ms),
+                    "duration_ms": round(sample.duration_ms)
+                    if sample.duration_ms
+                    else None,  # zero: not noted
                     "error_type": sample.error_type,
                     "resumed": True if sample.resumed else None,
                 }

@@ -133,6 +133,16 @@ def test_scripts_get_the_mapping(capsys: pytest.CaptureFixture[str]) -> None:
     assert imported("out.jsonl")[0]["metadata"] == {"level": "easy", "by": "me"}
 
 
+def test_a_file_that_is_there_is_told_before_anybody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    write(Path(), "qa.jsonl", jsonl([{"question": "2+2?", "answer": "4"}] * 4))
+    write(Path(), "out.jsonl", "mine")
+    assert main(["dataset", "import", "qa.jsonl", "-o", "out.jsonl"]) == 1
+    out, err = capsys.readouterr()
+    assert "out.jsonl exists" in err
+    assert "Mapping" not in out + err
+    assert Path("out.jsonl").read_text() == "mine"
+
+
 REFUSED_MAPPINGS = {
     "prompt=nowhere": "no column 'nowhere' (found 'question', 'answer')",
     "prompt=questoin": "did you mean `question`?",

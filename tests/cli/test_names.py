@@ -64,6 +64,12 @@ def test_a_name_that_is_not_there_gets_the_one_that_was_meant(
     assert f"hint: did you mean {meant}?" in maze.osmosis(*words).err
 
 
+def test_a_platform_that_says_itself_what_was_meant_is_not_repeated(maze: Maze) -> None:
+    said = "there is no dataset 'maze-walk' in this workspace; did you mean maze-walks?"
+    maze.get("/datasets/maze-walk").respond(404, json={"error": said, "code": "NOT_FOUND"})
+    assert maze.osmosis("dataset", "info", "maze-walk").err.count("did you mean") == 1
+
+
 def test_a_suggestion_that_can_not_be_had_changes_nothing(maze: Maze) -> None:
     maze.get("/datasets/maze").respond(404, json={"error": "There is no dataset maze."})
     for reply in (httpx.Response(500), httpx.Response(200, json={}), httpx.ReadTimeout("slow")):

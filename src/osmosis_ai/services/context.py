@@ -122,9 +122,14 @@ def open_context(
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
             elif error.platform_code == "ROUTE_NOT_FOUND":
                 error.hint = "this platform is older than the command; its operator can upgrade it"
-            elif error.status == 404 and error.path is not None and error.hint is None:
+            elif error.status == 404 and error.path is not None and not _suggests(error):
                 error.hint = suggestion(client, error.path)
             raise
+
+
+def _suggests(error: PlatformError) -> bool:
+    """Whether an error says already what was perhaps meant, as those of our own platform do."""
+    return error.hint is not None or "did you mean" in error.message
 
 
 def connect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from osmosis_ai.cli.datasets.validate import PROGRESS_FROM_BYTES
 from osmosis_ai.cli.options import DataFileArgument, YesOption
 from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import OperationResult, Table
 
 if TYPE_CHECKING:
@@ -48,13 +50,14 @@ def import_(
     Examples:
         osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
     """
-    from osmosis_ai.services.datasets.importing import import_rows, plan_import
+    from osmosis_ai.services.datasets.importing import check_target, import_rows, plan_import
 
     shown = current()
     plan = plan_import(file, mapping=mapping or (), target=output)
+    check_target(plan.target, overwrite=overwrite)  # before anybody is asked about it
     _show(shown, plan)
     shown.confirm(
-        f"Write {plan.target}?",
+        f"Write {shown_path(plan.target)}?",
         yes=yes or not plan.guessed,
         default=True,
         summary={"Mapping": plan.as_option(), "File": str(plan.target)},
@@ -101,7 +104,7 @@ def _operation(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> 
         shown.warn(warning)
     return OperationResult(
         operation="dataset.import",
-        message=f"Imported {_rows(report.row_count)} into {plan.target}",
+        message=f"Imported {_rows(report.row_count)} into {shown_path(plan.target)}",
         resource={
             "file": str(plan.target),
             "source": str(plan.source),
@@ -110,7 +113,7 @@ def _operation(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> 
             "mapping": mapping_rows(plan),
             "valid": report.dataset is not None and report.dataset.valid,
         },
-        next_steps=[f"Check it: osmosis dataset validate {plan.target}"],
+        next_steps=[f"Check it: osmosis dataset validate {shlex.quote(shown_path(plan.target))}"],
         extra={"warnings": warnings} if warnings else {},
     )
 

@@ -122,6 +122,9 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     def own_hints(self, described: DescribedEvaluation, *, followed: bool) -> Iterator[str]:
         if followed and described.metrics is not None:
             yield f"Conversations: osmosis eval download {described.run.name or described.run.id}"
+        failed = described.headline is not None and described.headline.failed
+        if failed and described.ended and described.run.imported is None:
+            yield f"Why samples failed: osmosis eval logs {described.run.name or described.run.id}"
 
 
 VIEW = EvalRunView()

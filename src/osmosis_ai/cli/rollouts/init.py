@@ -42,7 +42,7 @@ def init(
         resource=resource,
         next_steps=[
             *written_lines(resource),
-            f"Write the agent and its grader: {resource['rollout_dir']}/main.py",
+            f"{'Change' if example else 'Write'} the agent and its grader: {resource['rollout_dir']}/main.py",
             *([] if example else [f"Name the dataset and the model: {eval_config}"]),
             f"Evaluate on this machine: osmosis eval run {eval_config}",
         ],

@@ -90,9 +90,12 @@ def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) 
     from osmosis_ai.cli.output.formats import shown_path
 
     plan, failures = outcome.plan, outcome.failures
-    parts = [f"{formats.count(len(outcome.fetched))} files to {shown_path(plan.directory)}"]
+    fetched = len(outcome.fetched)
+    parts = [f"{formats.count(fetched)} file{'' if fetched == 1 else 's'} to {shown_path(plan.directory)}"]
     if plan.skipped:
-        parts.append(f"{formats.count(len(plan.skipped))} were there already")
+        parts.append(
+            f"{formats.count(len(plan.skipped))} {'was' if len(plan.skipped) == 1 else 'were'} there already"
+        )
     if failures:
         parts.append(f"{formats.count(len(failures))} failed")
     steps = [f"Failed: {failed.path} — {failed.error}" for failed in failures[:_SHOWN_FAILURES]]

@@ -99,7 +99,7 @@ def plan_import(source: Path, *, mapping: Sequence[str] = (), target: Path | Non
             if name in named or (name in guess and (not named or name in ("prompt", "ground_truth")))
         }
     except ValueError as error:
-        raise OsmosisError(f"{source}: {error}.") from None
+        raise OsmosisError(f"{source}: {error}{'' if str(error).endswith('?') else '.'}") from None
     answered = answers_in_conversation(known, first)
     if answered:
         known = {name: columns for name, columns in known.items() if name in named or name != "ground_truth"}
@@ -174,6 +174,16 @@ def _default_directory() -> Path:
         return Path()
 
 
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Refuse to write over a file that nobody said to replace.
+
+    Raises:
+        ConflictError: there is a file at the target, and ``overwrite`` is not set.
+    """
+    if target.exists() and not overwrite:
+        raise ConflictError(f"{target} exists; `--overwrite` replaces it, `--output` names another file.")
+
+
 def import_rows(
     plan: ImportPlan,
     *,
@@ -193,10 +203,7 @@ def import_rows(
         ConflictError: there is a file at the target, and ``overwrite`` is not set.
         OsmosisError: the file or a row cannot be read or made into one of ours, or nothing can be written.
     """
-    if plan.target.exists() and not overwrite:
-        raise ConflictError(
-            f"{plan.target} exists; `--overwrite` replaces it, `--output` names another file."
-        )
+    check_target(plan.target, overwrite=overwrite)
     report = ImportReport()
     try:
         with replacing(plan.target, mode=0o644) as handle:

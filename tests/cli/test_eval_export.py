@@ -146,8 +146,18 @@ def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
     (damaged / "summary.jsonl").write_text("[1]\n")
     assert "there is no run in" in maze.osmosis("eval", "export", str(damaged)).err
     (damaged / "metrics.json").write_text("{}")
-    outcome = maze.osmosis("eval", "export", str(damaged), "-o", str(tmp_path / "x.jsonl"))
-    assert "line 1 is no sample; download the run again" in outcome.err
+    sample = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success"}
+    for damage in (
+        [1],
+        {**sample, "tokens": [1]},
+        {**sample, "status": "odd"},
+        {**sample, "row_index": None},
+    ):
+        (damaged / "summary.jsonl").write_text(json.dumps(damage) + "\n")
+        outcome = maze.osmosis(
+            "eval", "export", str(damaged), "--format", "parquet", "-o", str(tmp_path / "x.jsonl")
+        )
+        assert "line 1 is no sample; download the run again" in outcome.err
     assert not (tmp_path / "x.jsonl").exists()
 
 

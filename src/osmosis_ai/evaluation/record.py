@@ -86,7 +86,7 @@ class TerminalRecord:
             raise ValueError("not a JSON object")
         known = {name: value[name] for name in _NAMES if name in value}
         for name, content in known.items():
-            _check(name, content)
+            check_field(name, content)
         missing = [name for name in _REQUIRED if name not in known]
         if missing:
             raise ValueError(f"no `{missing[0]}`")
@@ -114,8 +114,12 @@ _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"
 _TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "unscored": (str,)}
 
 
-def _check(name: str, content: Any) -> None:
-    """Raise ValueError unless ``content`` can be the value of ``name``."""
+def check_field(name: str, content: Any) -> None:
+    """Find out whether ``content`` can be the value of a record's field.
+
+    Raises:
+        ValueError: it can not.
+    """
     if name in _COUNTS:
         fits = type(content) is int and content >= 0
     elif name in _NUMBERS:

@@ -7,7 +7,7 @@ A run of this machine is read from its journal, which lacks nothing. A downloade
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +18,11 @@ from osmosis_ai.evaluation.export.conversation import Message, chat_messages
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import TerminalRecord, check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
+
+_FIELDS = frozenset(each.name for each in fields(TerminalRecord))
 
 Progress = Literal["running", "incomplete", "finished"]
 
@@ -98,15 +101,19 @@ class ExportedRun:
 
     def _listed_samples(self) -> Iterator[ExportedSample]:
         listing = RunDirectory(self.directory).summary
+        seen: set[tuple[int, int]] = set()
         with listing.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    entry = orjson.loads(line)
-                    yield _sample(entry, int(entry["run_index"]))
-                except (ValueError, KeyError, TypeError, AttributeError):
+                    entry = _listed(line)
+                    item = (entry["row_index"], entry["run_index"])
+                except (ValueError, KeyError, AttributeError):
                     raise OsmosisError(
                         f"{listing}: line {number} is no sample; download the run again."
                     ) from None
+                if item not in seen:
+                    seen.add(item)
+                    yield _sample(entry, entry["run_index"])
 
 
 def read_run(directory: Path) -> ExportedRun:
@@ -160,6 +167,20 @@ def _local_run(found: RunDirectory) -> ExportedRun:
         estimates=local.metrics.estimates.model_dump(mode="json"),
         local=local,
     )
+
+
+def _listed(line: bytes) -> dict[str, Any]:
+    """Return what a line of ``summary.jsonl`` knows of a sample.
+
+    Raises:
+        ValueError, KeyError, AttributeError: it is none.
+    """
+    known = {
+        name: value for name, value in orjson.loads(line).items() if name in _FIELDS and value is not None
+    }
+    for name, value in known.items():
+        check_field(name, value)
+    return {**known, **{name: known[name] for name in ("row_index", "run_index", "rollout_id", "status")}}
 
 
 def _sample(entry: Mapping[str, Any], run_index: int) -> ExportedSample:

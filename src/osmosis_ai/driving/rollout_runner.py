@@ -194,12 +194,8 @@ class RolloutRunner:
         return self._server.capacity
 
     def used_in_flight(self) -> Iterator[RolloutUsage]:
-        """Yield what each attempt under way has used; one that is recorded is none."""
-        return (
-            running.used_so_far()
-            for running in self._running.values()
-            if running.recording is None or not running.recording.done()
-        )
+        """Yield what each attempt under way has used; one whose result has come is none."""
+        return (running.used_so_far() for running in self._running.values() if running.recording is None)
 
     def dispatcher(
         self,

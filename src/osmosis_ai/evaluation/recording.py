@@ -61,6 +61,8 @@ class JournalRecorder(AttemptResults):
             JournalWriteError: when the disk refused the record.
         """
         record = record_of(result, self._state.redact)
+        # Before anything is waited for: the next attempt may start now, and asks what has been spent.
+        self._state.spend(record)
         await self._state.prepare(record)
         offset = await self._journal.append(record)
         expects_trajectory = result.grader is not None and result.grader.sample is not None

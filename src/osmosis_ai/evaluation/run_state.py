@@ -109,8 +109,14 @@ class RunState:
         chain = Chain()
         for offset, _, record in journal.replay(chain):
             require_part_of_run(self.ledger, record, journal.path)
+            self.spend(record)
             self._count(record, offset)
         self.unverified = chain.without_digest
+
+    def spend(self, record: TerminalRecord) -> None:
+        """Count what an attempt has cost; its place is free before its record is durable, the money is not."""
+        self.spending.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        self.spending.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
 
     async def prepare(self, record: TerminalRecord) -> None:
         """Make way for a record that may replace an older one: the older one's copies go first."""
@@ -118,7 +124,7 @@ class RunState:
             await asyncio.to_thread(self.projector.forget, record.row_index, record.run_index)
 
     def add(self, record: TerminalRecord, offset: int, *, expects_trajectory: bool) -> None:
-        """Take in a record that has just become durable."""
+        """Take in a record that has just become durable; what it cost has been counted."""
         self._count(record, offset)
         self._finished += 1
         self.projector.submit(
@@ -166,8 +172,6 @@ class RunState:
 
     def _count(self, record: TerminalRecord, offset: int) -> None:
         self.ledger.settle(record.row_index, record.run_index, record.status, offset)
-        self.spending.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
-        self.spending.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
         # Only failed and skipped items are ever redone, so no reward is counted twice.
         if record.status == "success" and record.reward is not None:
             self._scored += 1

@@ -207,6 +207,15 @@ async def test_rollouts_that_never_get_a_reward_end_the_run_with_the_first_failu
     assert world.told.records[0].unscored == {"agent_error": 4}
 
 
+async def test_a_run_too_short_to_be_ended_for_it_is_not_finished_without_a_single_reward(tmp_path):
+    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=1)
+    with pytest.raises(
+        NoRewardsError, match="no rollout got a reward in its one step, so nothing was learned"
+    ):
+        await world.run()
+    assert steps(world) == [1]
+
+
 def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settings: Any) -> LoopWorld:
     """Learning goes on as ever; the held-out rows get what is said, validation by validation."""
     world = LoopWorld(path, held_out=12, eval_interval=2, **settings)

@@ -166,6 +166,7 @@ class TrainingLoop:
         except _Stopped:
             if self.state.step < last:
                 return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
+        self.state.require_a_reward()
         return Ending("finished", f"all {last} steps are done.")
 
     # --- one step ---------------------------------------------------------------------------------

@@ -124,6 +124,19 @@ class TrainingLoopState:
             )
         return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
 
+    def require_a_reward(self) -> None:
+        """Refuse to call a run finished that got no reward in any of its steps, be they too few to end it before.
+
+        Raises:
+            NoRewardsError: there was none.
+        """
+        if self.reward is None:
+            steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
+            raise NoRewardsError(
+                f"no rollout got a reward in {steps}, so nothing was learned.",
+                hint="the log of the run says why; try the rollout with `osmosis eval run` and a few `--rows`",
+            )
+
     def _without_rewards(self, batch: RolloutBatch) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
         what = f"none of the {len(batch.samples)} rollouts of step {batch.step} got a reward ({reasons})"
@@ -131,6 +144,6 @@ class TrainingLoopState:
         if self.unscored >= UNSCORED_STEPS_END:
             raise NoRewardsError(
                 f"{what}, and so it was in {self.unscored} steps in a row. The first of them: {failure}",
-                hint="try the rollout with `osmosis eval run` and a small `--limit`",
+                hint="try the rollout with `osmosis eval run` and a few `--rows`",
             )
         return f"{what}. The first of them: {failure}"

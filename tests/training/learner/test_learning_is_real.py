@@ -5,6 +5,7 @@ by the built-in model; after each right answer the conversation goes on with ano
 answer, which the policy did not sample and must not learn.
 
 Of the broken ones, the one that comes nearest to the margin is tried every time, the others by `make soak`.
+What learns for real is left to `make e2e`; that a broken learner is refused at run time is seen in every run.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def gain(learner: Learner, held_out: list[Sample], learn: Callable, seed: int = 
     return preference(learner, held_out) - before
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo"])
 def test_every_loss_raises_what_was_rewarded_by_the_margin(loss_type, held_out):
     learner = quick_learner(loss_type=loss_type)
@@ -93,6 +95,7 @@ def test_a_dropped_mask_misses_the_margin(held_out):
     assert gain(learner, held_out, lambda seqs, adv: learner.step(without_mask(seqs), adv)) < MARGIN
 
 
+@pytest.mark.e2e
 def test_a_dropped_mask_misses_the_margin_with_a_server_that_fills_in_what_it_did_not_sample(held_out):
     learner = quick_learner(logprob_gap_limit=math.inf)
 

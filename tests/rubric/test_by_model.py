@@ -113,6 +113,7 @@ def test_provider_and_timeout_follow_from_the_name(model_name: str, provider: st
         ({"model": "my-own"}, osmosis_ai.MissingAPIKeyError, "provider is not known"),
         ({"model": "my-own", "api_key": "k"}, osmosis_ai.ProviderRequestError, "names no known provider"),
         ({"model": " "}, TypeError, "`model`"),
+        ({"api_key": "k", "timeout": -1}, ValueError, "`timeout`"),
     ],
 )
 async def test_what_is_wrong_is_found_in_the_documented_order(
@@ -134,6 +135,19 @@ async def test_a_failure_names_provider_and_model_and_shows_no_key(model: StandI
     model.respond = lambda _: Reply("no idea")
     with pytest.raises(osmosis_ai.ProviderRequestError, match="not valid JSON"):
         await awaited(**ASKED, model="openai/gpt-9", api_key="k")
+
+
+async def test_a_key_of_two_lines_is_refused_without_showing_it(model: StandInModel) -> None:
+    with pytest.raises(osmosis_ai.ProviderRequestError, match="control character") as caught:
+        await awaited(**ASKED, model="openai/gpt-5.4", api_key="k-secret-1\nk-secret-2")
+    assert "k-secret" not in f"{caught.value}{caught.value.hint}"
+    assert not model.requests
+
+
+async def test_choices_that_are_no_list_are_no_score(model: StandInModel) -> None:
+    model.respond = lambda _: Reply(body={"choices": 5})
+    with pytest.raises(osmosis_ai.ProviderRequestError, match="did not include any content"):
+        await awaited(**ASKED, model="openai/gpt-5.4", api_key="k")
 
 
 async def test_an_unreadable_reply_is_asked_for_once_more(model: StandInModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # A provider keeps connections longer than our own servers do, and a new TLS handshake costs more.
 _PROVIDER_KEEP_ALIVE_S = 30.0
 _DONE = b"[DONE]"
+# No header can hold them; the HTTP library would say so with an error of its own.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class ModelTransport(Protocol):
@@ -124,6 +127,8 @@ class DirectTransport:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         import aiohttp
 
+        if _CONTROL.search(self._endpoint.api_key or ""):
+            raise self._error("auth", "the key holds a line break or another control character")
         if self._session is None:
             self._session = open_session(
                 timeout_s=self._timeout_s,

@@ -11,7 +11,12 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.providers import key_variables
-from osmosis_ai.rubric.errors import JudgeArgumentError, MissingAPIKeyError, ProviderRequestError
+from osmosis_ai.rubric.errors import (
+    JudgeArgumentError,
+    JudgeValueError,
+    MissingAPIKeyError,
+    ProviderRequestError,
+)
 from osmosis_ai.rubric.judge_model import (
     DEFAULT_API_KEY_ENV,
     DEFAULT_REQUEST_TIMEOUT_SECONDS,
@@ -69,7 +74,7 @@ async def evaluate_rubric(
 
     Raises:
         JudgeArgumentError: an argument is blank or of the wrong type (a ``TypeError``).
-        JudgeValueError: the bounds enclose nothing (a ``ValueError``).
+        JudgeValueError: the bounds enclose nothing, or the timeout is no usable number (a ``ValueError``).
         MissingAPIKeyError: the provider needs a key and there is none.
         ModelNotFoundError: the provider does not know the model.
         UnscoredError: the judge answered, and never with a usable score (a ``ProviderRequestError``).
@@ -100,6 +105,7 @@ def _judge(model: str, api_key: str | None, timeout_s: float | None) -> JudgeMod
 
     Raises:
         JudgeArgumentError: it is blank or no string.
+        JudgeValueError: the timeout is no usable number of seconds.
         MissingAPIKeyError: there is no key, or nobody knows whose one would be needed.
         ProviderRequestError: nobody knows the provider.
     """
@@ -116,7 +122,7 @@ def _judge(model: str, api_key: str | None, timeout_s: float | None) -> JudgeMod
         timeout_s = DEFAULT_REQUEST_TIMEOUT_SECONDS  # here no model of theirs has more
     try:
         return resolve_judge(name, env=os.environ, api_key=api_key, timeout_s=timeout_s)
-    except JudgeArgumentError:
+    except (JudgeArgumentError, JudgeValueError):
         raise
     except MissingAPIKeyError:
         raise _missing_key(provider) from None

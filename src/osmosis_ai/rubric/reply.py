@@ -73,7 +73,8 @@ def read_completion(response: Mapping[str, Any]) -> ParsedReply:
     Raises:
         ReplyError: there is no usable score in it; the message says why, as a sentence.
     """
-    choice = _mapping(next(iter(response.get("choices") or ()), None))
+    choices = response.get("choices")
+    choice = _mapping(choices[0] if isinstance(choices, list) and choices else None)
     message = _mapping(choice.get("message"))
     text = _content(message.get("content"))
     refusal = message.get("refusal")

@@ -151,6 +151,7 @@ def test_an_unknown_template_is_answered_with_those_there_are(cli: Cli) -> None:
     assert (outcome.status, error["code"]) == (1, "NOT_FOUND")
     assert "multiply" in error["details"]["templates"]
     assert "runs in containers" in cli("template", "apply", "multiply-harbor-strands").err
+    assert "did you mean multiply?" in cli("template", "apply", "multipy").err
 
 
 def test_outside_a_repository_there_is_nowhere_to_write_it(

@@ -408,6 +408,9 @@ def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: Workspa
         load_eval_config(Path("configs/eval/multipy.toml"), workspace)
     assert caught.value.message == "Config file not found: configs/eval/multipy.toml"
     assert caught.value.hint == "did you mean configs/eval/multiply.toml?"
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(Path("configs/eval/nope.toml"), workspace)
+    assert caught.value.hint == "configs/eval/ has multiply.toml"
 
 
 def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(

@@ -6,7 +6,7 @@ What is written in the file is kept as it was written: :meth:`EvalConfig.payload
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,9 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
+
+_NAMED = 5
+"""How many of a directory's configs an error names."""
 
 __all__ = [
     "BenchmarkConfig",
@@ -224,11 +227,7 @@ def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path
     expected = workspace.root / kind.directory
     if not found.exists():
         names = [entry.name for entry in expected.glob("*.toml")] if expected.is_dir() else []
-        suggestion = closest(path.name, names)
-        raise OsmosisError(
-            f"Config file not found: {path}",
-            hint=f"did you mean {kind.directory}/{suggestion}?" if suggestion else None,
-        )
+        raise OsmosisError(f"Config file not found: {path}", hint=_mend_of_name(kind, path.name, names))
     if found.suffix != ".toml":
         raise OsmosisError(f"A config is a .toml file in {kind.directory}/; {path} is not one.")
     resolved = found.resolve()
@@ -240,6 +239,16 @@ def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path
             hint=_mend_of_place(kind, expected / found.name, resolved),
         )
     return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
+
+
+def _mend_of_name(kind: ConfigKind, name: str, names: Sequence[str]) -> str:
+    suggestion = closest(name, names)
+    if suggestion:
+        return f"did you mean {kind.directory}/{suggestion}?"
+    if not names:
+        return f"{kind.directory}/ has no config yet"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{kind.directory}/ has {', '.join(sorted(names)[:_NAMED])}{more}"
 
 
 def _mend_of_place(kind: ConfigKind, expected: Path, found: Path) -> str:

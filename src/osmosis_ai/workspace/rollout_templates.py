@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.issues import closest
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file
@@ -129,8 +130,11 @@ def find_template(name: str) -> RolloutTemplate:
         return RolloutTemplate(templates_root(), name)
     known = ", ".join(names) or "none"
     reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    near = None if reason else closest(name, names)
     raise NotFoundError(
-        f"There is no template `{name}`{reason}. Templates: {known}.", details={"templates": names}
+        f"There is no template `{name}`{reason}. Templates: {known}.",
+        details={"templates": names},
+        hint=f"did you mean {near}?" if near else None,
     )
 
 

@@ -139,7 +139,8 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
         session.execute(
             update(DbRun).where(DbRun.id == imported["id"]).values(imported={"sdk_version": "0.3"})
         )
-    assert "was imported" in refused(api, imported["id"], 409, "CONFLICT")
+    refusal = refused(api, imported["id"], 409, "CONFLICT")
+    assert "was imported" in refusal and f"osmosis eval delete {imported['name']}" in refusal
 
 
 def test_a_dataset_that_went_or_changed_and_a_repository_that_went_are_said(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from osmosis_ai.config.sections import served_agent
 from osmosis_ai.workspace.git import run_git
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def code_notes(
     experiment: Experiment, repository: GitIdentity, git: GitState, verdict: SubmitCheck | None
 ) -> list[str]:
     """Return which code will run, and which is checked out here."""
+    if served_agent(experiment.entrypoint) is not None:
+        return [f"The agent is served elsewhere ({experiment.entrypoint}): the repository's code is not run."]
     source = (
         f"commit {experiment.commit_sha}"
         if experiment.commit_sha
@@ -95,6 +98,8 @@ def code_warnings(
     verdict: SubmitCheck | None,
 ) -> list[str]:
     """Return in what the code that will run may not be the code that is here."""
+    if served_agent(experiment.entrypoint) is not None:
+        return []  # the agent's code is where it is served
     warnings = []
     if git.dirty:
         warnings.append("there are changes that are not committed; the platform does not see them.")

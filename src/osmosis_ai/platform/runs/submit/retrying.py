@@ -73,7 +73,8 @@ class EvalRetries:
         if run.imported is not None:
             raise ConflictError(
                 f"the evaluation run '{run.name}' was imported: the platform did not execute it, and cannot retry it.",
-                hint="retry it where it ran with `osmosis eval run CONFIG --retry-failed`, and upload it again",
+                hint="retry it where it ran with `osmosis eval run CONFIG --retry-failed`; then delete "
+                f"this one (`osmosis eval delete {run.name}`) and upload that",
             )
         family = family_of(self._db, run)
         require_ended(family)

@@ -55,6 +55,8 @@ class World:
             "OPENAI_API_KEY": "sk-stand-in",
             "OPENAI_BASE_URL": self.model.base_url,
             "OSMOSIS_CACHE_DIR": str(self.workspace.root.parent / "cache"),
+            # Under a limit of a file's size the interpreter would leave half a cached module for all others.
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
         return await asyncio.create_subprocess_exec(
             *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),

@@ -70,6 +70,21 @@ async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> No
     assert world.model.calls == 0
 
 
+async def test_a_rollout_that_is_closed_as_its_call_begins_leaves_no_client_waiting(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = world.bridge._begin
+
+    def begin_and_close(*arguments: Any) -> Any:
+        call = begin(*arguments)
+        world.bridge.close("r1")  # before the call's task has made a step
+        return call
+
+    monkeypatch.setattr(world.bridge, "_begin", begin_and_close)
+    assert (await asyncio.wait_for(world.ask(), 60))[0] >= 400
+    assert world.model.calls == 0
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"[" * 200_000])
 async def test_a_body_that_is_no_json_object_is_a_bad_request(world: BridgeWorld, body: bytes) -> None:
     status, _, answer = await world.ask(body)

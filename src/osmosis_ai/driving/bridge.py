@@ -218,6 +218,8 @@ class RolloutBridge(ABC, Generic[CallsT]):
         call.task = asyncio.get_running_loop().create_task(self._run(calls, call, body, optional))
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
+        # One that is cancelled before its first step never comes to say so itself.
+        call.task.add_done_callback(lambda _: call.answer.finish(RolloutClosedError()))
         return call
 
     async def _run(self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> None:

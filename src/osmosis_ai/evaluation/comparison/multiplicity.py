@@ -1,0 +1,60 @@
+"""p-values of several questions asked at once.
+
+Candidates against one baseline take Holm: the chance of any false "better" stays below the level.
+Slices and rows take Benjamini and Hochberg: of what is called different, that share is false at most.
+
+Sources:
+    Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
+    Benjamini and Hochberg 1995, "Controlling the False Discovery Rate".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that any false discovery is rarer than the level; None stays None.
+
+    The i-th smallest of m is multiplied by m - i + 1, and none lies below a smaller one's. A question
+    without a p-value is none of the m.
+    """
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        return np.maximum.accumulate(ordered * np.arange(ordered.size, 0, -1))
+
+    return _adjust(ps, adjusted)
+
+
+def benjamini_hochberg(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that the share of false discoveries is below the level; None stays None.
+
+    The i-th smallest of m is multiplied by m / i, and none lies above a larger one's.
+    """
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        raised = ordered * ordered.size / np.arange(1, ordered.size + 1)
+        return np.minimum.accumulate(raised[::-1])[::-1]
+
+    return _adjust(ps, adjusted)
+
+
+def _adjust(ps: Sequence[float | None], by: Callable[[Floats], Floats]) -> list[float | None]:
+    import numpy as np
+
+    known = [place for place, p in enumerate(ps) if p is not None]
+    found = np.array([p for p in ps if p is not None], dtype=np.float64)
+    order = np.argsort(found, kind="stable")
+    adjusted: list[float | None] = [None] * len(ps)
+    for place, p in zip(order, np.minimum(by(found[order]), 1.0), strict=True):
+        adjusted[known[place]] = float(p)
+    return adjusted

@@ -1,0 +1,101 @@
+"""A difference between two runs with its interval: what every command that compares prints and emits.
+
+The interval and the p-value come from one method, so that they never contradict each other: p is below
+0.05 just where the 95 % interval leaves out "no difference". A number without an interval says why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from osmosis_ai.evaluation.statistics import Estimate
+
+Kind: TypeAlias = Literal["difference", "ratio"]
+NumberData: TypeAlias = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """By how much B lies above A, or how many times A it is, and how far that can be trusted.
+
+    Attributes:
+        value: B - A; B / A for a ratio.
+        low, high: the two-sided interval; None where the data say nothing, and ``reason`` says why.
+        at_least, at_most: the one-sided bounds at the same confidence, which gates decide by.
+        rows: rows behind it: the common ones, or those of both runs where they are not paired.
+        samples: scored attempts on those rows, of both runs.
+        method: how the interval was made, e.g. "paired-t".
+        p: two-sided, of no difference.
+        p_adjusted: p after others were tried beside it.
+        reason: why there is no interval.
+        warning: what should stand beside the number.
+        kind: what the value is.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    at_least: float | None
+    at_most: float | None
+    rows: int
+    samples: int
+    method: str | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    reason: str | None = None
+    warning: str | None = None
+    kind: Kind = "difference"
+
+    @property
+    def none(self) -> float:
+        """The value of no difference: 0, or 1 for a ratio."""
+        return 0.0 if self.kind == "difference" else 1.0
+
+    @property
+    def excludes_none(self) -> bool:
+        """Whether there is an interval and it leaves out no difference."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > self.none or self.high < self.none
+
+    def reversed(self) -> Difference:
+        """Return A against B."""
+
+        def turned(number: float | None) -> float | None:
+            if number is None:
+                return None
+            if self.kind == "difference":
+                return 0.0 - number  # 0.0 - 0.0 is 0.0, where -0.0 would print a sign
+            return 1 / number if number else math.inf
+
+        return replace(
+            self,
+            value=turned(self.value) or 0.0,
+            low=turned(self.high),
+            high=turned(self.low),
+            at_least=turned(self.at_most),
+            at_most=turned(self.at_least),
+        )
+
+
+def number_data(found: Estimate | Difference | None) -> NumberData:
+    """Return a number as documents show it: the same nine keys for every one."""
+    if isinstance(found, Difference):
+        rows, samples, p, p_adjusted = found.rows, found.samples, found.p, found.p_adjusted
+    elif found is not None:
+        rows, samples, p, p_adjusted = found.clusters, found.n, None, None
+    else:
+        rows, samples, p, p_adjusted = 0, 0, None, None
+    return {
+        "value": found.value if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "rows": rows,
+        "samples": samples,
+        "method": found.method if found else None,
+        "p": p,
+        "p_adjusted": p_adjusted,
+        "reason": found.reason if found else "nothing to compare",
+    }

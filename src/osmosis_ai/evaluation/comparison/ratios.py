@@ -1,0 +1,71 @@
+"""How many times as much B costs, writes or takes as A: quantities that are positive and multiply.
+
+Sources:
+    Bland and Altman 1996, "Transformations, Means, and Confidence Intervals" (t on logs, turned back).
+"""
+
+from __future__ import annotations
+
+import math
+
+from osmosis_ai.evaluation.comparison.differences import Pairs
+from osmosis_ai.evaluation.comparison.numbers import Difference
+from osmosis_ai.evaluation.intervals import ONE_CLUSTER
+from osmosis_ai.evaluation.statistics import CONFIDENCE
+
+NOTHING_POSITIVE = "no row has more than nothing of it in both runs"
+SAME_RATIO = "every row has the same ratio: there is no spread to learn from"
+
+
+def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Difference | None:
+    """Return the ratio of the geometric means of B and A over rows where both are above 0.
+
+    The mean of ``log(b_i / a_i)`` with Student's interval of R-1 degrees of freedom, turned back.
+
+    Returns:
+        None when no row has more than nothing of it in both runs.
+    """
+    import numpy as np
+
+    positive = (pairs.a > 0) & (pairs.b > 0)
+    logs = np.sort(np.log(pairs.b[positive]) - np.log(pairs.a[positive]))
+    rows = int(logs.size)
+    samples = int(pairs.a_counts[positive].sum() + pairs.b_counts[positive].sum())
+    if not rows:
+        return None
+    warning = None
+    if rows < pairs.rows:
+        warning = f"{pairs.rows - rows} of {pairs.rows} rows have nothing of it in a run, and are left out"
+    value = float(logs.mean())
+    stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
+    if not stderr:
+        reason = ONE_CLUSTER if stderr is None else SAME_RATIO
+        return Difference(
+            math.exp(value),
+            None,
+            None,
+            None,
+            None,
+            rows,
+            samples,
+            reason=reason,
+            warning=warning,
+            kind="ratio",
+        )
+    from scipy.special import stdtr, stdtrit
+
+    half = float(stdtrit(rows - 1, (1 + confidence) / 2)) * stderr
+    one_sided = float(stdtrit(rows - 1, confidence)) * stderr
+    return Difference(
+        math.exp(value),
+        math.exp(value - half),
+        math.exp(value + half),
+        math.exp(value - one_sided),
+        math.exp(value + one_sided),
+        rows,
+        samples,
+        method="log-t",
+        p=2 * float(stdtr(rows - 1, -abs(value) / stderr)),
+        warning=warning,
+        kind="ratio",
+    )

@@ -1,0 +1,94 @@
+"""Which rows one run passes and the other does not, beyond what chance does.
+
+A row tried four times that passed three times and now twice tells nothing. Rows whose change an exact
+test finds, all rows being tried at once, are broken or fixed; the others that changed are unstable.
+
+Sources:
+    Fisher 1935, "The Design of Experiments", chapter II (the exact test of a two by two table).
+    Benjamini and Hochberg 1995, "Controlling the False Discovery Rate".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
+from osmosis_ai.evaluation.statistics import Labels
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+    Integers: TypeAlias = NDArray[np.int64]
+
+FALSE_DISCOVERIES = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChanges:
+    """Rows by what became of them: positions in the arrays they were found from.
+
+    Attributes:
+        fixed: B passes them more often, beyond chance; the surest first.
+        broken: B passes them less often, beyond chance; the surest first.
+        unstable: they changed, and chance may have done it; the largest change first.
+        p, p_adjusted: of every row: Fisher's, and after Benjamini and Hochberg.
+    """
+
+    fixed: Integers
+    broken: Integers
+    unstable: Integers
+    p: Floats
+    p_adjusted: Floats
+
+
+def row_changes(
+    a_passes: Labels, a_counts: Labels, b_passes: Labels, b_counts: Labels, *, rate: float = FALSE_DISCOVERIES
+) -> RowChanges:
+    """Sort rows into fixed, broken and unstable by the exact test of ``c_a`` of ``n_a`` and ``c_b`` of ``n_b``.
+
+    Args:
+        a_passes, b_passes: how often each run passed each row.
+        a_counts, b_counts: how often it tried.
+        rate: the share of rows called fixed or broken that may be neither.
+
+    Raises:
+        ValueError: when a row has more passes than attempts.
+    """
+    import numpy as np
+
+    table = np.column_stack(
+        [np.asarray(part, dtype=np.int64) for part in (a_passes, a_counts, b_passes, b_counts)]
+    )
+    if np.any(table[:, 0] > table[:, 1]) or np.any(table[:, 2] > table[:, 3]) or np.any(table < 0):
+        raise ValueError("a row cannot have more passes than attempts")
+    p = _fisher_by_row(table)
+    adjusted = np.array(benjamini_hochberg(p.tolist()), dtype=np.float64)
+    change = table[:, 2] / np.maximum(table[:, 3], 1) - table[:, 0] / np.maximum(table[:, 1], 1)
+    sure = adjusted <= rate
+    order = np.lexsort((np.arange(p.size), -np.abs(change), adjusted))
+    return RowChanges(
+        fixed=order[(sure & (change > 0))[order]],
+        broken=order[(sure & (change < 0))[order]],
+        unstable=order[(~sure & (change != 0))[order]],
+        p=p,
+        p_adjusted=adjusted,
+    )
+
+
+def _fisher_by_row(table: Integers) -> Floats:
+    """Return the two-sided p-value of each row's table; rows share few tables, and each is worked out once."""
+    import numpy as np
+    from scipy.stats import fisher_exact
+
+    if not table.size:
+        return np.zeros(0)
+    distinct, which = np.unique(table, axis=0, return_inverse=True)
+    known = [
+        float(fisher_exact([[passed_a, tried_a - passed_a], [passed_b, tried_b - passed_b]]).pvalue)
+        for passed_a, tried_a, passed_b, tried_b in distinct
+    ]
+    by_row: Floats = np.array(known, dtype=np.float64)[which.reshape(-1)]
+    return by_row

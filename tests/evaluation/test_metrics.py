@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
-from osmosis_ai.evaluation.statistics import pass_at_k
+from osmosis_ai.evaluation.pass_at_k import pass_at_k
 
 Outcome = tuple[int, int, str, "float | None"]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 import subprocess
 import sys
@@ -15,45 +14,13 @@ from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
     estimate_mean,
-    estimate_pass_at_k,
     estimate_rate,
     estimate_reward,
     paired_difference,
-    pass_at_k,
-    pass_at_k_by_row,
     percentiles,
 )
 
 finite = st.floats(-1e6, 1e6)
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_pass(n: int, data: st.DataObject) -> None:
-    c = data.draw(st.integers(0, n))
-    k = data.draw(st.integers(1, n))
-    draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
-    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_pass_at_k_of_thousands_of_attempts_is_exact() -> None:
-    assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
-    assert pass_at_k(5000, 0, 5000) == 0.0
-    assert pass_at_k(5000, 5000, 1) == 1.0
-
-
-@pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
-def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k}"):
-        pass_at_k(n, c, k)
-
-
-def test_pass_at_k_takes_the_rows_with_enough_attempts() -> None:
-    assert pass_at_k_by_row([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2).tolist() == [0.5, 1.0, 0.0, 0.5]
-    assert pass_at_k_by_row([1, 1], [0, 1], 2).size == 0
-    estimate = estimate_pass_at_k([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2)
-    assert estimate is not None
-    assert (estimate.value, estimate.n, estimate.clusters) == (0.5, 14, 4)
-    assert estimate_pass_at_k([1, 1], [0, 1], 2) is None
 
 
 @given(st.lists(finite, min_size=2, max_size=40).filter(lambda values: np.std(values) > 1e-3))

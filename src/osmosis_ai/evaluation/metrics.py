@@ -39,14 +39,13 @@ from osmosis_ai.evaluation.metrics_models import (
     TokenTotals,
     WireSummary,
 )
+from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, pass_at_k_by_row
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
-    estimate_pass_at_k,
     estimate_rate,
     estimate_reward,
-    pass_at_k_by_row,
     percentiles,
 )
 

@@ -8,7 +8,6 @@ nothing about the spread (one row, no variation at all), a mean has no interval 
 width zero, and says why. A rate always has one (:mod:`~osmosis_ai.evaluation.intervals`).
 
 Sources:
-    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1 (pass@k).
     Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 3.1 (the mean over
         questions of the mean over attempts), 4.1 and 4.2 (differences, unpaired and paired).
     Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", sections II.B
@@ -191,71 +190,27 @@ def estimate_reward(
     return (estimate_rate if pass_or_fail else estimate_mean)(data, rows, clusters, confidence=confidence)
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of ``k`` attempts passes.
-
-    Of ``n`` attempts ``c`` passed: ``1 - C(n-c, k) / C(n, k)``, the chance that ``k`` of them, drawn
-    without replacement, are not all failures.
-
-    Raises:
-        ValueError: unless ``0 <= c <= n`` and ``1 <= k <= n``.
-    """
-    if not 0 <= c <= n or not 1 <= k <= n:
-        raise ValueError(f"pass@{k} is not defined for {c} passes in {n} attempts")
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def pass_at_k_by_row(attempts: Labels, passes: Labels, k: int) -> Floats:
-    """Return pass@k of every row that has at least ``k`` attempts.
-
-    Args:
-        attempts: attempts on each row.
-        passes: how many of them passed.
-        k: attempts allowed.
-
-    Raises:
-        ValueError: when ``k`` is below 1, or a row has more passes than attempts.
-    """
-    import numpy as np
-
-    pairs = np.column_stack((np.asarray(attempts, dtype=np.int64), np.asarray(passes, dtype=np.int64)))
-    # Rows share few combinations of attempts and passes: each is worked out once.
-    distinct, which = np.unique(pairs[pairs[:, 0] >= k], axis=0, return_inverse=True)
-    known = np.array([pass_at_k(int(n), int(c), k) for n, c in distinct], dtype=np.float64)
-    by_row: Floats = known[which.reshape(-1)] if known.size else known
-    return by_row
-
-
-def estimate_pass_at_k(
-    attempts: Labels,
-    passes: Labels,
-    k: int,
-    clusters: Labels | None = None,
+def estimate_rate_of_rows(
+    by_row: Floats,
+    clusters: Labels,
     *,
+    samples: int,
+    independent: float,
     confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate pass@k over rows, with the interval of a rate; None when no row has ``k`` attempts.
-
-    ``n`` of the result counts the attempts of the rows that took part. Of independent trials of ``k``
-    attempts they make at most ``n / k``.
+    """Estimate a rate from one number in [0, 1] for each row; None for no row.
 
     Args:
-        attempts, passes: of each row.
-        k: attempts allowed.
-        clusters: of each row, where some are copies of each other.
+        by_row: of each row.
+        clusters: of each row; copies share one.
+        samples: attempts behind them all.
+        independent: how many independent trials those make at most.
         confidence: of the interval, and of each one-sided bound.
     """
     import numpy as np
 
-    tries = np.asarray(attempts, dtype=np.int64)
-    enough = tries >= k
-    by_row = pass_at_k_by_row(attempts, passes, k)
-    labels = np.flatnonzero(enough) if clusters is None else np.asarray(clusters, dtype=np.int64)[enough]
-    means = _RowMeans.of(by_row, np.arange(by_row.size), labels)
-    if means is None:
-        return None
-    samples = int(tries[enough].sum())
-    return replace(_rate(means, samples / k, confidence), n=samples)
+    means = _RowMeans.of(by_row, np.arange(by_row.size), clusters)
+    return None if means is None else replace(_rate(means, independent, confidence), n=samples)
 
 
 def paired_difference(a: Values, rows_a: Labels, b: Values, rows_b: Labels) -> Estimate | None:

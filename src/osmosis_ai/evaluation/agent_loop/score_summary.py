@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_ai.evaluation import pass_at_k as attempts_together
 from osmosis_ai.evaluation import statistics
 from osmosis_ai.evaluation.statistics import Estimate
 
@@ -97,14 +98,14 @@ def summarize_scores(
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the chance that one of ``k`` of ``n`` attempts passes, of which ``c`` did.
 
-    Unlike :func:`osmosis_ai.evaluation.statistics.pass_at_k`, it has an answer for fewer attempts than ``k``: 1.0
+    Unlike :func:`osmosis_ai.evaluation.pass_at_k.pass_at_k`, it has an answer for fewer attempts than ``k``: 1.0
     when any passed.
     """
     if c <= 0:
         return 0.0
     if n <= k or c >= n:
         return 1.0
-    return statistics.pass_at_k(n, c, k)
+    return attempts_together.pass_at_k(n, c, k)
 
 
 def ks_for(n_runs: int, further: Iterable[int] = ()) -> list[int]:
@@ -142,5 +143,5 @@ def _documented_pass_at_k(
 def _pass_at_k_estimates(
     attempts: Sequence[int], passes: Sequence[int], ks: Iterable[int], clusters: Sequence[int] | None
 ) -> dict[int, Estimate]:
-    found = {k: statistics.estimate_pass_at_k(attempts, passes, k, clusters) for k in ks}
+    found = {k: attempts_together.estimate_pass_at_k(attempts, passes, k, clusters) for k in ks}
     return {k: estimate for k, estimate in found.items() if estimate is not None}

@@ -1,0 +1,136 @@
+"""pass@k and pass^k: does one of k attempts pass, do all of them?
+
+The first says what an agent can do when somebody picks the good attempt, the second how far it can be relied
+on. Both are unbiased for a row with n >= k attempts, and both are means over rows: a row whose attempts
+are too few takes no part, and the rows are the units of independence.
+
+Sources:
+    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1 (pass@k).
+    Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains",
+        section 2 (pass^k).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from osmosis_ai.evaluation.statistics import CONFIDENCE, Estimate, estimate_rate_of_rows
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Floats, Labels
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of the chance that one of ``k`` attempts passes.
+
+    Of ``n`` attempts ``c`` passed: ``1 - C(n-c, k) / C(n, k)``, the chance that ``k`` of them, drawn
+    without replacement, are not all failures.
+
+    Raises:
+        ValueError: unless ``0 <= c <= n`` and ``1 <= k <= n``.
+    """
+    _require_defined("pass@", n, c, k)
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of the chance that all of ``k`` attempts pass, pass^k.
+
+    Of ``n`` attempts ``c`` passed: ``C(c, k) / C(n, k)``, the chance that ``k`` of them, drawn without
+    replacement, are all passes.
+
+    Raises:
+        ValueError: unless ``0 <= c <= n`` and ``1 <= k <= n``.
+    """
+    _require_defined("pass^", n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def pass_at_k_by_row(attempts: Labels, passes: Labels, k: int) -> Floats:
+    """Return pass@k of every row that has at least ``k`` attempts.
+
+    Args:
+        attempts: attempts on each row.
+        passes: how many of them passed.
+        k: attempts allowed.
+
+    Raises:
+        ValueError: when ``k`` is below 1, or a row has more passes than attempts.
+    """
+    return _by_row(pass_at_k, attempts, passes, k)
+
+
+def pass_hat_k_by_row(attempts: Labels, passes: Labels, k: int) -> Floats:
+    """Return pass^k of every row that has at least ``k`` attempts; arguments and errors as :func:`pass_at_k_by_row`."""
+    return _by_row(pass_hat_k, attempts, passes, k)
+
+
+def estimate_pass_at_k(
+    attempts: Labels,
+    passes: Labels,
+    k: int,
+    clusters: Labels | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+) -> Estimate | None:
+    """Estimate pass@k over rows, with the interval of a rate; None when no row has ``k`` attempts.
+
+    ``n`` of the result counts the attempts of the rows that took part. Of independent trials of ``k``
+    attempts they make at most ``n / k``.
+
+    Args:
+        attempts, passes: of each row.
+        k: attempts that are looked at together.
+        clusters: of each row, where some are copies of each other.
+        confidence: of the interval, and of each one-sided bound.
+    """
+    return _estimate(pass_at_k_by_row, attempts, passes, k, clusters, confidence)
+
+
+def estimate_pass_hat_k(
+    attempts: Labels,
+    passes: Labels,
+    k: int,
+    clusters: Labels | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+) -> Estimate | None:
+    """Estimate pass^k over rows, in everything else as :func:`estimate_pass_at_k`."""
+    return _estimate(pass_hat_k_by_row, attempts, passes, k, clusters, confidence)
+
+
+def _require_defined(name: str, n: int, c: int, k: int) -> None:
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"{name}{k} is not defined for {c} passes in {n} attempts")
+
+
+def _by_row(chance: Callable[[int, int, int], float], attempts: Labels, passes: Labels, k: int) -> Floats:
+    import numpy as np
+
+    pairs = np.column_stack((np.asarray(attempts, dtype=np.int64), np.asarray(passes, dtype=np.int64)))
+    # Rows share few combinations of attempts and passes: each is worked out once.
+    distinct, which = np.unique(pairs[pairs[:, 0] >= k], axis=0, return_inverse=True)
+    known = np.array([chance(int(n), int(c), k) for n, c in distinct], dtype=np.float64)
+    by_row: Floats = known[which.reshape(-1)] if known.size else known
+    return by_row
+
+
+def _estimate(
+    chances: Callable[[Labels, Labels, int], Floats],
+    attempts: Labels,
+    passes: Labels,
+    k: int,
+    clusters: Labels | None,
+    confidence: float,
+) -> Estimate | None:
+    import numpy as np
+
+    tries = np.asarray(attempts, dtype=np.int64)
+    enough = tries >= k
+    labels = np.flatnonzero(enough) if clusters is None else np.asarray(clusters, dtype=np.int64)[enough]
+    samples = int(tries[enough].sum())
+    return estimate_rate_of_rows(
+        chances(attempts, passes, k), labels, samples=samples, independent=samples / k, confidence=confidence
+    )

@@ -28,6 +28,21 @@ TrainingConfigArgument = Annotated[
 DataFileArgument = Annotated[
     Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)
 ]
+MarkdownOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE",
+        help="Write a comment for a pull request; also into $GITHUB_STEP_SUMMARY where that is set.",
+        show_default=False,
+    ),
+]
+JunitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit", metavar="FILE", help="Write a test report, a case for each rule.", show_default=False
+    ),
+]
 
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 

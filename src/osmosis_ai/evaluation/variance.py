@@ -1,0 +1,145 @@
+"""Where the spread of a number comes from: rows differ from each other, and attempts on one row do.
+
+Only the second part shrinks with more attempts. Both are estimated by the one-way analysis of variance; of two
+runs on the same rows, it is the difference of each row that varies between rows, and the attempts of both
+runs that vary within it. With one attempt on every row the two parts cannot be told apart.
+
+Sources:
+    Donner 1986, "A Review of Inference Procedures for the Intraclass Correlation Coefficient in the One-Way
+        Random Effects Model", International Statistical Review 54(1), section 2 (unequal attempts).
+    Searle, Casella and McCulloch 1992, "Variance Components", section 3.6 (equating mean squares with what
+        they are expected to be; estimates below 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceComponents:
+    """The variance of one attempt, in two parts.
+
+    Attributes:
+        between: of the rows' true means; where ``within`` is not known, of the means as they were measured.
+        within: of attempts on one row; of two runs, of an attempt of either, added. None where no row has two.
+        rows: how many rows tell.
+        attempts: on each row, averaged.
+        negative: the estimate of ``between`` came out below 0, which stands for 0.
+    """
+
+    between: float
+    within: float | None
+    rows: int
+    attempts: float
+    negative: bool = False
+
+    @classmethod
+    def of(cls, values: Values, rows: Labels) -> VarianceComponents | None:
+        """Return the components of scored attempts; None below two rows.
+
+        With R rows of n_i attempts, N in all: ``s2_w = MSW`` and ``s2_b = (MSB - MSW) / n_0``, where
+        ``n_0 = (N - sum n_i^2 / N) / (R - 1)`` (Donner 1986).
+
+        Args:
+            values: one finite number for each attempt.
+            rows: the row of each; copies of a row share a label.
+        """
+        import numpy as np
+
+        found = _Rows.of(values, rows)
+        count, total = found.means.size, int(found.counts.sum())
+        if count < 2:
+            return None
+        grand = float(found.counts @ found.means) / total
+        among = float(found.counts @ np.square(found.means - grand)) / (count - 1)
+        if found.within is None:
+            return cls(among, None, count, 1.0)
+        attempts = (total - float(np.square(found.counts).sum()) / total) / (count - 1)
+        return cls._not_negative((among - found.within) / attempts, found.within, count, total / count)
+
+    @classmethod
+    def of_pairs(
+        cls, values_a: Values, rows_a: Labels, values_b: Values, rows_b: Labels
+    ) -> VarianceComponents | None:
+        """Return the components of the difference of two runs on the rows that both have; None below two.
+
+        The variance of the rows' differences is expected to be ``s2_b + s2_wA mean(1/n_A) + s2_wB mean(1/n_B)``,
+        and ``s2_w`` of each run is its own mean square.
+        """
+        import numpy as np
+
+        a, b = _Rows.of(values_a, rows_a), _Rows.of(values_b, rows_b)
+        common, at_a, at_b = np.intersect1d(a.labels, b.labels, assume_unique=True, return_indices=True)
+        if common.size < 2:
+            return None
+        measured = float(np.var(b.means[at_b] - a.means[at_a], ddof=1))
+        attempts = float(a.counts[at_a].mean() + b.counts[at_b].mean()) / 2
+        if a.within is None or b.within is None:
+            return cls(measured, None, common.size, attempts)
+        noise = a.within * float((1 / a.counts[at_a]).mean()) + b.within * float((1 / b.counts[at_b]).mean())
+        return cls._not_negative(measured - noise, a.within + b.within, common.size, attempts)
+
+    @classmethod
+    def _not_negative(cls, between: float, within: float, rows: int, attempts: float) -> VarianceComponents:
+        return cls(max(between, 0.0), within, rows, attempts, negative=between < 0)
+
+    @property
+    def icc(self) -> float | None:
+        """The share of the variance between rows (intraclass correlation); None where it is not known."""
+        if self.within is None or self.between + self.within == 0:
+            return None
+        return self.between / (self.between + self.within)
+
+    def of_a_row(self, n: float) -> float:
+        """Return the variance of a row's mean of ``n`` attempts; as measured where ``within`` is not known."""
+        return self.between if self.within is None else self.between + self.within / n
+
+    def scaled(self, factor: float) -> VarianceComponents:
+        """Return both parts times ``factor``."""
+        within = None if self.within is None else self.within * factor
+        return replace(self, between=self.between * factor, within=within)
+
+    def interval(self, confidence: float = 0.95) -> tuple[VarianceComponents, VarianceComponents]:
+        """Return the least and the greatest components that go with the data: few rows tell a variance badly.
+
+        The variance of row means times ``(R - 1) / chi2`` of R - 1 degrees of freedom; both parts alike.
+        """
+        from scipy.special import chdtri
+
+        degrees, tail = self.rows - 1, (1 - confidence) / 2
+        return self.scaled(degrees / float(chdtri(degrees, tail))), self.scaled(
+            degrees / float(chdtri(degrees, 1 - tail))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Each row's mean, its attempts, and the mean square within rows; None where no row has two."""
+
+    labels: Integers
+    means: Floats
+    counts: Integers
+    within: float | None
+
+    @classmethod
+    def of(cls, values: Values, rows: Labels) -> _Rows:
+        import numpy as np
+
+        data = np.asarray(values, dtype=np.float64)
+        labels, which, counts = np.unique(
+            np.asarray(rows, dtype=np.int64), return_inverse=True, return_counts=True
+        )
+        which = which.reshape(-1)
+        sums = np.bincount(which, weights=data, minlength=labels.size)
+        means = sums / np.maximum(counts, 1)
+        spare = data.size - labels.size
+        residuals: NDArray[np.float64] = data - means[which]
+        return cls(labels, means, counts, float(residuals @ residuals) / spare if spare else None)

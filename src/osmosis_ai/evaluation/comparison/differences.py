@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.intervals import NO_SPREAD, ONE_CLUSTER, student_interval
-from osmosis_ai.evaluation.statistics import CONFIDENCE, Labels, Values
+from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from osmosis_ai.evaluation.statistics import Labels, Values
 
     Floats: TypeAlias = NDArray[np.float64]
     Integers: TypeAlias = NDArray[np.int64]

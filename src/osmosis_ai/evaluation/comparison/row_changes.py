@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
-from osmosis_ai.evaluation.statistics import Labels
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from osmosis_ai.evaluation.statistics import Labels
 
     Floats: TypeAlias = NDArray[np.float64]
     Integers: TypeAlias = NDArray[np.int64]

@@ -12,11 +12,15 @@ Sources:
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.differences import mean_by_row
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.intervals import NO_SPREAD, ONE_CLUSTER
-from osmosis_ai.evaluation.statistics import CONFIDENCE, Labels, Values
+from osmosis_ai.evaluation.statistics import CONFIDENCE
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Labels, Values
 
 
 def unpaired_difference(

@@ -11,10 +11,14 @@ Source:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.statistics import CONFIDENCE, Labels, Values
+from osmosis_ai.evaluation.statistics import CONFIDENCE
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Labels, Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal_chain import Chain, opened, sealed
@@ -34,6 +34,9 @@ _flush_to_disk = getattr(os, "fdatasync", os.fsync)
 _BLOCK_BYTES = 1 << 16
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _RUN_AGAIN = "free some space, then start the run again: what is finished is kept"
+
+
+Parsed = TypeVar("Parsed")
 
 
 class JournalCorruptionError(OsmosisError):
@@ -202,10 +205,21 @@ def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterato
     Raises:
         JournalCorruptionError: at the first line that is not a record.
     """
+    for offset, line, record in parsed_lines(path, TerminalRecord.from_line, start, chain=chain):
+        yield Entry(offset, offset + len(line), record)
+
+
+def parsed_lines(
+    path: Path, parse: Callable[[bytes], Parsed], start: int = 0, *, chain: Chain | None = None
+) -> Iterator[tuple[int, bytes, Parsed]]:
+    """Yield (offset, line, what ``parse`` makes of it); what it refuses with a ValueError is damage.
+
+    Otherwise as :func:`replay`, which this is for whoever needs less of a line, and faster.
+    """
     followed = chain or (Chain() if start == 0 else None)
     for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
         try:
-            record = TerminalRecord.from_line(line)
+            parsed = parse(line)
             if followed is not None:
                 followed.follow(line)
         except ValueError as error:
@@ -216,7 +230,7 @@ def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterato
                 details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
                 hint=salvage_hint(path),
             ) from None
-        yield Entry(offset, offset + len(line), record)
+        yield offset, line, parsed
 
 
 def salvage_hint(path: Path) -> str:

@@ -45,6 +45,11 @@ class LocalResults:
     metrics: RunMetrics
     ledger: Ledger
 
+    @property
+    def unfinished(self) -> str | None:
+        """Why it is not all there, in a sentence; None for a run that is."""
+        return unfinished_words(self.pending, self.metrics.estimates.counts.planned, running=self.running)
+
 
 def read_local_results(directory: Path) -> LocalResults:
     """Read a run and work out its numbers; a run that is under way is read as far as it is.
@@ -58,7 +63,7 @@ def read_local_results(directory: Path) -> LocalResults:
     manifest = Manifest.load(found.manifest)
     rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
     ledger = Ledger(rows, n)
-    threshold = _pass_threshold(found)
+    threshold = pass_threshold_of(found)
     metrics = MetricsAccumulator(rows=rows, n=n, pass_threshold=threshold)
     copies, chain = RowCopies(rows), Chain()
     if found.events.exists():
@@ -82,7 +87,16 @@ def read_local_results(directory: Path) -> LocalResults:
     )
 
 
-def _pass_threshold(directory: RunDirectory) -> float:
+def unfinished_words(pending: int, planned: int, *, running: bool) -> str | None:
+    """Return why a run is not all there, in a sentence; None for one that is."""
+    if running:
+        return f"the run is still going on: {pending} of {planned} attempts are pending."
+    if pending:
+        return f"the run is not finished: {pending} of {planned} attempts are pending; run it again to go on."
+    return None
+
+
+def pass_threshold_of(directory: RunDirectory) -> float:
     """Return what passed when the run was last looked at; it is no input of the results, so only its metrics say."""
     written: Any = (directory.read_metrics() or {}).get("summary", {}).get("pass_threshold")
     known = isinstance(written, (int, float)) and math.isfinite(written)

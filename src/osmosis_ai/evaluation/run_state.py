@@ -188,8 +188,13 @@ def require_part_of_run(ledger: Ledger, record: TerminalRecord, journal: Path) -
         JournalCorruptionError: it is not.
     """
     if not ledger.holds(record.row_index, record.run_index):
-        raise JournalCorruptionError(
-            f"the journal `{journal}` is damaged: it has a result of row {record.row_index}, "
-            f"attempt {record.run_index + 1}, which is not part of the run.",
-            hint=salvage_hint(journal),
-        )
+        raise not_part_of_run(record.row_index, record.run_index, journal)
+
+
+def not_part_of_run(row_index: int, run_index: int, journal: Path) -> JournalCorruptionError:
+    """Return what to say of a result of an item that a run does not have."""
+    return JournalCorruptionError(
+        f"the journal `{journal}` is damaged: it has a result of row {row_index}, "
+        f"attempt {run_index + 1}, which is not part of the run.",
+        hint=salvage_hint(journal),
+    )

@@ -131,11 +131,7 @@ def local_run(directory: Path) -> GatedRun:
     estimates["pass_at_k"] = {str(k): value for k, value in estimates["pass_at_k"].items()}
     counts = found.metrics.estimates.counts
     planned = counts.planned
-    unfinished = None
-    if found.running:
-        unfinished = f"the run is still going on: {found.pending} of {planned} attempts are pending."
-    elif found.pending:
-        unfinished = f"the run is not finished: {found.pending} of {planned} attempts are pending; run it again to go on."
+    unfinished = found.unfinished
     return GatedRun(
         name=found.name,
         source="local",

@@ -1,0 +1,214 @@
+"""The samples of a run directory, read from its journal: no more of each line than a comparison needs.
+
+What the journal says is checked as for every other reader: the chain of digests, the last line if it is torn, results
+of attempts that the run does not have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.run_samples import (
+    PENDING,
+    ComparedInputs,
+    RowTable,
+    RunSamples,
+    SampleTable,
+)
+from osmosis_ai.evaluation.journal import parsed_lines
+from osmosis_ai.evaluation.journal_chain import Chain
+from osmosis_ai.evaluation.local_results import pass_threshold_of, unfinished_words
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import check_field
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.evaluation.run_state import not_part_of_run
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Integers
+
+_MOST_ATTEMPTS = 10**8
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
+_COUNTS = ("tokens", "duration_ms")
+_NAN = math.nan
+
+
+def read_local_samples(directory: Path) -> RunSamples:
+    """Read a run of this machine; one that is under way is read as far as it is.
+
+    Raises:
+        OsmosisError: there is no run in ``directory``, it is of a newer release, or its journal is damaged.
+    """
+    found = RunDirectory(directory)
+    # The lock first: whoever releases it has written everything before.
+    running = is_running(directory.parent, directory.name)
+    manifest = Manifest.load(found.manifest)
+    places, n = _planned(manifest, found.manifest)
+    reader, chain = _Reader(places.size, n, found.events), Chain()
+    if found.events.exists():
+        for _ in parsed_lines(found.events, reader.take, chain=chain):
+            pass
+    inputs = _inputs(manifest, found, reader.judges)
+    rows, row_of, keyed = reader.rows(places, inputs.dataset_sha256 or manifest.local_run_id)
+    samples = reader.table.structured(row_of)
+    planned, pending = places.size * n, reader.table.pending
+    return RunSamples(
+        name=directory.name,
+        run_id=manifest.local_run_id,
+        place="local",
+        location=str(directory),
+        status="running" if running else "incomplete" if pending else "finished",
+        inputs=inputs,
+        row_keys=rows.keys,
+        keyed_by="row_digest" if keyed else "dataset-and-index",
+        source_rows=rows.source_rows(),
+        samples=samples,
+        planned=planned,
+        unfinished=unfinished_words(pending, planned, running=running),
+        notes=() if keyed else (_WITHOUT_DIGESTS.format(name=directory.name),),
+        unverified=chain.without_digest,
+    )
+
+
+_WITHOUT_DIGESTS = (
+    "the results of {name} do not say what the rows are (0.3.10 wrote no digests): its rows are known by the dataset's "
+    "digest and their place in it."
+)
+
+
+class _Reader:
+    """Takes the lines of a journal, and keeps numbers and one digest a row."""
+
+    def __init__(self, rows: int, n: int, journal: Path) -> None:
+        self.table = SampleTable(rows, n)
+        self.judges: set[str] = set()
+        self._rows, self._n, self._journal = rows, n, journal
+        self._digests: list[str | None] = [None] * rows
+        self._columns = list(self.table.floats.items())
+
+    def take(self, line: bytes) -> None:
+        """Take a line.
+
+        Raises:
+            ValueError: it is no record; the message says why.
+            JournalCorruptionError: it is of an attempt that the run does not have.
+        """
+        record = orjson.loads(line)  # its JSONDecodeError is a ValueError
+        if type(record) is not dict:
+            raise ValueError("not a JSON object")
+        row, item = self._item(record)
+        for name, column in self._columns:
+            value = record.get(name)
+            if value is None:
+                value = _NAN
+            elif type(value) is not float or name in _COUNTS:
+                check_field(name, value)
+            column[item] = value
+        read, written = record.get("prompt_tokens"), record.get("completion_tokens")
+        if "tokens" not in record and type(read) is int and type(written) is int:
+            self.table.floats["tokens"][item] = read + written
+        digest = record.get("row_digest")
+        if digest is not None and self._digests[row] is None:
+            check_field("row_digest", digest)
+            self._digests[row] = digest
+        if "judgements" in record:
+            self._note_judges(record["judgements"])
+
+    def _item(self, record: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (row, item) of a record, having noted how it ended."""
+        for name in ("row_index", "run_index", "status"):
+            if name not in record:
+                raise ValueError(f"no `{name}`")
+        row, run, status = record["row_index"], record["run_index"], record["status"]
+        if type(row) is not int or type(run) is not int or row < 0 or run < 0:
+            raise ValueError(f"`row_index` and `run_index` cannot be {row!r} and {run!r}")
+        code = _STATUS_CODES.get(status) if type(status) is str else None
+        if code is None:
+            raise ValueError(f"`status` cannot be {status!r}")
+        if row >= self._rows or run >= self._n:
+            raise not_part_of_run(row, run, self._journal)
+        item = row * self._n + run
+        self.table.statuses[item] = code
+        return row, item
+
+    def _note_judges(self, judgements: Any) -> None:
+        check_field("judgements", judgements)
+        models = (judgement.get("model") for judgement in judgements)
+        self.judges.update(model for model in models if isinstance(model, str))
+
+    def rows(self, places: Integers, dataset: str) -> tuple[RowTable, Integers, bool]:
+        """Return the distinct rows, which of them each selected row is, and whether their digests are known.
+
+        Args:
+            places: of each selected row, its place in the dataset.
+            dataset: stands for the dataset where rows have no digests.
+        """
+        import numpy as np
+
+        tried = np.frombuffer(self.table.statuses, dtype=np.uint8).reshape(places.size, self._n)
+        there = np.flatnonzero((tried != PENDING).any(axis=1)).tolist()
+        keyed = all(self._digests[row] is not None for row in there)
+        table, row_of = RowTable(), np.full(places.size, -1, dtype=np.int64)
+        for row in there:
+            place = int(places[row])
+            row_of[row] = table.position(self._digests[row] or "" if keyed else f"{dataset}:{place}", place)
+        return table, row_of, keyed
+
+
+def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:
+    """Return of each selected row its place in the dataset, and how many attempts each is to have.
+
+    Raises:
+        OsmosisError: the manifest does not tell.
+    """
+    import numpy as np
+
+    try:
+        n, rows = manifest.inputs["n"], manifest.sampled_rows
+        if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ATTEMPTS:
+            raise ValueError(f"{rows} rows with {n!r} attempts each")
+        described = manifest.inputs["dataset"]["selected_source_rows"]
+        parts = [part.partition("-") for part in described.split(",") if part]
+        ranges = [np.arange(int(first), int(last or first) + 1) for first, _, last in parts]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
+    return np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64), n
+
+
+def _inputs(manifest: Manifest, found: RunDirectory, judges: set[str]) -> ComparedInputs:
+    inputs, provenance = manifest.inputs, manifest.provenance
+    rollout, dataset = _table(inputs.get("rollout")), _table(inputs.get("dataset"))
+    facts = _table((found.read_metrics() or {}).get("eval_run"))
+    seed, dirty = inputs.get("seed"), provenance.get("git_dirty")
+    return ComparedInputs(
+        model=_text(inputs.get("model_path")),
+        dataset_name=_text(provenance.get("dataset_name")) or _text(facts.get("dataset_name")),
+        dataset_sha256=_text(dataset.get("sha256")),
+        rollout=_text(rollout.get("name")),
+        entrypoint=_text(rollout.get("entrypoint")),
+        source_digest=_text(rollout.get("source_digest")),
+        grader_digest=manifest.grader_digest,
+        judges=tuple(sorted(judges)),
+        commit=_text(provenance.get("git_head")),
+        dirty=dirty if isinstance(dirty, bool) else None,
+        config=_text(provenance.get("config")),
+        n=inputs["n"],
+        seed=seed if type(seed) is int else None,
+        pass_threshold=pass_threshold_of(found),
+        selected_rows=_text(dataset.get("selected_source_rows")),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -203,6 +203,7 @@ def _inputs(manifest: Manifest, found: RunDirectory, judges: set[str]) -> Compar
         seed=seed if type(seed) is int else None,
         pass_threshold=pass_threshold_of(found),
         selected_rows=_text(dataset.get("selected_source_rows")),
+        env={str(name): str(value) for name, value in _table(inputs.get("env")).items()},
     )
 
 

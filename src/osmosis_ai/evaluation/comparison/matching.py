@@ -1,36 +1,20 @@
-"""Which rows two runs share, and whether what they measured on them may be compared at all.
-
-Rows match by what they are, never by their place in a file. A comparison that would mislead is refused with what is
-wrong with it; what only weakens it is said.
-"""
+"""Which rows two runs share: rows match by what they are, never by their place in a file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osmosis_ai.errors import OsmosisError
+
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.evaluation.statistics import Integers
 
-LEAST_SHARED = 0.5
-"""Of the smaller run's rows: with fewer in common, a gate decides nothing."""
-
-
-@dataclass(frozen=True)
-class Allowances:
-    """What the user allows that is refused otherwise."""
-
-    unpaired: bool = False
-    partial: bool = False
-    different_grader: bool = False
-    same: bool = False
-    imported: bool = False
-
 
 @dataclass(frozen=True)
 class ChangedRow:
-    """A row that has the same prompt in both runs and another expected answer: positions in either."""
+    """A row that has the same prompt in both runs and is another one all the same: its positions in either."""
 
     a: int
     b: int
@@ -67,23 +51,6 @@ class MatchedRows:
         return f"{self.common:,} of {self.common + self.only_a.size:,} and {self.common + self.only_b.size:,} rows are common"
 
 
-@dataclass(frozen=True)
-class Comparability:
-    """What a comparison of two runs has to say beside its numbers.
-
-    Attributes:
-        matched: their rows; None where they are compared as runs on different rows.
-        notes: a sentence each.
-        label: stands at every number; None for runs that were graded alike.
-        undecided: why no gate may pass or fail on it, in a sentence; None when it may.
-    """
-
-    matched: MatchedRows | None
-    notes: tuple[str, ...] = ()
-    label: str | None = None
-    undecided: str | None = None
-
-
 def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
     """Match the rows of two runs by what they are; of runs without digests, by dataset and place in it."""
     import numpy as np
@@ -95,14 +62,63 @@ def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
     only_a = np.setdiff1d(np.arange(len(keys_a)), index[:, 0])
     only_b = np.setdiff1d(np.arange(len(keys_b)), index[:, 1])
     smaller = min(len(keys_a), len(keys_b))
+    changed, said = _changed_rows(a, b, only_a, only_b)
     return MatchedRows(
         index_a=index[:, 0],
         index_b=index[:, 1],
         only_a=only_a,
         only_b=only_b,
+        changed=changed,
         share=len(pairs) / smaller if smaller else 0.0,
-        notes=notes,
+        notes=(*notes, *said),
     )
+
+
+def _changed_rows(
+    a: RunSamples, b: RunSamples, only_a: Integers, only_b: Integers
+) -> tuple[tuple[ChangedRow, ...], tuple[str, ...]]:
+    """Return the rows that one run has with another answer than the other, and how that was found out.
+
+    Prompts are compared where both datasets can be read. Else a row at the same place of a dataset of the same name
+    may be the same one with another answer, or another one, and the note says so.
+    """
+    if not only_a.size or not only_b.size or a.inputs.dataset_sha256 == b.inputs.dataset_sha256:
+        return (), ()
+    places_a, places_b = a.source_rows[only_a], b.source_rows[only_b]
+    prompts = _prompts(a, places_a), _prompts(b, places_b)
+    if prompts[0] is not None and prompts[1] is not None:
+        found = {prompt: place for place, prompt in prompts[1].items()}
+        pairs = [(place, found[prompt]) for place, prompt in prompts[0].items() if prompt in found]
+        note = "with the same prompt and another answer, or other metadata: not the same row, but changed."
+    elif a.inputs.dataset_name is None or a.inputs.dataset_name != b.inputs.dataset_name:
+        return (), ()
+    else:
+        pairs = [(place, place) for place in sorted({*places_a.tolist()} & {*places_b.tolist()})]
+        note = (
+            f"at the same place of {a.inputs.dataset_name} and not the same: whether it has only changed cannot be "
+            "told without both files."
+        )
+    row_a = dict(zip(places_a.tolist(), only_a.tolist(), strict=True))
+    row_b = dict(zip(places_b.tolist(), only_b.tolist(), strict=True))
+    rows = tuple(ChangedRow(row_a[place], row_b[other]) for place, other in pairs)
+    return rows, ((f"{counted_rows(len(rows))} {note}",) if rows else ())
+
+
+def _prompts(run: RunSamples, places: Integers) -> dict[int, str] | None:
+    """Return by place the digest of each row's prompt; None where the dataset cannot be read."""
+    from osmosis_ai.evaluation.dataset_columns import read_prompts
+
+    if run.open_dataset is None:
+        return None
+    try:
+        return read_prompts(run.open_dataset(), places)
+    except (OsmosisError, OSError):
+        return None
+
+
+def counted_rows(count: int) -> str:
+    """Return ``1 row``, ``1,200 rows``."""
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _shared_keys(a: RunSamples, b: RunSamples) -> tuple[list[str], list[str], tuple[str, ...]]:

@@ -57,6 +57,7 @@ class ComparedInputs:
         n: attempts on each row.
         pass_threshold: a sample passes at this reward or above.
         selected_rows: positions in the file, as ``"0-9,12"``.
+        env: the config's variables; no secret is among them.
     """
 
     model: str | None = None
@@ -74,6 +75,7 @@ class ComparedInputs:
     seed: int | None = None
     pass_threshold: float = 1.0
     selected_rows: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
         """Return them as scripts see them."""

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.comparison.comparability import (
+    Allowances,
+    require_comparable,
+    require_vouched_for,
+)
+from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
+from tests.evaluation.comparison.builders import INPUTS, run_of
+
+
+def other_model(**fields: Any) -> Any:
+    return replace(INPUTS, **{"model": "another", **fields})
+
+
+def test_runs_that_were_graded_alike_on_the_same_rows_are_compared_without_a_word() -> None:
+    found = require_comparable(run_of([[1.0], [0.0]], name="a"), run_of([[1.0], [1.0]], name="b"))
+    assert found.matched is not None and found.matched.common == 2
+    assert (found.notes, found.label, found.undecided) == ((), None, None)
+
+
+def test_without_a_common_row_both_datasets_are_named_with_three_digests_each() -> None:
+    a = run_of([[1.0]] * 4, name="a", keys=[f"{row:032x}" for row in range(1, 5)])
+    b = run_of(
+        [[1.0]], name="b", keys=["f" * 32], inputs=other_model(dataset_name="divide", dataset_sha256="e" * 64)
+    )
+    with pytest.raises(ConflictError, match="no row of a is in b") as caught:
+        require_comparable(a, b)
+    assert "a has 4 rows of multiply (000000000000, 000000000000, 000000000000, …)" in caught.value.message
+    assert "b has 1 row of divide (ffffffffffff)" in caught.value.message
+    assert caught.value.hint is not None and "--unpaired" in caught.value.hint
+    found = require_comparable(a, b, Allowances(unpaired=True))
+    assert found.matched is None
+    assert "unpaired" in found.notes[0]
+
+
+def test_few_common_rows_are_counted_first_and_decide_no_gate() -> None:
+    a = run_of([[1.0]] * 10, name="a")
+    b = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(6, 18)])
+    found = require_comparable(a, b)
+    assert found.notes[0] == "4 of 10 and 12 rows are common."
+    assert found.undecided is not None and "40 % of the smaller run" in found.undecided
+    half = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(5, 17)])
+    assert require_comparable(a, half).undecided is None
+
+
+def test_a_row_with_another_answer_is_another_row_and_listed_as_changed(tmp_path: Path) -> None:
+    def run(name: str, answers: list[str]) -> Any:
+        file = tmp_path / f"{name}.jsonl"
+        lines = [
+            {"user_prompt": f"question {row}", "ground_truth": answer} for row, answer in enumerate(answers)
+        ]
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return run_of(
+            [[1.0]] * len(answers),
+            name=name,
+            keys=[f"{row}-{answer}" for row, answer in enumerate(answers)],
+            inputs=other_model(model=name, dataset_sha256=name * 64),
+            open_dataset=lambda: file,
+        )
+
+    found = require_comparable(run("a", ["1", "2", "3"]), run("b", ["1", "4", "3"]))
+    assert found.matched is not None
+    assert [(row.a, row.b) for row in found.matched.changed] == [(1, 1)]
+    assert "1 row with the same prompt" in " ".join(found.notes)
+
+
+def test_where_datasets_cannot_be_read_the_same_place_of_the_same_name_is_said_as_such() -> None:
+    a = run_of([[1.0]] * 2, name="a", keys=["x", "old"])
+    b = run_of([[1.0]] * 2, name="b", keys=["x", "new"], inputs=other_model(dataset_sha256="e" * 64))
+    found = require_comparable(a, b)
+    assert found.matched is not None and len(found.matched.changed) == 1
+    assert "same place of multiply" in " ".join(found.notes)
+    elsewhere = replace(b, inputs=replace(b.inputs, dataset_name="divide"))
+    unsaid = require_comparable(a, elsewhere)
+    assert unsaid.matched is not None and unsaid.matched.changed == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"grader_digest": "8" * 64},
+            "the variables or time limit of the grader (digests 999999999999 and 88",
+        ),
+        ({"grader_digest": "8" * 64, "source_digest": "6" * 64}, "the grader (digests 999999999999"),
+        ({"judges": ("gpt-y",)}, "the judge (gpt-x and gpt-y)"),
+        ({"pass_threshold": 0.5}, "pass_threshold (1 and 0.5)"),
+    ],
+)
+def test_different_graders_are_refused_with_what_differs_or_label_every_number(
+    fields: dict[str, Any], said: str
+) -> None:
+    a = run_of([[1.0]], name="a", inputs=replace(INPUTS, judges=("gpt-x",)))
+    b = run_of([[1.0]], name="b", inputs=other_model(**{"judges": ("gpt-x",), **fields}))
+    with pytest.raises(ConflictError, match="graded by different rules") as caught:
+        require_comparable(a, b)
+    assert said in caught.value.message
+    label = require_comparable(a, b, Allowances(different_grader=True)).label
+    assert label is not None and label.startswith("different graders: ")
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    a = run_of([[1.0]], name="a")
+    with pytest.raises(ConflictError, match="the run a is compared with itself"):
+        require_comparable(a, a, Allowances(same=True))
+    with pytest.raises(ConflictError, match=r"a and a\.archive are the same run"):
+        require_comparable(a, replace(a, name="a.archive"))
+
+
+def test_runs_of_the_same_seed_model_and_code_have_the_same_samples() -> None:
+    a, b = run_of([[1.0]], name="a", inputs=INPUTS), run_of([[1.0]], name="b", inputs=INPUTS)
+    with pytest.raises(ConflictError, match="have the same samples: seed 0, model osmosis/tiny") as caught:
+        require_comparable(a, b)
+    assert caught.value.hint is not None and "--allow-same" in caught.value.hint
+    assert require_comparable(a, b, Allowances(same=True)).matched is not None
+    for change in ({"seed": 1}, {"source_digest": "6" * 64}, {"env": {"STYLE": "terse"}}):
+        require_comparable(a, replace(b, inputs=replace(INPUTS, **change)))
+
+
+def test_an_unfinished_run_needs_partial_and_decides_no_gate() -> None:
+    sentence = "the run is not finished: 3 of 4 attempts are pending; run it again to go on."
+    a = run_of([[1.0]], name="a")
+    b = run_of([[1.0]], name="b", unfinished=sentence)
+    with pytest.raises(ConflictError, match=r"b: the run is not finished") as caught:
+        require_comparable(a, b)
+    assert caught.value.hint is not None and "--partial" in caught.value.hint
+    found = require_comparable(a, b, Allowances(partial=True))
+    assert found.undecided == f"b: {sentence}"
+
+
+def test_one_attempt_against_four_is_allowed_and_said() -> None:
+    found = require_comparable(run_of([[1.0]], name="a"), run_of([[1.0, 0.0, 1.0, 1.0]], name="b"))
+    assert "one attempt a row in a, 4 attempts in b: the means of rows are compared." in found.notes
+
+
+def test_a_run_without_a_score_is_said() -> None:
+    found = require_comparable(run_of([[1.0]], name="a"), run_of([[None]], name="b"))
+    assert "no attempt of b has a score." in found.notes
+
+
+def test_of_a_run_with_counts_only_that_it_is_unpaired_is_said() -> None:
+    b = run_of([], name="b", summary=CountsOnly(rows=10, scored=10, passed=7))
+    found = require_comparable(run_of([[1.0]], name="a"), b)
+    assert found.matched is None
+    assert "of b only counts are known" in found.notes[0] and "unpaired" in found.notes[0]
+
+
+def test_an_imported_run_is_said_and_refused_by_a_gate() -> None:
+    b = run_of([[1.0]], name="b", imported="executed elsewhere, with 0.3.11")
+    assert "b was imported" in " ".join(require_comparable(run_of([[1.0]], name="a"), b).notes)
+    with pytest.raises(ConflictError, match="was imported") as caught:
+        require_vouched_for(b, allow_imported=False)
+    assert caught.value.hint is not None and "--allow-imported" in caught.value.hint
+    require_vouched_for(b, allow_imported=True)
+
+
+def test_runs_without_digests_match_by_dataset_and_place_and_say_so() -> None:
+    a = run_of(
+        [[1.0]] * 2, name="a", keyed_by="dataset-and-index", keys=["d:0", "d:1"], notes=("of 0.3.10.",)
+    )
+    found = require_comparable(a, run_of([[1.0]] * 2, name="b"))
+    assert found.matched is not None and found.matched.common == 2
+    assert "of 0.3.10." in found.notes
+    elsewhere = run_of([[1.0]] * 2, name="b", inputs=other_model(dataset_sha256="e" * 64, dataset_name="x"))
+    with pytest.raises(ConflictError, match="no row of a is in b"):
+        require_comparable(a, elsewhere)

@@ -66,7 +66,18 @@ def judged_record(result: SessionResult, judged: JudgedRecord) -> dict[str, Any]
         entry["consensus"] = _consensus(judged, runs)
     if record.human_score is not None:
         entry["human_score"] = record.human_score
-    return entry
+    return entry | _identity(record)
+
+
+def _identity(record: RubricRecord) -> dict[str, Any]:
+    """Return what later sessions find the record by, and its scale where it has one of its own."""
+    known = {
+        "digest": record.digest,
+        "question_digest": record.question_digest,
+        "score_min": record.score_min,
+        "score_max": record.score_max,
+    }
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def _consensus(judged: JudgedRecord, runs: int) -> float | None:
@@ -100,6 +111,7 @@ def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, An
             "failure_count": len(judged.calls) - len(judged.scores),
         },
         "runs": [_run(record, number, call, pending) for number, call in enumerate(judged.calls, start=1)],
+        **_identity(record),
     }
 
 

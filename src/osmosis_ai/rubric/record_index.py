@@ -6,8 +6,6 @@ found before the first call is paid for.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +74,7 @@ class RecordIndex:
         self.bare_line: int | None = None
         self.ignored_labels = 0
         self.copy_of = array("Q")
-        self._first_places: dict[bytes, int] = {}
+        self._first_places: dict[str, int] = {}
         self._stamp = (0, 0)
 
     @classmethod
@@ -142,7 +140,7 @@ class RecordIndex:
             )
         if self.bare_line is None and not (record.ground_truth or record.original_input or record.metadata):
             self.bare_line = record.line
-        self.copy_of.append(self._first_places.setdefault(_seen_by_judge(record), len(self)))
+        self.copy_of.append(self._first_places.setdefault(record.digest, len(self)))
         self.labels.append(record.label)
         self.lengths.append(len(record.solution_str))
         self.lows.append(low)
@@ -170,14 +168,6 @@ class RecordIndex:
     def _require_unchanged(self) -> None:
         if _stamp(self.path) != self._stamp:
             raise ConflictError(f"'{self.path}' was changed while its records were being judged.")
-
-
-def _seen_by_judge(record: RubricRecord) -> bytes:
-    """Return a digest of what a judge sees of a record."""
-    bounds = (record.score_min, record.score_max)
-    seen = (record.solution_str, record.ground_truth, record.original_input, record.metadata, *bounds)
-    text = json.dumps(seen, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -7,6 +7,8 @@ line being read is held in memory.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 MAX_LINE_BYTES = 8 << 20
 _LOOKED_AT = 1 << 16
 HUMAN_FIELDS = ("human_score", "label")
+# 128 bits: no two of any number of records share them by chance.
+_DIGEST_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,27 @@ class RubricRecord:
     human_score: float | bool | None
     human_field: str | None
     source: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """What tells apart all that a judge sees of a record; what people gave it is none of it."""
+        return _digest(
+            self.solution_str,
+            self.ground_truth,
+            self.original_input,
+            self.metadata,
+            self.score_min,
+            self.score_max,
+        )
+
+    @property
+    def question_digest(self) -> str | None:
+        """The same of what the text is an answer to, whatever the answer; None where the record does not tell."""
+        before = _before_the_judged_turn(self.source.get("messages"))
+        if not before and self.original_input is None:
+            return None
+        asked = (before, self.original_input, self.ground_truth, self.metadata)
+        return _digest(*asked, self.score_min, self.score_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +223,20 @@ def _judged_text(path: Path, number: int, source: dict[str, Any]) -> str:
     )
 
 
+def _before_the_judged_turn(messages: object) -> list[object]:
+    """Return the turns before the last one of the assistant that has text: what was asked."""
+    turns = messages if isinstance(messages, list) else []
+    for place in range(len(turns) - 1, -1, -1):
+        turn = turns[place]
+        if (
+            isinstance(turn, dict)
+            and turn.get("role") == "assistant"
+            and _text_of(turn.get("content")).strip()
+        ):
+            return turns[:place]
+    return []
+
+
 def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
@@ -294,3 +333,8 @@ def _object(value: object) -> dict[str, Any] | None:
 
 def _problem(path: Path, number: int, message: str) -> OsmosisError:
     return OsmosisError(message, details={"path": str(path), "line": number})
+
+
+def _digest(*parts: object) -> str:
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_DIGITS]

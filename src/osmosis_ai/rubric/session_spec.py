@@ -6,7 +6,7 @@ Invariant: two sessions may share a journal only if their :meth:`SessionSpec.inp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ class SessionSpec:
         """Return what the scores depend on, without any text or key."""
         return {
             "data": index.digest,
-            "rubric": _digest(self.rubric),
+            "rubric": text_digest(self.rubric),
             "rubric_id": self.rubric_id,
             "models": self.model_names,
             "api_base": [judge.api_base for judge in self.judges],
@@ -108,9 +108,9 @@ class SessionSpec:
             "seed": self.seed,
             "swap": self.swap,
             "bounds": list(self.bounds),
-            "system_prompt": [_digest(text) for text in self.system_prompts],
-            "original_input": _digest(self.original_input),
-            "ground_truth": _digest(self.ground_truth),
+            "system_prompt": [text_digest(text) for text in self.system_prompts],
+            "original_input": text_digest(self.original_input),
+            "ground_truth": text_digest(self.ground_truth),
             "reading": [index.rules.rubric_id, index.rules.tagged_only, index.rules.wrap_metadata],
         }
 
@@ -130,13 +130,16 @@ def require_equal_inputs(where: str, before: Mapping[str, Any], now: Mapping[str
     if changed:
         raise ResumeRefusedError(
             f"the session in '{where}' cannot be continued: its inputs have changed since it was started."
-            + "".join(f"\n  - {line}" for line in _differences(changed, before, now)),
+            + "".join(f"\n  - {line}" for line in input_differences(changed, before, now)),
             details={"changed": changed},
             hint="undo the change, or leave out `--resume` to start over",
         )
 
 
-def _differences(changed: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def input_differences(
+    changed: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each input that changed: what it was and is, where that is short and no text."""
     for key in changed:
         spoken = _SPOKEN.get(key, key.replace("_", " "))
         told = key in (
@@ -162,5 +165,6 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
-def _digest(text: str | None) -> str | None:
+def text_digest(text: str | None) -> str | None:
+    """Return what tells a text from others without showing it; None for none."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text is not None else None

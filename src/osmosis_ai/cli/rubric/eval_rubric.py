@@ -264,7 +264,7 @@ def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
     optional = {
         "report_path": str(outcome.report_path) if outcome.report_path else None,
         "journal_path": str(outcome.journal_path) if outcome.journal_path else None,
-        "baseline_comparison": outcome.comparison,
+        "baseline_comparison": outcome.comparison.data() if outcome.comparison is not None else None,
         "stopped": stopped(result),
         "records": outcome.records if with_records else None,
     }

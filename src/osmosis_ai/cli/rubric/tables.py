@@ -12,9 +12,12 @@ from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text
 from osmosis_ai.cli.rubric.trust_tables import trust_blocks
 
 if TYPE_CHECKING:
+    from osmosis_ai.rubric.baseline_comparison import SessionComparison
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
 _LONGEST = 280
+# Least, greatest and counts say more of how much was judged than of how well: the file has them.
+_COMPARED = ("average", "variance", "stdev")
 # As many records as a screen or two hold, whatever the number of calls about each.
 _LISTED_CALLS, _LEAST_RECORDS = 40, 3
 
@@ -139,19 +142,20 @@ def resume_command(outcome: RubricOutcome) -> str:
     return shlex.join([*words, "--resume"])
 
 
-def baseline_table(comparison: Mapping[str, Any], *, in_plain: bool) -> Block:
-    """Return the comparison with a baseline, a line per number."""
-    lines = [f"Baseline comparison (source: {comparison['source_path']}):"]
-    before, deltas = comparison["baseline_statistics"], comparison["delta_statistics"]
-    for key, delta in deltas.items():
-        if key.endswith(("_runs", "_count")):
-            old, change = f"{before[key]:.0f}", f"{delta:+.0f}"
-            now = f"{before[key] + delta:.0f}"
-        else:
+def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
+    """Return what became of the scores since the baseline: the verdict, what it is over, what differs."""
+    lines = [f"Baseline comparison (source: {comparison.source_path}):", f"  {comparison.verdict}"]
+    lines += [f"  {comparison.matched_words}", *(f"  {_short(change)}" for change in comparison.changes)]
+    lines += [f"  warning: {warning}" for warning in comparison.warnings]
+    before = comparison.baseline.statistics
+    for key in _COMPARED:
+        delta = comparison.delta_statistics.get(key)
+        if delta is not None:
             digits = 6 if key == "variance" else 4
-            old, change = f"{before[key]:.{digits}f}", f"{delta:+.{digits}f}"
-            now = f"{before[key] + delta:.{digits}f}"
-        lines.append(f"  {key} baseline={old} current={now} delta={change}")
+            now = before[key] + delta
+            lines.append(
+                f"  {key} baseline={before[key]:.{digits}f} current={now:.{digits}f} delta={delta:+.{digits}f}"
+            )
     return Text("\n".join(lines), in_plain=in_plain)
 
 

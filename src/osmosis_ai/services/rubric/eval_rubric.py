@@ -30,6 +30,8 @@ from osmosis_ai.services.rubric.inputs import (
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.rubric.baseline import Baseline
+    from osmosis_ai.rubric.baseline_comparison import SessionComparison
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession
@@ -59,7 +61,7 @@ class RubricOutcome:
     result: SessionResult
     statistics: Mapping[str, float]
     trust: TrustReport
-    comparison: Mapping[str, Any] | None
+    comparison: SessionComparison | None
     output_path: Path
     journal_path: Path | None
     report_path: Path | None
@@ -120,7 +122,7 @@ def prepare_rubric(
         baseline=baseline,
         model_shown=", ".join(request.models) or str(chosen.model_info.get("model") or "<unspecified>"),
         provider_shown=", ".join(dict.fromkeys(judge.provider for judge in judges)),
-        notes=tuple(_notes(chosen, index)),
+        notes=tuple(_notes(chosen, index, spec, baseline)),
     )
 
 
@@ -260,13 +262,18 @@ def _main_stop(stops: list[Stop]) -> Stop | None:
 def _write(
     prepared: PreparedRubric, result: SessionResult, output: Path, aside: Path | None, keep: int | None
 ) -> RubricOutcome:
+    from osmosis_ai.rubric.baseline_comparison import compare_sessions
     from osmosis_ai.rubric.session_result import statistics
     from osmosis_ai.rubric.trust import trust_report
     from osmosis_ai.services.rubric.results import write_report_page, write_results
 
     overall = statistics(result.call_states.scores)
     trust = trust_report(result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending)
-    compared = prepared.baseline.compare(_comparable(overall, result)) if prepared.baseline else None
+    compared = (
+        compare_sessions(prepared.baseline, result, _comparable(overall, result))
+        if prepared.baseline
+        else None
+    )
     records = write_results(
         output, prepared, result, statistics=overall, trust=trust, comparison=compared, keep=keep
     )
@@ -292,9 +299,18 @@ def _comparable(overall: Mapping[str, float], result: SessionResult) -> dict[str
     return {**overall, "total_runs": total, "success_count": scored, "failure_count": total - scored}
 
 
-def _notes(chosen: ChosenRubric, index: RecordIndex) -> Iterator[str]:
+def _notes(
+    chosen: ChosenRubric, index: RecordIndex, spec: SessionSpec, baseline: Baseline | None
+) -> Iterator[str]:
+    from osmosis_ai.rubric.baseline_comparison import another, changed_inputs
+
     if chosen.note:
         yield chosen.note
+    changed = changed_inputs(baseline, spec.inputs(index)) if baseline is not None else ()
+    if "bounds" in changed:
+        yield "the baseline's scores are on another scale: nothing will be compared."
+    elif label := another(changed):
+        yield f"this session scores by {label} than the baseline's."
     if index.ignored_labels:
         low, high = index.bounds
         yield (

@@ -11,6 +11,7 @@ from osmosis_ai.rubric.documents import classic_record, judged_record, write_doc
 from osmosis_ai.rubric.session_result import SessionResult, counts, usage
 
 if TYPE_CHECKING:
+    from osmosis_ai.rubric.baseline_comparison import SessionComparison
     from osmosis_ai.rubric.report import ReportRecord
     from osmosis_ai.rubric.trust import TrustReport
     from osmosis_ai.services.rubric.inputs import PreparedRubric
@@ -23,7 +24,7 @@ def write_results(
     *,
     statistics: Mapping[str, float],
     trust: TrustReport,
-    comparison: Mapping[str, Any] | None,
+    comparison: SessionComparison | None,
     keep: int | None,
 ) -> list[dict[str, Any]]:
     """Write the result file and return its first ``keep`` entries, all of them when None.
@@ -38,12 +39,13 @@ def write_results(
         "score_min": result.spec.bounds[0],
         "score_max": result.spec.bounds[1],
         "seed": result.spec.seed,
+        "inputs": _inputs(result),
         "counts": counts(result),
         "usage": usage(result),
         "trust": trust.to_json(),
     }
     head = (_classic_head if classic else _head)(prepared, result, statistics)
-    compared = {"baseline_comparison": dict(comparison)} if comparison is not None else {}
+    compared = {"baseline_comparison": comparison.data()} if comparison is not None else {}
     tail: dict[str, Any] = {}
     if classic:
         identifier = path.stem.removeprefix("rubric_eval_result_") if not prepared.output.fixed else None
@@ -72,6 +74,11 @@ def write_report_page(
         write_report(path, _facts(prepared, result, results), result.table, trust, records)
     except OSError as error:
         raise _not_written(path, result, error) from error
+
+
+def _inputs(result: SessionResult) -> dict[str, Any]:
+    """Return what the scores depend on; no address, which may hold what is nobody's business."""
+    return {key: value for key, value in result.spec.inputs(result.index).items() if key != "api_base"}
 
 
 def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> dict[str, str]:

@@ -112,10 +112,15 @@ def type_in_words(declared: Mapping[str, Any]) -> str:
         "integer": "an integer",
         "number": "a number",
         "boolean": "true or false",
-        "array": "an array of strings",
     }
-    # What is no plain value (one of several tables) has no `type`.
-    return " or ".join(words.get(member.get("type", ""), "a table") for member in members(declared))
+
+    def said(member: Mapping[str, Any]) -> str:
+        if member.get("type") == "array":
+            return f"an array of {'numbers' if member['items'].get('type') == 'number' else 'strings'}"
+        # What is no plain value (one of several tables) has no `type`.
+        return words.get(member.get("type", ""), "a table")
+
+    return " or ".join(said(member) for member in members(declared))
 
 
 def _type_or_range_message(error: ErrorDetails) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkAgent
 from osmosis_ai.config.checks import EVAL, TRAINING
+from osmosis_ai.config.decisions import DecideSettings
 from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
 
@@ -22,6 +23,7 @@ _TABLES: Mapping[str, type[ConfigSection]] = {
     **SECTIONS,
     **{f"benchmark-{name}": section for name, section in BENCHMARK.sections.items()},
     "benchmark-agents": BenchmarkAgent,
+    "decide": DecideSettings,
 }
 """What a table of the docs can be of; names of sections mean other things in the configs of benchmarks."""
 

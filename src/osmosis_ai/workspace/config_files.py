@@ -13,6 +13,13 @@ from typing import Any, ClassVar
 
 from osmosis_ai.config.benchmark import BENCHMARK, benchmark_issues, referenced_secrets
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
+from osmosis_ai.config.decisions import (
+    Decisions,
+    decide_file,
+    decided_config,
+    is_decide_file,
+    parse_decisions,
+)
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.release_checks import read_settings, release_issues
@@ -27,13 +34,16 @@ _NAMED = 5
 
 __all__ = [
     "BenchmarkConfig",
+    "Decisions",
     "EvalConfig",
     "EvaluationSettings",
     "Experiment",
     "InvalidConfigError",
     "TrainingConfig",
+    "decisions_about",
     "entrypoint_path",
     "load_benchmark_config",
+    "load_decisions",
     "load_eval_config",
     "load_training_config",
     "rollout_directory",
@@ -171,6 +181,34 @@ def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> Benchmar
     )
 
 
+def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
+    """Read and check a decide file.
+
+    Args:
+        path: the file, wherever it is.
+        workspace: names the file by its place in it.
+
+    Raises:
+        InvalidConfigError: with everything that is wrong in it.
+        OsmosisError: it is missing, unreadable or no TOML.
+    """
+    inside = workspace is not None and path.is_relative_to(workspace.root)
+    shown = path.relative_to(workspace.root).as_posix() if workspace and inside else str(path)
+    if not path.is_file():
+        raise OsmosisError(f"there is no file of rules {shown}.")
+    return parse_decisions(_read_text(path, shown), shown)
+
+
+def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
+    """Return what is decided about the runs of a config, by the file beside it; nothing where there is none.
+
+    Raises:
+        OsmosisError: as :func:`load_decisions`.
+    """
+    beside = decide_file(config)
+    return load_decisions(beside, workspace) if beside.exists() else Decisions.none()
+
+
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
     """Return the script that serves the rollout of ``experiment``.
 
@@ -226,10 +264,16 @@ def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path
     found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
     expected = workspace.root / kind.directory
     if not found.exists():
-        names = [entry.name for entry in expected.glob("*.toml")] if expected.is_dir() else []
+        entries = expected.glob("*.toml") if expected.is_dir() else ()
+        names = [entry.name for entry in entries if not is_decide_file(entry)]
         raise OsmosisError(f"Config file not found: {path}", hint=_mend_of_name(kind, path.name, names))
     if found.suffix != ".toml":
         raise OsmosisError(f"A config is a .toml file in {kind.directory}/; {path} is not one.")
+    if is_decide_file(found):
+        raise OsmosisError(
+            f"{path} holds what is decided about runs, and is no {kind.name} config.",
+            hint=f"name the config that it is about: {decided_config(found).name}",
+        )
     resolved = found.resolve()
     if not resolved.is_relative_to(expected.resolve()):
         raise OsmosisError(

@@ -224,3 +224,24 @@ def test_a_benchmark_config_is_checked_with_the_others(cli: Cli, workspace: Work
     path.write_text('[experiment]\nbench = "toy"\n' + agent)
     (missing, unknown) = problems(cli, "configs/benchmark/toy.toml")
     assert {missing["key"], unknown["key"]} == {"experiment.benchmark", "experiment.bench"}
+
+
+def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: WorkspaceDirectory) -> None:
+    write_config(
+        workspace, '[min]\npass_rate = 0.8\n[decide]\nslices = ["difficulty"]\n', name="a.decide.toml"
+    )
+    done = cli("check", "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["resource"]["checked"]["configs"] == [
+        "configs/eval/a.decide.toml",
+        "configs/eval/a.toml",
+        "configs/training/a.toml",
+    ]
+    write_config(workspace, "[min]\npas_rate = 80\n[margin]\npass_rate = -1\n", name="a.decide.toml")
+    write_config(workspace, "", name="aa.decide.toml")
+    found = problems(cli, "configs/eval/")
+    assert [(each["severity"], each["file"], each.get("line"), each.get("suggestion")) for each in found] == [
+        ("error", "configs/eval/a.decide.toml", 2, "pass_rate"),
+        ("error", "configs/eval/a.decide.toml", 4, None),
+        ("warning", "configs/eval/aa.decide.toml", None, "a.decide.toml"),
+    ]

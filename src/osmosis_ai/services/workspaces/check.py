@@ -206,9 +206,11 @@ class _Check:
             self._add("error" if strict else "warning", "dataset", warning, shown)
 
     def _load(self, path: Path) -> Config | None:
-        """Return a config that names code and data of this workspace; None for one of a benchmark, when it is right."""
+        """Return a config that names code and data of this workspace; None for another file, when it is right."""
+        from osmosis_ai.config.decisions import is_decide_file
         from osmosis_ai.workspace.config_files import (
             load_benchmark_config,
+            load_decisions,
             load_eval_config,
             load_training_config,
         )
@@ -217,8 +219,30 @@ class _Check:
             load_benchmark_config(path, self._workspace)
             return None
         if path.is_relative_to(self._workspace.eval_configs_dir):
+            if is_decide_file(path):
+                self._check_decided(path)
+                load_decisions(path, self._workspace)
+                return None
             return load_eval_config(path, self._workspace)
         return load_training_config(path, self._workspace)
+
+    def _check_decided(self, path: Path) -> None:
+        """Say of what is decided about no config that nothing finds it there."""
+        from osmosis_ai.config.decisions import decided_config, is_decide_file
+
+        config = decided_config(path)
+        if config.is_file():
+            return
+        others = (other.name for other in config.parent.glob("*.toml") if not is_decide_file(other))
+        near = closest(config.name, others)
+        message = f"there is no {config.name} beside it, so that only --rules finds it"
+        self._add(
+            "warning",
+            "config",
+            message,
+            self._shown(path),
+            suggestion=near and f"{near.removesuffix('.toml')}.decide.toml",
+        )
 
     def _add_config_error(self, shown: str, error: OsmosisError) -> None:
         from osmosis_ai.config.issues import InvalidConfigError

@@ -1,0 +1,287 @@
+"""What is decided about the runs of an eval config: rules, the baseline, slices. It stands beside the config, in
+`configs/eval/<name>.decide.toml`, so that the config stays what a platform reads; it is never sent.
+
+A metric is described once, in :data:`METRICS`: which way is better, and on which scale a margin is given. The rules of
+the file, those of the command line and the statistics read that description.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from osmosis_ai.config.checks import ConfigKind, document_issues, in_file_order
+from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest
+from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.sections import ConfigSection, Finite
+
+SUFFIX = ".decide.toml"
+DEFAULT_CONFIDENCE = 0.95
+MOST_TIMES = 10
+"""A margin of a ratio at or above this is taken for percent by mistake: 10 would allow eleven times the cost."""
+
+Bound = Literal["min", "max"]
+Scale = Literal["share", "value", "amount"]
+
+_NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a run that can be asked for.
+
+    Attributes:
+        name: as it is written; K stands for a number of attempts.
+        higher_is_better: which way is good.
+        scale: ``share`` is between 0 and 1, and its margin a difference; ``value`` is a reward, likewise, between the
+            ends of ``reward_range`` if those are known; ``amount`` is 0 or more, and its margin a share of the
+            baseline's: 0.1 allows 10 % more.
+        compared: whether it can be held against a baseline.
+    """
+
+    name: str
+    higher_is_better: bool
+    scale: Scale
+    compared: bool = True
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("reward", True, "value"),
+        Metric("pass_rate", True, "share"),
+        Metric("pass@K", True, "share"),
+        Metric("pass^K", True, "share"),
+        Metric("unscored", False, "share"),
+        Metric("failed", False, "share"),
+        Metric("infrastructure", False, "share", compared=False),
+        Metric("cost_per_row", False, "amount"),
+        Metric("tokens", False, "amount"),
+        Metric("latency", False, "amount"),
+    )
+}
+"""``cost_per_row`` is in USD, all attempts of a row together; ``tokens`` and ``latency`` (seconds) are of one attempt."""
+
+
+def metric_named(name: str) -> Metric | None:
+    """Return what a metric is, by its name, `pass@4` and `pass^4` included; None where there is none."""
+    numbered = _NUMBERED.fullmatch(name)
+    return METRICS.get(f"{numbered[1]}K") if numbered else METRICS.get(name) if "K" not in name else None
+
+
+def attempts_asked(name: str) -> int | None:
+    """Return the K of a metric that has one."""
+    numbered = _NUMBERED.fullmatch(name)
+    return int(numbered[2]) if numbered else None
+
+
+def suggested_metric(name: str) -> str | None:
+    """Return the metric that ``name`` is probably a misspelling of."""
+    return closest(name, (*(known for known in METRICS if "K" not in known), "pass@1", "pass^1"))
+
+
+def limit_problem(metric: Metric, limit: float) -> str | None:
+    """Return what is wrong with a limit of a metric, or None."""
+    if not math.isfinite(limit):
+        return "must be a finite number"
+    if metric.scale == "share" and not 0 <= limit <= 1:
+        return "is a share, from 0 to 1: write 80 % as 0.8"
+    if metric.scale == "amount" and limit < 0:
+        return f"is never below 0, got {limit:g}"
+    return None
+
+
+def margin_problem(
+    metric: Metric, margin: float, reward_range: tuple[float, float] | None = None
+) -> str | None:
+    """Return what is wrong with a margin of a metric, or None; 0 is a margin that asks for an improvement."""
+    if not metric.compared:
+        return "is not compared with a baseline; give it a limit with max"
+    if not math.isfinite(margin):
+        return "must be a finite number"
+    if margin < 0:
+        return f"a margin is how much worse is still accepted, 0 or more, got {margin:g}"
+    if metric.scale == "share" and margin >= 1:
+        return f"a margin of {margin:g} accepts every run, because a share is from 0 to 1: write 3 points as 0.03"
+    if metric.scale == "amount" and margin >= MOST_TIMES:
+        return f"a margin of {margin:g} accepts {1 + margin:g} times as much: write 10 % as 0.1"
+    if metric.scale == "value" and reward_range is not None and margin >= reward_range[1] - reward_range[0]:
+        return f"a margin of {margin:g} accepts every run, because rewards are from {reward_range[0]:g} to {reward_range[1]:g}"
+    return None
+
+
+def _slices(names: list[str]) -> list[str]:
+    if not all(name.strip() for name in names):
+        raise ValueError("must name columns of the dataset")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"names {as_written(twice[0])} twice")
+    return names
+
+
+def _run_named(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("must name a run: its name, its directory, or git:REF for the newest of a commit")
+    return value
+
+
+def _reward_range(ends: list[float]) -> list[float]:
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise ValueError("must be the lowest and the highest reward, such as [0, 1]")
+    return ends
+
+
+class DecideSettings(ConfigSection):
+    """`[decide]`: what a run is compared with, and how."""
+
+    against: Annotated[str, AfterValidator(_run_named)] | None = Field(
+        default=None,
+        examples=["git:main"],
+        description="the baseline: a run's name or directory, or `git:REF`, the newest finished run of that commit",
+    )
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
+        default=DEFAULT_CONFIDENCE, description="of every bound and interval"
+    )
+    slices: Annotated[list[str], AfterValidator(_slices)] = Field(
+        default=[], examples=[["difficulty"]], description="columns of the dataset to decide by, too"
+    )
+    reward_range: Annotated[list[Finite], AfterValidator(_reward_range)] | None = Field(
+        default=None,
+        examples=[[0, 1]],
+        description="the lowest and the highest reward there can be; attempts without a score are then bounded",
+    )
+
+
+DECISIONS = ConfigKind(
+    name="decide",
+    article="A decide",
+    directory="configs/eval",
+    sections={"decide": DecideSettings},
+    secrets_required=False,
+    free=("min", "max", "margin"),
+)
+RuleSection = Literal["min", "max", "margin"]
+_RULES: tuple[RuleSection, ...] = ("min", "max", "margin")
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a decide file says; every default, for a config that has none.
+
+    Attributes:
+        minima, maxima: limit by metric.
+        margins: by metric, how much worse than the baseline is still accepted.
+        against: the baseline, as `osmosis eval gate --against` takes it.
+        reward_range: lowest and highest reward.
+        shown: the file as people know it; None without one.
+    """
+
+    minima: Mapping[str, float]
+    maxima: Mapping[str, float]
+    margins: Mapping[str, float]
+    against: str | None = None
+    confidence: float = DEFAULT_CONFIDENCE
+    slices: tuple[str, ...] = ()
+    reward_range: tuple[float, float] | None = None
+    shown: str | None = None
+
+    @classmethod
+    def none(cls) -> Decisions:
+        """Return what is decided where nothing is written."""
+        return cls({}, {}, {})
+
+
+def is_decide_file(path: Path) -> bool:
+    """Tell whether a file of `configs/eval/` is no config but what is decided about one."""
+    return path.name.endswith(SUFFIX)
+
+
+def decide_file(config: Path) -> Path:
+    """Return where the decisions about a config stand, whether or not there are any."""
+    return config.with_name(config.name.removesuffix(".toml") + SUFFIX)
+
+
+def decided_config(decisions: Path) -> Path:
+    """Return the config that a decide file is about."""
+    return decisions.with_name(decisions.name.removesuffix(SUFFIX) + ".toml")
+
+
+def parse_decisions(text: str, shown: str) -> Decisions:
+    """Read the text of a decide file.
+
+    Args:
+        text: of the file.
+        shown: the file as people know it.
+
+    Raises:
+        InvalidConfigError: with everything that is wrong in it.
+        OsmosisError: it is no TOML.
+    """
+    document = parse_toml(text, shown)
+    issues = decision_issues(document)
+    if issues:
+        raise InvalidConfigError(DECISIONS.name, shown, in_file_order(issues, text))
+    settings = DecideSettings(**document.get("decide", {}))
+    minima, maxima, margins = (_numbers(document.get(section, {})) for section in _RULES)
+    return Decisions(
+        minima,
+        maxima,
+        margins,
+        against=settings.against,
+        confidence=settings.confidence,
+        slices=tuple(settings.slices),
+        reward_range=_range_of(settings.reward_range),
+        shown=shown,
+    )
+
+
+def decision_issues(document: Mapping[str, Any]) -> list[Issue]:
+    """Return everything wrong in a decide file."""
+    issues = document_issues(document, DECISIONS)
+    wrong = {issue.key for issue in issues}
+    decide = document.get("decide")
+    ends = decide.get("reward_range") if isinstance(decide, dict) else None
+    known = _range_of(ends) if "decide.reward_range" not in wrong else None
+    return [*issues, *(issue for section in _RULES for issue in _rule_issues(document, section, known))]
+
+
+def _rule_issues(
+    document: Mapping[str, Any], section: RuleSection, reward_range: tuple[float, float] | None
+) -> Iterator[Issue]:
+    rules = document.get(section, {})
+    if not isinstance(rules, dict):
+        yield Issue(section, f"must be a table of metrics, got {as_written(rules)}")
+        return
+    for name, number in rules.items():
+        key, metric = f"{section}.{name}", metric_named(name)
+        if metric is None:
+            yield Issue(key, "Unrecognized metric", suggestion=suggested_metric(name))
+        elif isinstance(number, bool) or not isinstance(number, (int, float)):
+            yield Issue(key, f"must be a number, got {as_written(number)}")
+        elif section == "margin":
+            if problem := margin_problem(metric, _as_float(number), reward_range):
+                yield Issue(key, problem)
+        elif problem := limit_problem(metric, _as_float(number)):
+            yield Issue(key, problem)
+
+
+def _numbers(rules: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(number) for name, number in rules.items()}
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer beyond every double
+        return math.inf
+
+
+def _range_of(ends: list[float] | None) -> tuple[float, float] | None:
+    return (float(ends[0]), float(ends[1])) if ends is not None else None

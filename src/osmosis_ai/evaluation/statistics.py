@@ -352,15 +352,18 @@ def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
     return _estimate(value, stderr, means, korn_graubard_interval(rate, confidence))
 
 
-def _skew_warning(means: Floats) -> str | None:
-    """Return what to say of an interval whose rows are too skewed for Student's t."""
+def skewness(data: Floats) -> float:
+    """Return Fisher and Pearson's coefficient of the values themselves; 0 where they have no spread."""
     import numpy as np
 
-    if not 2 < means.size < SKEWED_ROWS:
-        return None
-    away = (means - means.mean()) / _scale_of(means)
+    away = (data - data.mean()) / _scale_of(data)
     spread = float(np.square(away).mean())
-    skew = float((away**3).mean()) / spread**1.5 if spread > 0 else 0.0
+    return float((away**3).mean()) / spread**1.5 if spread > 0 else 0.0
+
+
+def _skew_warning(means: Floats) -> str | None:
+    """Return what to say of an interval whose rows are too skewed for Student's t."""
+    skew = skewness(means) if 2 < means.size < SKEWED_ROWS else 0.0
     if abs(skew) <= MOST_SKEW:
         return None
     return f"the rewards are skewed ({skew:+.1f}): with {means.size} rows the interval may miss the mean"

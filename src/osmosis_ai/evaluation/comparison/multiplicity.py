@@ -11,13 +11,10 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats: TypeAlias = NDArray[np.float64]
+    from osmosis_ai.evaluation.statistics import Floats
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

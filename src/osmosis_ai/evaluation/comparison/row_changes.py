@@ -11,18 +11,12 @@ Sources:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from osmosis_ai.evaluation.statistics import Labels
-
-    Floats: TypeAlias = NDArray[np.float64]
-    Integers: TypeAlias = NDArray[np.int64]
+    from osmosis_ai.evaluation.statistics import Floats, Integers, Labels
 
 FALSE_DISCOVERIES = 0.05
 

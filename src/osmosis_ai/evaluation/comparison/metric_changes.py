@@ -1,0 +1,279 @@
+"""A metric in two runs: its value in either, over the same rows, and the difference or the ratio of both.
+
+Rewards and rates are compared by their difference over rows that have a score in both runs. What an attempt costs,
+writes or takes is compared by the ratio of geometric means, row by row: such quantities multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.config.decisions import METRICS, Metric, attempts_asked, metric_named, suggested_metric
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
+from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
+from osmosis_ai.evaluation.comparison.run_pairs import Attempts, LabelledRun, RunPair
+from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
+from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds
+from osmosis_ai.evaluation.pass_at_k import (
+    estimate_pass_at_k,
+    estimate_pass_hat_k,
+    pass_at_k_by_row,
+    pass_hat_k_by_row,
+)
+from osmosis_ai.evaluation.statistics import (
+    CONFIDENCE,
+    Estimate,
+    estimate_mean,
+    estimate_rate,
+    estimate_reward,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+
+RATIO_METRICS = tuple(metric.name for metric in METRICS.values() if metric.scale == "amount")
+_Scale = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """A metric in two runs.
+
+    Attributes:
+        metric: its name, such as ``pass@4``.
+        a, b: its value in the baseline and in the candidate; None where nothing tells it.
+        change: B less A, or how many times A it is; None without a row to tell it.
+        bounds: the change with every unscored attempt at its worst and at its best; None where the range is unknown.
+        spread: the variance of what rows differ by; None of runs on different rows and of ratios.
+    """
+
+    metric: str
+    a: Estimate | None
+    b: Estimate | None
+    change: Difference | None
+    bounds: UnscoredBounds | None = None
+    spread: float | None = None
+
+    @property
+    def described(self) -> Metric:
+        """What its numbers are, and which way is good."""
+        return described(self.metric)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        found: dict[str, Any] = {
+            "metric": self.metric,
+            "higher_is_better": self.described.higher_is_better,
+            "baseline": number_data(self.a),
+            "candidate": number_data(self.b),
+            "ratio" if self.described.scale == "amount" else "difference": number_data(self.change),
+        }
+        if self.bounds is not None:
+            found["unscored_at_worst"] = number_data(self.bounds.worst)
+            found["unscored_at_best"] = number_data(self.bounds.best)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSettings:
+    """How differences are found.
+
+    Attributes:
+        confidence: of intervals and bounds.
+        seed: of what is drawn at random.
+        reward_range: the least and the greatest reward there can be, where somebody says.
+    """
+
+    confidence: float = CONFIDENCE
+    seed: int = 0
+    reward_range: tuple[float, float] | None = None
+
+
+def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
+    """Return what became of a metric from the baseline to the candidate."""
+    if metric in RATIO_METRICS:
+        return _ratio(pair, metric, settings)
+    if attempts_asked(metric) is not None:
+        return _with_bounds(pair, metric, settings, _of_k)
+    return _with_bounds(pair, metric, settings, _of_attempts)
+
+
+def described(metric: str) -> Metric:
+    """Return what a metric is that two runs can be compared by.
+
+    Raises:
+        OsmosisError: there is none of that name; the hint names the nearest.
+    """
+    found = metric_named(metric)
+    if found is not None and found.compared:
+        return found
+    known = [each.name for each in METRICS.values() if each.compared]
+    meant = suggested_metric(metric)
+    raise OsmosisError(
+        f"there is no metric '{metric}' to compare runs by.",
+        details={"metric": metric, "metrics": known, "suggestion": meant},
+        hint=f"did you mean '{meant}'?" if meant else f"choose from {', '.join(known)}",
+    )
+
+
+def pass_or_fail(*runs: RunSamples) -> bool:
+    """Whether every reward of the runs is 0 or 1."""
+    for run in runs:
+        rewards = run.samples["reward"][run.scored]
+        if not bool(((rewards == 0) | (rewards == 1)).all()):
+            return False
+    return True
+
+
+def metrics_of(pair: RunPair) -> list[str]:
+    """Return the metrics that both runs can tell something of; k runs over the powers of two."""
+    attempts = [int(side.pass_counts().counts.max(initial=0)) for side in (pair.a, pair.b)]
+    ks = [1 << exponent for exponent in range(1, min(attempts).bit_length())]
+    of_k = [f"{name}{k}" for name in ("pass@", "pass^") for k in ks]
+    sides = (pair.a, pair.b)
+    recorded = [name for name in RATIO_METRICS if all(_quantity(side, name).values.size for side in sides)]
+    return ["reward", "pass_rate", *of_k, "unscored", *recorded]
+
+
+# -- differences ---------------------------------------------------------------------------
+
+_Found = tuple[Estimate | None, Estimate | None, Difference | None, float | None]
+_Finder = Callable[[RunPair, str, ChangeSettings, "_Scale | None", "tuple[float, float] | None"], _Found]
+
+
+def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Finder) -> MetricChange:
+    scale = _scale_of(pair, metric, settings)
+    a, b, change, spread = find(pair, metric, settings, scale, None)
+    bounds = None
+    missing = [int(side.unscored().values.sum()) for side in (pair.a, pair.b)]
+    if scale is not None and metric not in ("unscored", "failed") and any(missing):
+        worst, best = (find(pair, metric, settings, scale, at)[2] for at in ((scale[1], scale[0]), scale))
+        if worst is not None and best is not None:
+            bounds = UnscoredBounds(worst, best, *missing)
+    return MetricChange(metric, a, b, change, bounds, spread)
+
+
+def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Scale | None:
+    if metric != "reward" or pass_or_fail(pair.a.run, pair.b.run):
+        return (0.0, 1.0)
+    return settings.reward_range
+
+
+def _of_attempts(
+    pair: RunPair,
+    metric: str,
+    settings: ChangeSettings,
+    scale: _Scale | None,
+    unscored: tuple[float, float] | None,
+) -> _Found:
+    """Compare the mean of a number that every attempt has."""
+    sides = []
+    for side, unscored_as in zip((pair.a, pair.b), unscored or (None, None), strict=True):
+        sides.append(_values(side, metric, unscored_as))
+    a, b = _on_common_rows(pair, *sides)
+    if not a.values.size or not b.values.size:
+        return (*_estimates(metric, a, b, settings), None, None)
+    if not pair.paired:
+        change = unpaired_difference(*a, *b, confidence=settings.confidence, scale=scale)
+        return (*_estimates(metric, a, b, settings), change, None)
+    pairs = Pairs.of(*a, *b, scale=scale)
+    return (*_estimates(metric, a, b, settings), *_difference(pairs, settings))
+
+
+def _values(side: LabelledRun, metric: str, unscored_as: float | None) -> Attempts:
+    if metric == "reward":
+        return side.rewards(unscored_as)
+    if metric == "pass_rate":
+        return side.passed(unscored_as)
+    return side.unscored() if metric == "unscored" else side.failed()
+
+
+def _estimates(
+    metric: str, a: Attempts, b: Attempts, settings: ChangeSettings
+) -> tuple[Estimate | None, Estimate | None]:
+    estimate = (
+        estimate_reward if metric == "reward" else estimate_mean if metric in RATIO_METRICS else estimate_rate
+    )
+    return estimate(*a, confidence=settings.confidence), estimate(*b, confidence=settings.confidence)
+
+
+def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, Attempts]:
+    """Return what lies on rows that both have a number of, so that the values differ by just the difference."""
+    import numpy as np
+
+    if not pair.paired:
+        return a, b
+    rows = pair.a.index.size
+    both = (np.bincount(a.rows, minlength=rows) > 0) & (np.bincount(b.rows, minlength=rows) > 0)
+    at_a, at_b = both[a.rows], both[b.rows]
+    return Attempts(a.values[at_a], a.rows[at_a]), Attempts(b.values[at_b], b.rows[at_b])
+
+
+def _of_k(
+    pair: RunPair,
+    metric: str,
+    settings: ChangeSettings,
+    scale: _Scale | None,
+    unscored: tuple[float, float] | None,
+) -> _Found:
+    """Compare pass@k or pass^k over rows with at least k scored attempts."""
+    import numpy as np
+
+    k, at = attempts_asked(metric) or 1, metric.startswith("pass@")
+    by_row, estimate = (
+        (pass_at_k_by_row, estimate_pass_at_k) if at else (pass_hat_k_by_row, estimate_pass_hat_k)
+    )
+    worst = unscored or (None, None)
+    (tried_a, passed_a), (tried_b, passed_b) = pair.a.pass_counts(worst[0]), pair.b.pass_counts(worst[1])
+    enough_a, enough_b = tried_a >= k, tried_b >= k
+    if pair.paired:
+        enough_a = enough_b = enough_a & enough_b
+    a = tried_a[enough_a], passed_a[enough_a]
+    b = tried_b[enough_b], passed_b[enough_b]
+    values = [estimate(*side, k, confidence=settings.confidence) for side in (a, b)]
+    if not a[0].size or not b[0].size:
+        return values[0], values[1], None, None
+    means = by_row(*a, k), by_row(*b, k)
+    if pair.paired:
+        return values[0], values[1], *_difference(Pairs(*means, a[0], b[0], scale), settings)
+    found = unpaired_difference(
+        means[0],
+        np.arange(a[0].size),
+        means[1],
+        np.arange(b[0].size),
+        confidence=settings.confidence,
+        scale=scale,
+    )
+    samples = int(a[0].sum() + b[0].sum())
+    return values[0], values[1], None if found is None else replace(found, samples=samples), None
+
+
+def _difference(pairs: Pairs | None, settings: ChangeSettings) -> tuple[Difference | None, float | None]:
+    if pairs is None:
+        return None, None
+    spread = float(pairs.by_row.var(ddof=1)) if pairs.rows > 1 else None
+    return mean_difference(pairs, confidence=settings.confidence, seed=settings.seed), spread
+
+
+# -- ratios --------------------------------------------------------------------------------
+
+
+def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
+    a, b = _on_common_rows(pair, _quantity(pair.a, metric), _quantity(pair.b, metric))
+    pairs = Pairs.of(*a, *b) if pair.paired else None
+    change = None if pairs is None else ratio_of_means(pairs, confidence=settings.confidence)
+    return MetricChange(metric, *_estimates(metric, a, b, settings), change)
+
+
+def _quantity(side: LabelledRun, metric: str) -> Attempts:
+    """Return tokens and seconds of each attempt, US dollars of each row."""
+    if metric == "cost_per_row":
+        return side.row_costs()
+    if metric == "tokens":
+        return side.recorded("tokens")
+    milliseconds, rows = side.recorded("duration_ms")
+    return Attempts(milliseconds / 1000, rows)

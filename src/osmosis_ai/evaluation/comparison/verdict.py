@@ -1,0 +1,246 @@
+"""Is B better than A? One sentence, which says "can not be told" when that is the truth.
+
+B is better or worse where the interval of the difference leaves out none, after Holm's adjustment where several
+candidates were tried, and where no score of the unscored attempts could turn it round. Whatever else stands in the
+sentence is what a reader needs to doubt it: the interval, how many rows, what the runs could have shown at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.evaluation.comparison.metric_changes import described
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
+    from osmosis_ai.evaluation.comparison.numbers import Difference
+
+Direction = Literal["better", "worse", "unclear"]
+POWER = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class CompareVerdict:
+    """What a comparison comes to.
+
+    Attributes:
+        direction: of the candidate against the baseline.
+        sentence: the same for people.
+        reason: of an unclear one, why; None otherwise.
+        detectable: the smallest difference that so many rows and attempts show in 8 of 10 cases; None where nobody
+            can say.
+    """
+
+    direction: Direction
+    sentence: str
+    reason: str | None = None
+    detectable: float | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "verdict": self.direction,
+            "sentence": self.sentence,
+            "reason": self.reason,
+            "detectable": self.detectable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What has to be known besides the numbers.
+
+    Attributes:
+        a, b: what the runs are called.
+        attempts: on each row, of the baseline and of the candidate.
+        confidence: of the interval.
+        paired: whether the runs are compared row by row.
+        candidates: how many were tried against the baseline.
+        label: what stands at every number of runs that were graded differently.
+    """
+
+    a: str
+    b: str
+    attempts: tuple[int, int]
+    confidence: float
+    paired: bool = True
+    candidates: int = 1
+    label: str | None = None
+
+
+def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
+    """Return what the metric that decides says of the candidate."""
+    change = found.change
+    if change is None:
+        why = "no row has a score in both" if known.paired else "a run has no score"
+        return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
+    direction = direction_of(found, known.confidence)
+    if direction == "unclear":
+        return _not_told(found, change, known)
+    turned = _turned_by_unscored(found, change)
+    if turned is not None:
+        reason = _turned_words(found, change, turned, known)
+        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
+    return CompareVerdict(direction, _told(found, change, direction, known))
+
+
+def direction_of(found: MetricChange, confidence: float) -> Direction:
+    """Return where a change points, as far as its interval, and its p-value among others, tell."""
+    change = found.change
+    if change is None or not change.excludes_none:
+        return "unclear"
+    if change.p_adjusted is not None and change.p_adjusted > 1 - confidence:
+        return "unclear"
+    return "better" if (change.value > change.none) == found.described.higher_is_better else "worse"
+
+
+def change_words(metric: str, number: float | None) -> str:
+    """Return a change of a metric: ``6.2`` of a share, in points; ``0.062`` of a reward; ``1.25`` times."""
+    if number is None:
+        return "–"
+    scale = described(metric).scale
+    if scale != "share":
+        return _rounded(number, 3 if scale == "value" else 2)
+    return _rounded(100 * number, 1)
+
+
+def confidence_words(confidence: float) -> str:
+    """Return ``95 %``."""
+    return f"{100 * confidence:g} %"
+
+
+def rows_words(change: Difference) -> str:
+    """Return ``100 rows``."""
+    return f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
+
+
+# -- sentences -----------------------------------------------------------------------------
+
+
+def _told(found: MetricChange, change: Difference, direction: Direction, known: Circumstances) -> str:
+    if change.kind == "ratio":
+        numbers = _interval(found, change.low, change.high)
+        much = f"its {_named(found.metric)} is {change_words(found.metric, change.value)} times that of {known.a}"
+        return f"{known.b} is {direction}: {much} ({_doubts(change, numbers, known)})."
+    low, high = change.low, change.high
+    if change.value < 0:
+        low, high = (None if end is None else -end for end in (high, low))
+    much = f"{change_words(found.metric, abs(change.value))}{_unit(found.metric)}"
+    return f"{known.b} is {direction} by {much} ({_doubts(change, _interval(found, low, high), known)})."
+
+
+def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> CompareVerdict:
+    value = change_words(found.metric, change.value)
+    signed = f"{'+' if change.value > 0 and change.kind != 'ratio' else ''}{value}{_unit(found.metric)}"
+    numbers = _interval(found, change.low, change.high)
+    reason = f"{signed} ({_doubts(change, numbers, known)})"
+    if change.excludes_none and change.p_adjusted is not None:
+        said = f"{reason}; alone it would count, among {known.candidates} candidates it may be chance."
+        return CompareVerdict("unclear", f"{_untold(known)}: {said}", said)
+    least = _detectable(found, change, known)
+    shown = _shown(found, change, least, known)
+    said = f"{reason}; {shown}" if shown else f"{reason}."
+    return CompareVerdict("unclear", f"{_untold(known)}: {said}", said, least)
+
+
+def _doubts(change: Difference, numbers: str | None, known: Circumstances) -> str:
+    """Return what stands in parentheses: the interval, the rows, and what is unusual."""
+    interval = f"{confidence_words(known.confidence)} interval {numbers}" if numbers else change.reason
+    adjusted = None
+    if change.p_adjusted is not None and known.candidates > 1:
+        adjusted = f"p {p_words(change.p_adjusted)} among {known.candidates} candidates"
+    parts = [interval, rows_words(change), None if known.paired else "unpaired", adjusted, known.label]
+    return ", ".join(filter(None, parts))
+
+
+def p_words(p: float | None) -> str:
+    """Return a p-value with three decimals, and one below as such: ``0.012``, ``< 0.001``."""
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def _interval(found: MetricChange, low: float | None, high: float | None) -> str | None:
+    if low is None or high is None:
+        return None
+    return f"{change_words(found.metric, low)} to {change_words(found.metric, high)}"
+
+
+def _untold(known: Circumstances) -> str:
+    return f"{known.b} and {known.a} can not be told apart"
+
+
+def _shown(found: MetricChange, change: Difference, least: float | None, known: Circumstances) -> str | None:
+    """Say what these rows and attempts would have shown, had it been there."""
+    if least is None:
+        return None
+    a, b = known.attempts
+    design = f"{rows_words(change)} x {a if a == b else f'{a} and {b}'}"
+    if found.described.scale == "share" and least > 1:
+        return f"{design} can hardly show any difference."
+    return f"{design} would have shown {change_words(found.metric, least)}{_unit(found.metric)} or more in 8 of 10 cases."
+
+
+def _detectable(found: MetricChange, change: Difference, known: Circumstances) -> float | None:
+    from osmosis_ai.evaluation.comparison.design import detectable
+    from osmosis_ai.evaluation.variance import VarianceComponents
+
+    if not found.spread:
+        return None
+    # As measured, whatever the attempts: the spread of rows' differences has both parts in it.
+    measured = VarianceComponents(found.spread, None, change.rows, 1.0)
+    return detectable(measured, change.rows, 1, confidence=known.confidence, power=POWER)
+
+
+def _turned_by_unscored(found: MetricChange, change: Difference) -> Difference | None:
+    """Return the bound at which the change points the other way, or nowhere; None where no bound does."""
+    if found.bounds is None:
+        return None
+    against = found.bounds.worst if change.value > 0 else found.bounds.best
+    return against if against.value * change.value <= 0 else None
+
+
+def _turned_words(found: MetricChange, change: Difference, turned: Difference, known: Circumstances) -> str:
+    bounds = found.bounds
+    assert bounds is not None  # `turned` is one of them
+    numbers = _interval(found, change.low, change.high)
+    value = (
+        f"{'+' if change.value > 0 else ''}{change_words(found.metric, change.value)}{_unit(found.metric)}"
+    )
+    other = f"{'+' if turned.value > 0 else ''}{change_words(found.metric, turned.value)}"
+    missing = bounds.unscored_a + bounds.unscored_b
+    return (
+        f"{value} over scored attempts ({_doubts(change, numbers, known)}), but what the {missing:,} unscored ones would "
+        f"have scored can make it {other}."
+    )
+
+
+def _unit(metric: str) -> str:
+    scale = described(metric).scale
+    if scale == "value":
+        return f" in {metric}"
+    if scale == "amount":
+        return f" times the {_named(metric)}"
+    return " points" if metric == "pass_rate" else f" points in {_named(metric)}"
+
+
+def _named(metric: str) -> str:
+    return {
+        "pass_rate": "pass rate",
+        "unscored": "unscored attempts",
+        "failed": "failed attempts",
+        "cost_per_row": "cost of a row",
+    }.get(metric, metric)
+
+
+def _rounded(number: float, digits: int) -> str:
+    """Return a number with so many decimals, one more where it would look like none."""
+    if not math.isfinite(number):
+        return "∞" if number > 0 else "-∞"
+    text = f"{number:,.{digits}f}"
+    if float(text.replace(",", "")) == 0:
+        text = f"{number:.{digits + 1}f}"
+        return f"{0:.{digits}f}" if float(text) == 0 else text
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -124,6 +125,16 @@ def file(name: str, content: str) -> Callable[[Maze], Any]:
     return lambda maze: (maze.workspace.root / name).write_text(content)
 
 
+def without(*names: str) -> Callable[[Maze], Any]:
+    """Take away what a command has written in the mode before."""
+
+    def prepare(maze: Maze) -> None:
+        for path in (maze.workspace.root / name for name in names):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    return prepare
+
+
 def local_run(maze: Maze) -> None:
     if not (maze.workspace.evals_dir / "good").exists():
         write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
@@ -149,6 +160,11 @@ MEMBERSHIPS = together(
     answers("get", "/verify", VERIFIED),
     answers("get", "/workspaces", {"workspaces": [{"id": "ws_1", "name": "fern-lab"}]}),
 )
+
+MULTIPLY = [
+    *(f"configs/{kind}/multiply.toml" for kind in ("eval", "training")),
+    *(f"data/{name}.jsonl" for name in ("multiply", "multiply_train")),
+]
 
 CASES: tuple[Case, ...] = (
     Case("dataset validate sums.jsonl", file("sums.jsonl", jsonl(prompt_rows(20)))),
@@ -230,7 +246,10 @@ CASES: tuple[Case, ...] = (
         "model undeploy maze-lora --yes",
         answers("post", "/models/maze-lora/undeploy", {"id": "lo_1", "status": "inactive"}),
     ),
-    Case("rollout init walker --force"),
+    Case(
+        "rollout init walker",
+        without("rollouts/walker", "configs/eval/walker.toml", "configs/training/walker.toml"),
+    ),
     Case("rollout list", page("/rollouts", "rollouts", ROLLOUT)),
     Case("rollout server list", page("/rollout-servers", "rollout_servers", SERVER)),
     Case(
@@ -240,7 +259,7 @@ CASES: tuple[Case, ...] = (
     Case("rollout server probe calculator", answers("post", "/rollout-servers/calculator/probe", HEALTHY)),
     Case("rollout server remove calculator --yes", answers("delete", "/rollout-servers/calculator", {})),
     Case("template list"),
-    Case("template apply multiply --force"),
+    Case("template apply multiply", without("rollouts/multiply", *MULTIPLY)),
     Case(
         "benchmark list",
         page("/benchmarks", "benchmarks", benchmark_replies.LISTED, benchmark_replies.MINIMAL),
@@ -263,7 +282,7 @@ CASES: tuple[Case, ...] = (
         "benchmark runs stop amber-otter-42 --yes",
         together(_benchmark_run, answers("post", "/benchmark-runs/br_8/stop", {})),
     ),
-    Case("doctor --fix", MEMBERSHIPS),
+    Case("doctor --fix", together(MEMBERSHIPS, without("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md"))),
     Case("env status"),
     Case("whoami", MEMBERSHIPS),
     Case("auth whoami", MEMBERSHIPS),

@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,13 +55,26 @@ _LISTS = {
 
 
 class Maze:
-    """The workspace directory, logged in, with `fern/maze` as its repository."""
+    """The workspace directory, logged in, with `fern/maze` as its repository.
+
+    Attributes:
+        scratch: an empty directory beside it.
+        patch, stack: undone and closed with the test.
+    """
 
     def __init__(
-        self, workspace: WorkspaceDirectory, router: respx.MockRouter, capsys: pytest.CaptureFixture[str]
+        self,
+        workspace: WorkspaceDirectory,
+        router: respx.MockRouter,
+        capsys: pytest.CaptureFixture[str],
+        patch: pytest.MonkeyPatch,
+        stack: ExitStack,
     ) -> None:
         self.workspace = workspace
         self.router = router
+        self.scratch = workspace.root.parent / "scratch"
+        self.patch = patch
+        self.stack = stack
         self._capsys = capsys
         self._routes: dict[tuple[str, str], respx.Route] = {}
 
@@ -119,9 +132,9 @@ def open_maze(
     for name in _POLLING:
         monkeypatch.setattr(importlib.import_module(f"osmosis_ai.cli.{name}"), "POLL_S", 0.0)
     without_waiting = stamina.set_testing(True, attempts=100, cap=True)
-    with without_waiting, respx.mock(assert_all_called=False) as router:
+    with without_waiting, respx.mock(assert_all_called=False) as router, ExitStack() as stack:
         router.route(host="127.0.0.1").pass_through()
-        yield Maze(workspace, router, capsys)
+        yield Maze(workspace, router, capsys, monkeypatch, stack)
 
 
 def sent(route: respx.Route, call: int = -1) -> Any:

@@ -18,7 +18,7 @@ def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
     inputs = {"dataset": {"selected_source_rows": f"0-{len(outcomes) - 1}"}, "n": len(outcomes[0])}
     Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
     records = [
-        _record(row, attempt, outcome)
+        record(row, attempt, outcome)
         for row, attempts in enumerate(outcomes)
         for attempt, outcome in enumerate(attempts)
         if outcome != ""
@@ -37,7 +37,7 @@ def passing(rows: int, attempts: int, passes: int) -> list[list[Outcome]]:
     ]
 
 
-def _record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
+def record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
     failed = isinstance(outcome, str)
     return TerminalRecord(
         row_index=row,

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run"]
 LOOK_TIMEOUT_S = 5.0
+_LISTED_BY: Mapping[Kind, str] = {
+    "eval": "eval list",
+    "train": "train list",
+    "dataset": "dataset list",
+    "model": "model list",
+    "benchmark": "benchmark list",
+    "benchmark_run": "benchmark runs list",
+}
 _LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
 
 
@@ -32,7 +40,7 @@ def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIME
 
 
 def suggestion(client: PlatformClient, path: str) -> str | None:
-    """Return a hint with the names that were perhaps meant by a call that found nothing.
+    """Return a hint with the names that were perhaps meant by a call that found nothing, or where names are listed.
 
     Args:
         client: the platform.
@@ -49,8 +57,8 @@ def suggestion(client: PlatformClient, path: str) -> str | None:
     try:
         near = get_close_matches(name, names_of(client, kind), n=_SUGGESTED, cutoff=_LIKENESS)
     except OsmosisError:
-        return None
-    return f"did you mean {' or '.join(near)}?" if near else None
+        near = []
+    return f"did you mean {' or '.join(near)}?" if near else f"see what there is: `osmosis {_LISTED_BY[kind]}`"
 
 
 def _asked(path: str) -> tuple[Kind, str] | None:

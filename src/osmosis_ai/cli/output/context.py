@@ -142,6 +142,9 @@ class OutputContext:
         facts: dict[str, Any] = {"summary": dict(summary or {}), "notes": [*notes], "warnings": [*warnings]}
         if self.mode == "plain":
             self._write_confirmation(message, **facts)
+        elif self.mode == "rich":
+            # What is agreed to stands above, in tables.
+            self._write_confirmation(message, summary={}, notes=(), warnings=())
         raise InteractiveRequiredError(
             "Use --yes to confirm in non-interactive mode.",
             details={"prompt": message, **{key: value for key, value in facts.items() if value}},

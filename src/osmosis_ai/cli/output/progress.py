@@ -82,6 +82,7 @@ class LineProgress:
         self._clock = clock
         self._said_step = 0
         self._said_at = clock()
+        self._said = ""
         self._unsaid: str | None = None
 
     def update(
@@ -94,7 +95,7 @@ class LineProgress:
         line = self._line(completed, note)
         if step > self._said_step or self._clock() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
-        else:
+        elif line != self._said:
             self._unsaid = line
 
     def finish(self) -> None:
@@ -104,7 +105,7 @@ class LineProgress:
 
     def _say(self, line: str, step: int) -> None:
         self._write(line)
-        self._said_step, self._said_at, self._unsaid = step, self._clock(), None
+        self._said, self._said_step, self._said_at, self._unsaid = line, step, self._clock(), None
 
     def _line(self, completed: float, note: str) -> str:
         parts = [f"{self._description}: {formats.amount(completed, self._total, self._unit)}"]

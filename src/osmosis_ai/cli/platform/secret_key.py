@@ -25,10 +25,11 @@ def rotate() -> OperationResult:
             "set them again.",
             code="SECRETS_DAMAGED",
         )
+    secrets = "secret" if done.resealed == 1 else "secrets"
     kept = f", {done.forgotten} replaced earlier forgotten" if done.forgotten else ""
     return OperationResult(
         operation="platform.secret-key.rotate",
-        message=f"Rotated the secret key: {done.resealed} secrets sealed anew{kept}.",
+        message=f"Rotated the secret key: {done.resealed} {secrets} sealed anew{kept}.",
         resource={
             "resealed": done.resealed,
             "forgotten_keys": done.forgotten,

@@ -1,0 +1,106 @@
+"""Logging in and out, first steps, this installation, workspaces, and what the `.env` may do."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from tests.cli.golden_cases import MEMBERSHIPS, Case, answers, file, together
+from tests.cli.maze import Maze
+from tests.logins import FERN, LATER, MARA, NEW_TOKEN, save_login
+
+LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": "fern/maze"}}
+AUTHORIZED = {
+    "device_code": "dc_canary",
+    "user_code": "WXYZ-1234",
+    "verification_uri": f"{FERN}/device",
+    "verification_uri_complete": f"{FERN}/device?code=WXYZ-1234",
+    "expires_in": 600,
+    "interval": 5,
+}
+ISSUED = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
+ENV = """\
+OPENAI_API_KEY=sk-golden-canary
+OPENAI_BASE_URL=https://models.fern.example/v1
+LD_PRELOAD=/canary.so
+"""
+
+
+class Terminal(io.StringIO):
+    """Standard input with a person at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def login_saved(maze: Maze) -> None:
+    maze.patch.setenv("OSMOSIS_TOKEN_STORE", "file")
+    save_login()
+
+
+revoked = together(login_saved, answers("delete", "/tokens/ct_01J8", {}), MEMBERSHIPS)
+by_device = together(
+    revoked,
+    answers("post", "/device/authorize", AUTHORIZED),
+    answers("post", "/device/token", ISSUED),
+)
+
+
+def somebody_answers(*typed: str) -> Callable[[Maze], Any]:
+    """Let a person be there who types these lines."""
+
+    def prepare(maze: Maze) -> None:
+        answers = iter(typed)
+        maze.patch.setattr("sys.stdin", Terminal())
+        maze.patch.setattr("osmosis_ai.cli.typed_line.ask_shown", lambda output, question: next(answers))
+        maze.patch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
+
+    return prepare
+
+
+def env_allowed(maze: Maze) -> None:
+    from osmosis_ai.services.env.files import allow_env_file
+
+    file(".env", ENV)(maze)
+    allow_env_file(None)
+
+
+def up_to_date(maze: Maze) -> None:
+    """Let this installation be one of a wheel beside which there is nothing newer."""
+    from osmosis_ai.installation import InstallationSource
+    from osmosis_ai.services.upgrade import UpgradeReport
+
+    source = InstallationSource(kind="wheel", location="/wheels/osmosis_ai-0.3.14-py3-none-any.whl")
+    report = UpgradeReport(source, "pip", latest_version="0.3.14")
+    maze.patch.setattr("osmosis_ai.services.upgrade.__version__", "0.3.14")
+    maze.patch.setattr("osmosis_ai.services.upgrade.upgrade", lambda: report)
+
+
+CASES = (
+    Case(f"login --token {NEW_TOKEN}", revoked),
+    Case("logout --yes", revoked),
+    Case("auth login --force --no-browser", together(by_device, somebody_answers())),
+    Case("auth logout --all --yes", revoked),
+    Case(
+        "quickstart",
+        together(
+            login_saved,
+            answers("get", "/workspaces", {"workspaces": [LAB]}),
+            answers(
+                "get",
+                "/quickstart",
+                {"repo": {"connected": True, "full_name": "fern/maze"}, "billing_ready": True},
+            ),
+            answers("post", "/quickstart", {}),
+            somebody_answers("Evaluate an agent", "multiply numbers"),
+        ),
+    ),
+    Case("upgrade", up_to_date),
+    Case(
+        "workspace switch fern-lab",
+        together(MEMBERSHIPS, answers("get", "/workspaces", {"workspaces": [LAB]})),
+    ),
+    Case("env allow", file(".env", ENV)),
+    Case("env revoke", env_allowed),
+)

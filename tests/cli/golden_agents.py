@@ -1,0 +1,215 @@
+"""Agents and judges on this machine: a model that is a stand-in, rows that are always the same."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.cli.golden_cases import Case, file, together, without
+from tests.cli.maze import Maze
+from tests.datasets.builders import jsonl
+from tests.evaluation.rollouts import write_rollout
+from tests.rubric.judge_server import running_judge
+from tests.rubric.serving import serving
+from tests.standin_model import Reply, StandInModel
+from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING
+
+AGENT = '''
+from osmosis_ai import osmosis_reward
+from osmosis_ai.rollout import RolloutAgentLoop
+
+class Echo(RolloutAgentLoop):
+    """Answers with what the model says."""
+
+    name = "echo"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        if messages[-1]["content"] == "raise":
+            raise ValueError("no answer")
+        reply = await ctx.chat(messages, **ctx.request.completion_params)
+        return ctx.complete([*messages, reply.message], reward=0.25)
+
+agent_loop = Echo()
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str == ground_truth else 0.0
+'''
+ROWS = jsonl(
+    [
+        {"system_prompt": "Be brief.", "user_prompt": word, "ground_truth": "ok"}
+        for word in ("one", "two", "raise")
+    ]
+)
+RUBRICS = """\
+version: 1
+rubrics:
+- id: clarity
+  rubric: Judge the clarity.
+  model_info: {provider: openai, model: gpt-5-mini}
+  score_max: 10
+"""
+RECORDS = jsonl(
+    [
+        {"id": "r1", "rubric_id": "clarity", "solution_str": "one [score 2]"},
+        {"id": "r2", "rubric_id": "clarity", "solution_str": "two [score 8]"},
+    ]
+)
+
+
+def loop(maze: Maze) -> None:
+    """Let an agent loop, its rows and its model be there."""
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    model = maze.stack.enter_context(serving(StandInModel(lambda _: Reply(content="ok", usage=usage))))
+    maze.patch.setenv("OPENAI_BASE_URL", model.base_url)
+    maze.patch.setenv("OPENAI_API_KEY", "sk-golden-canary")
+    maze.patch.setattr(sys, "path", sys.path[:])
+    sys.modules.pop("golden_loop", None)
+    together(file("golden_loop.py", AGENT), file("rows.jsonl", ROWS))(maze)
+
+
+def judged(maze: Maze) -> None:
+    """Let records, their rubric and its judge be there."""
+    judge = maze.stack.enter_context(running_judge())
+    maze.patch.setenv("OPENAI_BASE_URL", judge.base_url)
+    maze.patch.setenv("OPENAI_API_KEY", "sk-golden-canary")
+    together(file("rubric_configs.yaml", RUBRICS), file("records.jsonl", RECORDS), without("results.json"))(
+        maze
+    )
+
+
+def asked_to_end_at_once(maze: Maze) -> None:
+    maze.patch.setattr(
+        "osmosis_ai.rollout.loop.server.serve.AgentServer.run", lambda server, say: server.listener.close()
+    )
+
+
+def checked(maze: Maze) -> None:
+    together(file("configs/eval/multiply.toml", MINIMAL_EVAL), file("data/multiply.jsonl", ROWS))(maze)
+
+
+def evaluated(maze: Maze) -> None:
+    """Let an evaluation of two rows be over as soon as it has begun."""
+    from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+    from osmosis_ai.evaluation.metrics import MetricsAccumulator
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
+    from tests.evaluation.recorded_runs import record
+
+    checked(maze)
+    write_rollout(maze.workspace.rollouts_dir / "multiply")
+    maze.patch.setenv("OPENAI_API_KEY", "sk-golden-canary")
+    directory = maze.workspace.evals_dir / "calm-fern-1"
+    outcomes = [[1.0, 0.0], [1.0, "agent"]]
+
+    async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult:
+        plan = RunPlan("calm-fern-1", directory, "openai/gpt-5-mini", 2, 3, 2, 4, 4, 0, False, False, None)
+        hooks.plan(plan)
+        hooks.stage("starting the rollout's server")
+        metrics = MetricsAccumulator(rows=2, n=2)
+        for row, attempts in enumerate(outcomes):
+            for attempt, outcome in enumerate(attempts):
+                metrics.add_record(record(row, attempt, outcome))
+        return EvalRunResult(
+            prepared,
+            RunSummary(
+                run_dir=directory,
+                local_run_id="0" * 32,
+                run_name="calm-fern-1",
+                total_work_items=4,
+                dispatched=4,
+                succeeded=3,
+                failed=1,
+                skipped=0,
+                pending=0,
+                resumed=0,
+                stop=None,
+                duration_ms=61500,
+                metrics=metrics.summary(),
+                failures=(),
+                rows=prepared.selection.drawn,
+            ),
+        )
+
+    maze.patch.setattr("osmosis_ai.services.eval_runs.run.run_eval", run_eval)
+
+
+def shown(maze: Maze) -> None:
+    """Let the demo's evaluation be over as soon as it has begun."""
+    from osmosis_ai.services import demo
+    from osmosis_ai.services.demo import DemoOutcome, Scratch
+    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, Message
+
+    def run(scratch: Scratch, *, tell: Callable[[str], None], **_: Any) -> DemoOutcome:
+        tell("$ osmosis eval submit configs/eval/multiply.toml")
+        results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
+        sample = DemoSample(
+            row_index=3,
+            run_index=0,
+            reward=1.0,
+            label="6",
+            trajectory=results / "trajectories" / "row_3_run_0.json",
+            messages=(Message("user", "Compute 2 * 3."), Message("assistant", "#### 6")),
+        )
+        counts = {"planned": 4, "scored": 4}
+        evaluation = DemoEvaluation(
+            status=0,
+            results=results,
+            metrics={"summary": {}, "estimates": {"counts": counts}},
+            sample=sample,
+            run={"run_name": "demo", "metrics": {}},
+        )
+        return DemoOutcome(scratch, evaluation)
+
+    shutil.rmtree(maze.scratch, ignore_errors=True)
+    maze.patch.setattr(demo, "run_demo", run)
+    maze.patch.setattr("osmosis_ai.cli.demo._program", lambda: "osmosis")
+
+
+def sized(maze: Maze) -> None:
+    """Let a model's sizes be known without laying it out, which takes torch."""
+    from osmosis_ai.training.runs.memory_estimate import ModelShape
+
+    shape = ModelShape(
+        parameters=8_190_735_360,
+        outside_layers=1_244_659_712,
+        adapted_parameters=6_945_767_424,
+        adapter_parameters=87_293_952,
+        layers=36,
+        hidden=4096,
+        vocabulary=151936,
+        intermediate=12288,
+        query_width=4096,
+        key_width=1024,
+    )
+    file("configs/training/multiply.toml", MINIMAL_TRAINING)(maze)
+    maze.patch.setattr("osmosis_ai.training.require_train_extra", lambda: None)
+    maze.patch.setattr("osmosis_ai.services.training_runs.estimate._local_source", lambda model_path: "here")
+    maze.patch.setattr(ModelShape, "read", lambda model_path, settings: shape)
+
+
+CASES = (
+    Case("validate -m golden_loop:agent_loop", loop),
+    Case("test -m golden_loop:agent_loop -d rows.jsonl --model openai/gpt-5-mini", loop),
+    Case(
+        "eval -m golden_loop:agent_loop -d rows.jsonl --eval-fn golden_loop:exact --model openai/gpt-5-mini --name echo-1",
+        loop,
+    ),
+    Case(
+        "serve -m golden_loop:agent_loop --local --host 127.0.0.1 --port 0",
+        together(loop, asked_to_end_at_once),
+    ),
+    Case("eval run configs/eval/multiply.toml --yes", evaluated),
+    Case("eval rubric -d records.jsonl -r clarity -o results.json", judged),
+    Case("eval-rubric --rubric clarity --data records.jsonl -o results.json", judged),
+    Case("preview --path rubric_configs.yaml", judged),
+    Case("check --no-import", checked),
+    Case("demo --keep-dir ../scratch", shown),
+    Case("train estimate configs/training/multiply.toml --gpu H100", sized),
+)

@@ -1,0 +1,134 @@
+"""`osmosis platform …`: a platform of this machine whose people, tokens and repositories are always the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from osmosis_ai.platform.accounts import bootstrap
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db import tables
+from osmosis_ai.platform.offboarding import Offboarding
+from osmosis_ai.platform.process_state import PlatformProcess
+from osmosis_ai.platform.services import PlatformServices, build_services
+from tests.cli.golden_cases import Case, together
+from tests.cli.maze import Maze
+from tests.logins import hash_passwords_quickly
+from tests.platform.databases import put_migrated_database
+
+NOW = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
+AGENTS = "https://git.fern.example/agents.git"
+TOKEN_ID = "tok_0123456789abcdef01234567"
+PROCESS = PlatformProcess(
+    pid=4711,
+    started_at="2026-10-02T07:00:00Z",
+    version="0.3.14",
+    url="https://osmosis.fern.example",
+    local_url="https://osmosis.fern.example",
+)
+
+
+def here(maze: Maze) -> None:
+    """Let a platform be in this machine's home, the same for every command, with a clock that stands."""
+    hash_passwords_quickly(maze.patch)
+    maze.patch.setattr(SystemClock, "now", lambda _: NOW)
+    shutil.rmtree(maze.scratch, ignore_errors=True)
+    for path, content in _home().items():
+        (maze.scratch / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (maze.scratch / path).write_bytes(content)
+    maze.patch.setenv("OSMOSIS_HOME", str(maze.scratch / "platform"))
+
+
+@cache
+def _home() -> dict[Path, bytes]:
+    """The files of a platform with two people, two workspaces, a token and a repository."""
+    with TemporaryDirectory() as directory:
+        home = Path(directory) / "platform"
+        put_migrated_database(home)
+        services = build_services(PlatformConfig(home=home))
+        _people(services)
+        services.db.dispose()
+        return {path.relative_to(directory): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+def _people(services: PlatformServices) -> None:
+    bootstrap(services.db, services.clock)
+    accounts, workspaces = services.accounts, services.workspaces
+    mara = accounts.create_user("mara@fern.example", name="Mara")
+    accounts.create_user("tom@fern.example")
+    fern = workspaces.create("fern")
+    workspaces.add_member(fern.id, mara.id, "owner")
+    token, _ = accounts.create_token(mara.id, name="laptop")
+    workspaces.connect_repository(fern.id, "fern/agents", AGENTS, also_known_as=[], default_branch=None)
+    Offboarding(services.db, services.clock, accounts).disable("tom@fern.example")
+    with services.db.transaction() as session:
+        row = session.get(tables.DbToken, token.id)
+        assert row is not None
+        row.id = TOKEN_ID
+
+
+def runs(maze: Maze) -> None:
+    """Let the platform of this machine be one that runs."""
+    maze.patch.setattr("osmosis_ai.platform.process_state.running_platform", lambda home: PROCESS)
+    maze.patch.setattr("osmosis_ai.platform.process_state.stop_platform", lambda home, timeout_s: PROCESS)
+    maze.router.get("https://osmosis.fern.example/health").respond(json={})
+
+
+def starts(maze: Maze) -> None:
+    """Let a platform start here for the first time, and be asked to end at once."""
+
+    @contextmanager
+    def run_platform(config: PlatformConfig) -> Iterator[Any]:
+        first = SimpleNamespace(email="admin@localhost", password="moss-fern-7", workspace_name="default")
+        yield SimpleNamespace(config=config, process=PROCESS, first_login=first, wait=lambda: None)
+
+    maze.patch.setattr("osmosis_ai.platform.server.run_platform", run_platform)
+
+
+def no_home(maze: Maze) -> None:
+    maze.patch.setenv("OSMOSIS_HOME", str(maze.scratch / "another"))
+
+
+def backed_up(maze: Maze) -> None:
+    from osmosis_ai.platform.backup import create_backup
+    from osmosis_ai.platform.config import from_environment
+
+    create_backup(from_environment(), maze.scratch / "kept.tar", overwrite=True)
+
+
+def at(command: str, *more: Callable[[Maze], Any]) -> Case:
+    return Case(f"platform {command}", together(here, *more))
+
+
+CASES = (
+    at("start --port 8733", starts),
+    at("status", runs),
+    at("stop", runs),
+    at("backup kept.tar --force"),
+    at("restore ../scratch/kept.tar", backed_up, no_home),
+    at(f"connect {AGENTS} --identity fern/agents --workspace fern --branch main --no-check"),
+    at("disconnect fern/agents --yes"),
+    at("repository list"),
+    at("member add fern tom@fern.example --role admin"),
+    at("member remove fern mara@fern.example --yes"),
+    at("secret-key rotate"),
+    at("token create --user mara@fern.example --name ci"),
+    at("token list"),
+    at(f"token revoke {TOKEN_ID} --yes"),
+    at("user add ada@fern.example --name Ada --workspace fern"),
+    at("user list"),
+    at("user password mara@fern.example"),
+    at("user disable mara@fern.example --yes"),
+    at("user enable tom@fern.example"),
+    at("user remove mara@fern.example --yes"),
+    at("workspace add moss --owner mara@fern.example"),
+    at("workspace list"),
+)

@@ -1,0 +1,245 @@
+"""Submits, uploads and downloads: a platform and a store that answer what is written here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from tests.cli import benchmark_replies, eval_replies, test_dev_server, train_replies
+from tests.cli.eval_submits import commit, store_secrets
+from tests.cli.golden_cases import ENDED, TRAINING_ID, TRAINING_RUN, Case, answers, file, together
+from tests.cli.maze import Maze, replies
+from tests.cli.test_benchmark_submit import SUBMITTED as BENCHMARK_SUBMITTED
+from tests.cli.test_benchmark_submit import TEXT as BENCHMARK
+from tests.cli.test_dataset_transfer import dataset
+from tests.cli.test_eval_retry import CHECK, OURS
+from tests.cli.test_eval_upload import Importer
+from tests.cli.test_model_download import offer as offer_adapter
+from tests.cli.test_resubmit import OURS as RESUBMITTED
+from tests.cli.test_resubmit import VERDICT
+from tests.cli.test_train_compare import offer_both
+from tests.datasets.builders import jsonl, prompt_rows
+from tests.logins import VERIFIED
+from tests.platform.local_runs import LocalRun
+
+STORE = "https://store.fern.example"
+SUBMITTED = {"id": "er_9", "name": "copper-finch", "status": "pending", "created_at": "2026-10-02T08:00:00Z"}
+EVAL_CONFIG = """\
+[experiment]
+rollout = "multiply"
+entrypoint = "main.py"
+model_path = "openai/gpt-5-mini"
+dataset = "maze-walks"
+
+[evaluation]
+limit = 10
+
+[secrets]
+required = ["OPENAI_API_KEY"]
+"""
+DEV_SERVER = {
+    "id": "ds_1",
+    "name": "maze",
+    "url": "https://ds-1.fern.example",
+    "status": "running",
+    "expires_at": "2026-10-03T07:00:00Z",
+}
+EVAL_FILES = {"metrics.json": b'{"summary": {}}\n'}
+BENCHMARK_FILES = {"summary.csv": b"agent,pass_at_1\n"}
+
+
+class Store:
+    """A store of the platform's: it gives what it has and takes what it is sent."""
+
+    def __init__(self, maze: Maze, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            maze.router.get(self.signed(path)).respond(content=content)
+        maze.router.put(url__startswith=STORE).respond(headers={"ETag": '"1"'})
+
+    def signed(self, path: str) -> str:
+        return f"{STORE}/{path}"
+
+
+def committed(maze: Maze) -> None:
+    """Let everything be committed and pushed, so that runs can be of it."""
+    maze.patch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda identity, sha: "present")
+    commit(maze)
+
+
+def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
+    """Let a config be there whose code imports, on a platform that has all it names."""
+
+    def prepare(maze: Maze) -> None:
+        from osmosis_ai.services.rollouts.preflight import ImportOutcome
+
+        file(config, text)(maze)
+        committed(maze)
+        imported = ImportOutcome("imported", "rollouts/multiply/main.py")
+        maze.patch.setattr("osmosis_ai.services.runs.submit._import_code", lambda *_, **__: imported)
+        store_secrets(maze, ("OPENAI_API_KEY", "workspace"))
+        # As the hosted service, which cannot be asked beforehand.
+        maze.post(f"/{kind}/check").respond(404, html="<h1>404</h1>")
+        maze.post(f"/{kind}").respond(json=SUBMITTED)
+        answers(
+            "get", "/datasets/maze-walks", {"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
+        )(maze)
+
+    return prepare
+
+
+def downloadable(run: str, files: Mapping[str, bytes]) -> Callable[[Maze], Any]:
+    """Let the store have the files of a run."""
+
+    def prepare(maze: Maze) -> None:
+        store = Store(maze, files)
+
+        def sign(request: httpx.Request) -> httpx.Response:
+            items = json.loads(request.content)["items"]
+            return httpx.Response(
+                200, json={"items": [{**item, "url": store.signed(item["path"])} for item in items]}
+            )
+
+        listed = [{"path": path, "size": len(content)} for path, content in files.items()]
+        maze.get(f"/{run}/manifest").respond(json={"files": listed, "totals": {"files": len(listed)}})
+        maze.post(f"/{run}/download-urls").mock(side_effect=sign)
+
+    return prepare
+
+
+def dataset_here_and_there(maze: Maze) -> None:
+    content = jsonl(prompt_rows(20))
+    file("sums.jsonl", content)(maze)
+    store = Store(maze, {"sums.jsonl": content.encode()})
+    upload = {"presigned_url": store.signed("up"), "upload_headers": {}}
+    maze.post("/datasets").respond(json=dataset(status="pending", upload=upload))
+    maze.post("/datasets/ds_7/complete").respond(json=dataset(file_size=len(content), file_format="jsonl"))
+    maze.get("/datasets/sums").respond(
+        json=dataset(status="uploaded", file_format="jsonl", file_size=len(content))
+    )
+    maze.get("/datasets/ds_7/download").respond(
+        json={"presigned_url": store.signed("sums.jsonl"), "filename": "sums.jsonl", "expires_in": 600}
+    )
+
+
+def uploadable(maze: Maze) -> None:
+    maze.patch.setattr("osmosis_ai.services.eval_runs.upload.PARALLEL", 1)
+    directory = maze.workspace.evals_dir / "maze-20261102"
+    shutil.rmtree(directory, ignore_errors=True)
+    LocalRun().write(directory.parent)
+    Importer(maze, Store(maze, {}), directory)  # type: ignore[arg-type]
+
+
+def develops(maze: Maze) -> None:
+    committed(maze)
+    maze.patch.chdir(maze.workspace.rollouts_dir / "multiply")
+    answers("get", "/verify", VERIFIED)(maze)
+    maze.post("/dev-rollout-server").respond(json=test_dev_server.REPLY)
+
+
+def adapter(maze: Maze) -> None:
+    shutil.rmtree(maze.workspace.root / ".osmosis" / "models", ignore_errors=True)
+    offer_adapter(maze)
+
+
+def logs(maze: Maze) -> None:
+    lines = [
+        {"timestamp": "2026-10-02T07:00:00Z", "message": "ready"},
+        {"timestamp": None, "message": "row 3"},
+    ]
+    maze.get("/dev-rollout-server/ds_1/logs").respond(json={"logs": lines})
+
+
+def resubmittable(kind: str, detail: Mapping[str, Any]) -> Callable[[Maze], Any]:
+    def prepare(maze: Maze) -> None:
+        maze.get(f"/{kind}/amber").respond(json=dict(detail))
+        secrets = [{"id": "s", "name": "SEARCH_KEY", "scope": "workspace"}]
+        maze.get("/environment-secrets").respond(json={"environment_secrets": secrets})
+        maze.post(f"/{kind}/check").respond(json=VERDICT)
+        maze.post(f"/{kind}").respond(json=SUBMITTED)
+
+    return prepare
+
+
+def trained(maze: Maze) -> None:
+    """Let a training run end while it is watched."""
+    run = f"/training-runs/{TRAINING_ID}"
+    under_way = {**train_replies.DETAIL, "training_run": {**train_replies.OWN, "name": "copper-finch"}}
+    maze.get("/training-runs/copper-finch").side_effect = replies(under_way, TRAINING_RUN)
+    maze.get(run).side_effect = replies(under_way, TRAINING_RUN)
+    maze.get(f"{run}/metrics").respond(json=train_replies.METRICS)
+    maze.get(f"{run}/checkpoints").respond(json=train_replies.CHECKPOINTS)
+
+
+_TRAINING_AGAIN = {
+    **train_replies.DETAIL,
+    "config": {"training": {"lr": 1e-6}},
+    "resolved_secret_scopes": {"SEARCH_KEY": "workspace"},
+}
+_STEP = {"id": "tr_8", "name": "copper-finch", "status": "pending", "step": 40}
+
+CASES = (
+    Case("dataset upload sums.jsonl --yes", dataset_here_and_there),
+    Case("dataset download sums --output downloaded.jsonl --overwrite", dataset_here_and_there),
+    Case(
+        "eval submit configs/eval/maze.toml --yes",
+        submittable("eval-runs", "configs/eval/maze.toml", EVAL_CONFIG),
+    ),
+    Case("eval resubmit amber --yes", resubmittable("eval-runs", RESUBMITTED)),
+    Case(
+        "eval retry amber --yes",
+        together(
+            lambda maze: maze.get("/eval-runs/amber").respond(
+                json=eval_replies.run("finished"), headers=OURS
+            ),
+            answers("post", "/eval-runs/er_8/retry/check", CHECK),
+            answers("post", "/eval-runs/er_8/retry", SUBMITTED),
+        ),
+    ),
+    Case(
+        "eval download amber --overwrite",
+        together(
+            answers("get", "/eval-runs/amber", eval_replies.run("finished")),
+            downloadable("eval-runs/er_8/samples", EVAL_FILES),
+        ),
+    ),
+    Case("eval upload maze-20261102", uploadable),
+    Case(
+        "train submit configs/training/maze.toml --yes",
+        submittable("training-runs", train_replies.CONFIG, train_replies.TEXT),
+    ),
+    Case("train resubmit amber --yes", resubmittable("training-runs", _TRAINING_AGAIN)),
+    Case("train resume copper-finch", answers("post", "/training-runs/copper-finch/resume", _STEP)),
+    Case("train watch copper-finch", trained),
+    Case("train compare old new", offer_both),
+    Case("model download maze-lora", adapter),
+    Case(
+        "benchmark submit configs/benchmark/toy.toml --yes",
+        together(
+            lambda maze: (maze.workspace.root / "configs/benchmark").mkdir(exist_ok=True),
+            file("configs/benchmark/toy.toml", BENCHMARK),
+            lambda maze: store_secrets(
+                maze, *((name, "workspace") for name in ("OPENAI_API_KEY", "FERN_KEY", "GRADER_KEY"))
+            ),
+            answers("get", "/verify", VERIFIED),
+            answers("post", "/benchmark-runs", BENCHMARK_SUBMITTED),
+        ),
+    ),
+    Case(
+        "benchmark runs download amber --overwrite",
+        together(
+            answers("get", "/benchmark-runs/amber", {"benchmark_run": {**benchmark_replies.RUN, **ENDED}}),
+            downloadable("benchmark-runs/br_8/outputs", BENCHMARK_FILES),
+        ),
+    ),
+    Case("dev server up", develops),
+    Case(
+        "dev server down ds_1",
+        answers("delete", "/dev-rollout-server/ds_1", {"id": "ds_1", "status": "stopped"}),
+    ),
+    Case("dev server list", answers("get", "/dev-rollout-server", {"dev_rollout_servers": [DEV_SERVER]})),
+    Case("dev server logs ds_1 --no-follow", logs),
+)

@@ -42,7 +42,8 @@ def test_plain_writes_it_to_stderr(cli: Cli) -> None:
 
 
 def test_rich_without_a_terminal_does_not_ask(cli: Cli) -> None:
-    assert cli("fleet", "sink") == (1, "", "Error: Use --yes to confirm in non-interactive mode.\n")
+    said = "Confirmation required: Sink the Argo?\nError: Use --yes to confirm in non-interactive mode.\n"
+    assert cli("fleet", "sink") == (1, "", said)
 
 
 @pytest.mark.parametrize(

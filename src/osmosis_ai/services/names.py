@@ -57,8 +57,10 @@ def suggestion(client: PlatformClient, path: str) -> str | None:
     try:
         near = get_close_matches(name, names_of(client, kind), n=_SUGGESTED, cutoff=_LIKENESS)
     except OsmosisError:
-        near = []
-    return f"did you mean {' or '.join(near)}?" if near else f"see what there is: `osmosis {_LISTED_BY[kind]}`"
+        return None
+    return (
+        f"did you mean {' or '.join(near)}?" if near else f"see what there is: `osmosis {_LISTED_BY[kind]}`"
+    )
 
 
 def _asked(path: str) -> tuple[Kind, str] | None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.lazily import WAITING, import_what_waits
+
 SOAK = bool(os.environ.get("SOAK"))
 """Whether to run what takes long and rarely tells anything, too: ``make soak`` sets it."""
 
@@ -41,11 +43,34 @@ _numbers = itertools.count()
 _AUTHORITY = Path(__file__).with_name("authority.pem")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even read the end-to-end tests where they are left out."""
+    left_out = config.option.markexpr == "not e2e" and collection_path == Path(__file__).with_name("e2e")
+    return True if left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``soak``, unless it is asked for."""
+    """Leave out what is marked ``soak``, unless it is asked for; what imports much comes first.
+
+    A worker begins with one stretch of the list, and what it is ahead of is taken from it at the end: so what comes
+    first is run by one worker, and the others never import torch.
+    """
     if not SOAK:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    items.sort(key=lambda item: not _imports_much(item))
+
+
+def _imports_much(item: pytest.Item) -> bool:
+    return item.get_closest_marker("imports_much") is not None or (
+        isinstance(item, pytest.Function) and item.module.__name__ in WAITING
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        import_what_waits(item.module)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -96,6 +96,7 @@ def test_the_names_of_a_module_whose_path_is_a_package_now_are_found_there() -> 
         ("training.engines", "computes_in_float32"),
     ],
 )
+@pytest.mark.imports_much
 def test_what_helped_a_former_modules_neighbours_is_found_there_too(package: str, name: str) -> None:
     if package.startswith("training."):
         pytest.importorskip("torch")
@@ -103,6 +104,7 @@ def test_what_helped_a_former_modules_neighbours_is_found_there_too(package: str
         assert getattr(import_module(f"osmosis_ai.{package}"), name)
 
 
+@pytest.mark.imports_much
 def test_every_name_of_a_former_module_is_where_the_table_says() -> None:
     pytest.importorskip("torch")
     for package, (home, names) in NAMES_OF_FORMER_MODULES.items():

@@ -13,6 +13,7 @@ from osmosis_ai.services import demo as service
 from osmosis_ai.services.demo import DemoOutcome, Scratch
 from osmosis_ai.services.demo.outcome import DemoEvaluation, TrainedRun
 from tests.cli.conftest import Cli
+from tests.lazily import needs
 
 
 def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored: int) -> DemoEvaluation:
@@ -44,7 +45,7 @@ def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace what takes minutes; return what it was asked for. ``scored`` may be changed."""
-    pytest.importorskip("torch")  # the command refuses to begin without it
+    needs("torch")  # the command refuses to begin without it
     asked: dict[str, Any] = {"scored": 400}
 
     def run(scratch: Scratch, **options: Any) -> DemoOutcome:

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from osmosis_ai.cli.main import main
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.training_runs.estimate import GIB, GPUS, MIB, parse_memory
 from osmosis_ai.training.runs.memory_estimate import ModelShape
+from tests.lazily import needs
 from tests.workspace.builders import make_workspace
+
+needs("torch")
 
 CONFIG = "configs/training/big.toml"
 EIGHT_B = {

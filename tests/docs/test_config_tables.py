@@ -12,6 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.imports_much
 def test_what_the_docs_say_of_config_keys_is_what_the_code_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

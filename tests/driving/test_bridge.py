@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import openai
 import pytest
 import stamina
 
@@ -14,7 +13,11 @@ from osmosis_ai.driving import bridge as bridge_module
 from osmosis_ai.driving.bridge import ModelBridge
 from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
 from tests.driving.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
+from tests.lazily import lazily
 from tests.standin_model import Reply, StandInModel, error_reply
+
+with lazily():
+    import openai
 
 TOOL = {
     "type": "function",

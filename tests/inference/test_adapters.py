@@ -21,10 +21,12 @@ from osmosis_ai.inference.adapters import (
 )
 from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.inference.server import load_parts
+from tests.lazily import lazily
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+with lazily("torch", "transformers", "peft"):
+    import peft
+    import torch
+    import transformers
 
 
 def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:

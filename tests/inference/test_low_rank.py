@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from osmosis_ai.errors import OsmosisError
+from tests.lazily import lazily
+from tests.training.policy_world import MODEL_DIR
 
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+with lazily("torch"):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
 
-from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.inference.low_rank import LowRankUpdate  # noqa: E402
-from osmosis_ai.inference.torch_model import TorchModel  # noqa: E402
-from osmosis_ai.inference.torch_serving import load_served_model  # noqa: E402
-from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter  # noqa: E402
-from tests.training.policy_world import MODEL_DIR  # noqa: E402
+    from osmosis_ai.inference.low_rank import LowRankUpdate
+    from osmosis_ai.inference.torch_model import TorchModel
+    from osmosis_ai.inference.torch_serving import load_served_model
+    from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter
 
 IDS = np.array([[1, 60, 90, 120, 200, 250]])
 

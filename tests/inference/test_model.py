@@ -73,6 +73,7 @@ def test_padding_and_neighbours_leave_no_trace(model: Model) -> None:
     assert np.abs(together[0] - alone[0]).max() < 1e-11
 
 
+@pytest.mark.imports_much
 def test_any_small_qwen3_model_computes_what_transformers_computes(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -175,6 +175,7 @@ def test_the_announcement_is_one_line_of_json() -> None:
     assert (rest, process.returncode) == ("", 0)
 
 
+@pytest.mark.imports_much
 async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from tests.inference.test_adapters import save_adapter
@@ -191,6 +192,7 @@ async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path
     assert after["choices"][0]["logprobs"] != before["choices"][0]["logprobs"]
 
 
+@pytest.mark.imports_much
 async def test_torch_serves_the_same_adapter_with_the_same_probabilities(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ async def test_torch_serves_the_same_adapter_with_the_same_probabilities(
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
 
 
+@pytest.mark.imports_much
 async def test_a_model_that_torch_can_not_load_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(OsmosisError, match=r"the tokenizer of .* can not be loaded"):

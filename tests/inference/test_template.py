@@ -84,6 +84,7 @@ def test_a_broken_template_is_named_as_such() -> None:
         ChatTemplate("{% for %}")
 
 
+@pytest.mark.imports_much
 def test_transformers_renders_the_same(template: ChatTemplate, model_dir: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)

@@ -62,6 +62,7 @@ async def test_it_solves_about_four_multiplications_in_ten_with_its_tool(api: Ch
     assert 0.33 <= sum(outcomes) / len(outcomes) <= 0.47
 
 
+@pytest.mark.imports_much
 def test_transformers_loads_it_and_reads_text_the_same_way(model_dir: Path, tokenizer: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")

@@ -13,10 +13,13 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.template import TemplateError
 from tests.inference.conftest import multiply_tool, question
+from tests.lazily import lazily
 
-transformers = pytest.importorskip("transformers")
+with lazily("transformers"):
+    import transformers
 
-from osmosis_ai.inference.torch_chat import PretrainedChat  # noqa: E402
+    from osmosis_ai.inference.torch_chat import PretrainedChat
+
 
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": '{"a":12,  "b": 34}'}}
 CONVERSATION: list[dict[str, Any]] = [

@@ -17,12 +17,15 @@ from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import generation, multiply_tool, question
+from tests.lazily import lazily
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+with lazily("torch", "transformers"):
+    import torch
+    import transformers
 
-from osmosis_ai.inference.torch_engine import TorchEngine  # noqa: E402
-from osmosis_ai.inference.torch_model import TorchModel  # noqa: E402
+    from osmosis_ai.inference.torch_engine import TorchEngine
+    from osmosis_ai.inference.torch_model import TorchModel
+
 
 WAIT_S = 60.0
 Tokens = dict[Generation, list[SampledToken]]

@@ -14,6 +14,7 @@ from osmosis_ai.platform.db.tables import DbMetricPoint, DbRun
 from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
+from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 
@@ -148,7 +149,7 @@ def test_programs_that_happen_upon_a_page_find_nothing(client: TestClient, membe
 def test_every_list_shows_what_the_workspace_has(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
-    pytest.importorskip("torch")  # without it no training run is accepted
+    needs("torch")  # without it no training run is accepted
     evaluated = submitted(browser, "/api/cli/eval-runs", submit_body(), member)
     trained = submitted(browser, "/api/cli/training-runs", training_body(), member)
     services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", "sk-canary-4711", "user")
@@ -259,7 +260,7 @@ def test_a_run_and_its_retry_lead_to_each_other_and_show_what_they_have_come_to_
 def test_a_training_run_that_can_go_on_shows_the_command(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
-    pytest.importorskip("torch")  # without it no training run is accepted
+    needs("torch")  # without it no training run is accepted
     run = submitted(browser, "/api/cli/training-runs", training_body(), member)
     sign_in(browser)
     again = f"osmosis train resume {run['name']}"
@@ -275,7 +276,7 @@ def test_a_training_run_that_can_go_on_shows_the_command(
 def test_a_training_run_shows_what_its_newest_validation_stands_on(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
-    pytest.importorskip("torch")  # without it no training run is accepted
+    needs("torch")  # without it no training run is accepted
     run = submitted(browser, "/api/cli/training-runs", training_body(), member)
     newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17.0, "samples": 20.0}
     with services.db.transaction() as session:

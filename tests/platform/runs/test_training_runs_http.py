@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-pytest.importorskip("torch")
-
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
@@ -19,6 +17,7 @@ from osmosis_ai.platform.runs.work.training_publisher import ROLLOUTS, TrainingR
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
+from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import (
     Code,
@@ -28,6 +27,8 @@ from tests.platform.evaluations import (
     submit_body,
     training_body,
 )
+
+needs("torch")
 
 RUNS = "/api/cli/training-runs"
 SUBMITS = Submits(RUNS, training_body)

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from osmosis_ai.rollout.model_client import close_shared_connections
-from tests.lazily import Lazily
 from tests.standin_model import StandInModel
-
-litellm = Lazily("litellm")
 
 
 @pytest.fixture
 async def model() -> AsyncIterator[StandInModel]:
+    import litellm
+
     kept = dict(litellm.in_memory_llm_clients_cache.cache_dict)
     async with StandInModel(api_key="K2") as served:
         yield served

@@ -11,13 +11,15 @@ import pytest
 
 from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
 from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
-from tests.lazily import Lazily
+from tests.lazily import lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel, error_reply
 
-agents = Lazily("agents")
-interface = Lazily("agents.models.interface")
-ours = Lazily("osmosis_ai.rollout.integrations.agents.openai_agents")
+with lazily():
+    import agents
+    from agents.models import interface
+
+    from osmosis_ai.rollout.integrations.agents import openai_agents as ours
 
 PROMPT: Any = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
 CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])

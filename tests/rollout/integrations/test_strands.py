@@ -10,13 +10,17 @@ import pytest
 
 from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
 from osmosis_ai.rollout.context import RolloutContext
-from tests.lazily import Lazily
+from tests.lazily import lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel
 
-strands = Lazily("strands")
-models = Lazily("strands.models.model")
-ours = Lazily("osmosis_ai.rollout.integrations.agents.strands")
+with lazily():
+    import strands
+    from strands.models import litellm as litellm_models
+    from strands.models import model as models
+    from strands.types.exceptions import MaxTokensReachedException
+
+    from osmosis_ai.rollout.integrations.agents import strands as ours
 
 PROMPT = [{"role": "system", "content": "You can count."}, {"role": "user", "content": "6 * 7?"}]
 CALL = Reply(content=None, tool_calls=[("multiply", {"a": 6, "b": 7})])
@@ -103,7 +107,7 @@ async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workf
 
     async def run_on(ctx: Any) -> None:
         agent = calculator(messages=ctx.prompt)
-        with pytest.raises(Lazily("strands.types.exceptions").MaxTokensReachedException):
+        with pytest.raises(MaxTokensReachedException):
             await agent.invoke_async()
 
     async def grade(ctx: Any) -> None:
@@ -158,7 +162,7 @@ def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
 
 
 def test_a_second_agent_is_refused_and_one_of_another_model_registers_nothing(model: StandInModel) -> None:
-    other = Lazily("strands.models.litellm").LiteLLMModel(model_id="openai/judge")
+    other = litellm_models.LiteLLMModel(model_id="openai/judge")
 
     assert calculator(model=other).model is other
     with rollout(model) as context:

@@ -282,6 +282,7 @@ def chat_with_template(template: str) -> ChatFormat:
     return PretrainedChat(tokenizer)
 
 
+@pytest.mark.imports_much
 async def test_a_turn_that_the_template_writes_differently_is_realigned() -> None:
     """This template writes a tool call's arguments in its own spelling, as Qwen 2.5's does."""
     spelled = (

@@ -18,12 +18,14 @@ from osmosis_ai.inference.model import Model
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.engines.recording import Recording
 from osmosis_ai.training.objective.sequences import TokenSequence
+from tests.lazily import lazily
 from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, question
 
-torch = pytest.importorskip("torch")
+with lazily("torch"):
+    import torch
 
-from osmosis_ai.inference.torch_engine import TorchEngine  # noqa: E402
-from tests.training.learner_builders import tiny_learner  # noqa: E402
+    from osmosis_ai.inference.torch_engine import TorchEngine
+    from tests.training.learner_builders import tiny_learner
 
 
 @pytest.fixture(params=["numpy", "torch, float64", "torch, float32"])

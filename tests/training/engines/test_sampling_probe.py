@@ -8,27 +8,28 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from osmosis_ai.config.training import TrainingSettings  # noqa: E402
-from osmosis_ai.datasets import DatasetRow  # noqa: E402
-from osmosis_ai.inference.chat_format import BuiltInChat  # noqa: E402
-from osmosis_ai.inference.engine import InferenceEngine  # noqa: E402
-from osmosis_ai.inference.model import Model  # noqa: E402
-from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine  # noqa: E402
-from osmosis_ai.training.engines.sampling_probe import (  # noqa: E402
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.inference.chat_format import BuiltInChat
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
+from osmosis_ai.training.engines.sampling_probe import (
     TOKENS,
     DistributionMismatchError,
     Probe,
     probe,
     probe_prompts,
 )
-from osmosis_ai.training.engines.vllm_engine import VllmEngine  # noqa: E402
-from osmosis_ai.training.learner.learner import Learner  # noqa: E402
-from tests.training.learner_builders import tiny_learner  # noqa: E402
-from tests.training.policy_world import END, MODEL_DIR, question  # noqa: E402
-from tests.training.standin_vllm import KEY, ServingStandIn, StandInVllm, standing_in  # noqa: E402
-from tests.training.truncating_model import QWEN25, TruncatingModel  # noqa: E402
+from osmosis_ai.training.engines.vllm_engine import VllmEngine
+from tests.lazily import lazily
+from tests.training.policy_world import END, MODEL_DIR, question
+from tests.training.standin_vllm import KEY, ServingStandIn, StandInVllm, standing_in
+from tests.training.truncating_model import QWEN25, TruncatingModel
+
+with lazily("torch"):
+    from osmosis_ai.training.learner.learner import Learner
+    from tests.training.learner_builders import tiny_learner
 
 CHAT = BuiltInChat(MODEL_DIR)
 ROWS = [DatasetRow(i, question(11 + i, 34), "374", None) for i in range(32)]

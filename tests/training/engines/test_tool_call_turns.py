@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.batching import Emission, Generation, SampledToken
 from osmosis_ai.inference.engine import Listener
-from osmosis_ai.training.runs.engine_factory import chat_format_of
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
+from tests.lazily import lazily
 from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, PolicyWorld, policy_world, question
+
+with lazily("torch"):
+    from osmosis_ai.training.runs.engine_factory import chat_format_of
 
 ARGUMENTS = {"a": 12, "b": 34}
 SPELLED = '{"a": 12, "b": 34}'

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.learner.checkpoints import CheckpointStore, checkpoints_in
+from tests.lazily import lazily
 
-from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.training.learner.checkpoints import CheckpointStore, checkpoints_in  # noqa: E402
-from tests.training.learner_builders import batch_for, tiny_learner  # noqa: E402
+with lazily("torch"):
+    import torch
+
+    from tests.training.learner_builders import batch_for, tiny_learner
 
 PROVENANCE = {
     "commit": "abc1234",

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.lazily import lazily
 
-from tests.training.learner_builders import tiny_learner  # noqa: E402
-from tests.training.torchrun_member import take_steps  # noqa: E402
+with lazily("torch"):
+    import torch
+
+    from tests.training.learner_builders import tiny_learner
+    from tests.training.torchrun_member import take_steps
+
 
 ROOT = Path(__file__).parents[3]
 NOBODY = "-1"

@@ -9,21 +9,24 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import OsmosisError
+from tests.lazily import lazily
 
-from osmosis_ai.config.training import TrainingSettings  # noqa: E402
-from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.training.learner.forward_backward import ForwardBackward  # noqa: E402
-from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up  # noqa: E402
-from osmosis_ai.training.learner.step_errors import DivergedError  # noqa: E402
-from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits  # noqa: E402
-from tests.training.learner_builders import (  # noqa: E402
-    TINY,
-    as_sampled_by,
-    batch_for,
-    made_up_sequences,
-    tiny_learner,
-)
+with lazily("torch"):
+    import torch
+
+    from osmosis_ai.training.learner.forward_backward import ForwardBackward
+    from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up
+    from osmosis_ai.training.learner.step_errors import DivergedError
+    from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits
+    from tests.training.learner_builders import (
+        TINY,
+        as_sampled_by,
+        batch_for,
+        made_up_sequences,
+        tiny_learner,
+    )
 
 
 def adapter_of(learner):
@@ -312,8 +315,9 @@ CPU_ERROR = RuntimeError(
 )
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), CPU_ERROR])
-def test_out_of_memory_halves_the_micro_batch_once_and_the_step_is_the_same(error, monkeypatch):
+@pytest.mark.parametrize("device", ["CUDA", "CPU"])
+def test_out_of_memory_halves_the_micro_batch_once_and_the_step_is_the_same(device, monkeypatch):
+    error = torch.OutOfMemoryError("CUDA out of memory") if device == "CUDA" else CPU_ERROR
     expected = tiny_learner(micro_batch_tokens=60)
     sequences, advantages = batch_for(expected, 8)
     expected.step(sequences, advantages)

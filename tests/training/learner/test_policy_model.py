@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-constants = pytest.importorskip("huggingface_hub.constants")
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.catalog import built_in_model
+from tests.lazily import lazily
 
-from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.inference.catalog import built_in_model  # noqa: E402
-from osmosis_ai.training.learner.policy_model import model_source  # noqa: E402
+with lazily("torch", "huggingface_hub"):
+    from huggingface_hub import constants
+
+    from osmosis_ai.training.learner.policy_model import model_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -4,18 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+from tests.lazily import lazily
 
-from osmosis_ai.training.objective.batches import (  # noqa: E402
-    UnsampledTokenError,
-    batch_totals,
-    collate,
-    plan_micro_batches,
-    training_rows,
-)
-from tests.training.learner_builders import Sequence  # noqa: E402
+with lazily("torch"):
+    import torch
 
-CPU = torch.device("cpu")
+    from osmosis_ai.training.objective.batches import (
+        UnsampledTokenError,
+        batch_totals,
+        collate,
+        plan_micro_batches,
+        training_rows,
+    )
+    from tests.training.learner_builders import Sequence
 
 
 def sequence(ids, mask, rollout_id="r"):
@@ -25,7 +26,7 @@ def sequence(ids, mask, rollout_id="r"):
 
 def test_targets_are_the_tokens_after_the_columns_and_carry_their_own_logprobs():
     rows, _ = training_rows([sequence([5, 6, 7, 8], [0, 1, 0, 1]), sequence([9, 10], [0, 1])], [1.0, -1.0])
-    batch = collate(rows, CPU)
+    batch = collate(rows, torch.device("cpu"))
     assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
     # Column 1 predicts token 2, which nobody sampled.
     assert batch.columns_K.tolist() == [0, 2]
@@ -53,12 +54,10 @@ def test_a_sequence_in_which_nothing_was_sampled_is_left_out():
     assert (rows, rollouts) == ([], 0)
 
 
-@pytest.mark.parametrize(
-    "broken", [Sequence([1, 2], [0], [0.0, 0.0], [0, 0], "r"), Sequence([1], [0], [0.0], [], "r")]
-)
+@pytest.mark.parametrize("broken", [([1, 2], [0], [0.0, 0.0], [0, 0], "r"), ([1], [0], [0.0], [], "r")])
 def test_lists_of_different_lengths_are_refused(broken):
     with pytest.raises(ValueError, match="differ in length"):
-        training_rows([broken], [1.0])
+        training_rows([Sequence(*broken)], [1.0])
 
 
 def test_as_many_advantages_as_sequences_are_needed():

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.lazily import lazily
 
-from osmosis_ai.training.objective import logprobs as module  # noqa: E402
-from osmosis_ai.training.objective.logprobs import sampled_logprobs  # noqa: E402
+with lazily("torch"):
+    import torch
 
-LOGITS = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
-TARGETS = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(1))
+    from osmosis_ai.training.objective import logprobs as module
+    from osmosis_ai.training.objective.logprobs import sampled_logprobs
+
+
+def setup_module() -> None:
+    global LOGITS, TARGETS
+    LOGITS = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
+    TARGETS = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

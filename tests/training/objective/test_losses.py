@@ -12,23 +12,39 @@ import math
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.lazily import lazily
 
-from osmosis_ai.training.objective.losses import BatchTotals, k3_divergence, policy_loss, truncated_importance  # noqa: E402
+with lazily("torch"):
+    import torch
+
+    from osmosis_ai.training.objective.losses import (
+        BatchTotals,
+        k3_divergence,
+        policy_loss,
+        truncated_importance,
+    )
+
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "gspo"]
 LOW, HIGH = 0.2, 0.28
-TOTALS = BatchTotals(rollouts=2, tokens=5, max_response_length=4)
-MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
-ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
-OLD = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.7, 0.0]], dtype=torch.float64)
-RATIOS = torch.tensor([[1.0, 1.5, 0.5], [2.0, 0.9, 1.0]], dtype=torch.float64)
-LOGPROBS = OLD + RATIOS.log()
 
 
-def loss_of(loss_type: str, logprobs=LOGPROBS, old=OLD, advantages=ADVANTAGES, mask=MASK, **changes):
-    options = {"clip_low": LOW, "clip_high": HIGH, "totals": TOTALS} | changes
-    return policy_loss(loss_type, logprobs, old, advantages, mask, **options)
+def setup_module() -> None:
+    global MASK, ADVANTAGES, OLD, LOGPROBS
+    MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    OLD = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.7, 0.0]], dtype=torch.float64)
+    ratios = torch.tensor([[1.0, 1.5, 0.5], [2.0, 0.9, 1.0]], dtype=torch.float64)
+    LOGPROBS = OLD + ratios.log()
+
+
+def loss_of(loss_type: str, logprobs=None, old=None, advantages=None, mask=None, **changes):
+    given = [
+        default if value is None else value
+        for value, default in ((logprobs, LOGPROBS), (old, OLD), (advantages, ADVANTAGES), (mask, MASK))
+    ]
+    totals = BatchTotals(rollouts=2, tokens=5, max_response_length=4)
+    return policy_loss(loss_type, *given, **{"clip_low": LOW, "clip_high": HIGH, "totals": totals, **changes})
 
 
 def gradient(loss_type: str, **changes):

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, ModelShape, estimate
+from tests.lazily import lazily
 
-from osmosis_ai.config.training import TrainingSettings  # noqa: E402
-from osmosis_ai.errors import OsmosisError  # noqa: E402
-from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, ModelShape, estimate  # noqa: E402
-from tests.training.learner_builders import tiny_learner  # noqa: E402
+with lazily("torch"):
+    from tests.training.learner_builders import tiny_learner
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = TrainingSettings()

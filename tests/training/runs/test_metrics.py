@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.engines.recording import RecordedRollout
-from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.data_order import DataOrder
@@ -34,7 +31,11 @@ from osmosis_ai.training.runs.rollout_batch import (
 )
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule
+from tests.lazily import lazily
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
+
+with lazily("torch"):
+    from osmosis_ai.training.learner.step_metrics import StepMetrics
 
 
 def record(step: int, **metrics: float) -> StepRecord:

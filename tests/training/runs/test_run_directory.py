@@ -102,6 +102,7 @@ def test_a_value_that_this_release_does_not_know_is_refused_by_its_name(tmp_path
             directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
 
 
+@pytest.mark.imports_much
 async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     directory = TrainingDirectory(tmp_path / "run")

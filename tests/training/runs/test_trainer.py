@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
 from osmosis_ai.training.runs.loop_state import (
     REFUSED_STEPS_END,
     SILENT_STEPS_END,
@@ -21,7 +18,11 @@ from osmosis_ai.training.runs.loop_state import (
     NothingToLearnError,
 )
 from osmosis_ai.training.runs.metrics import read_history, series
-from tests.training.loop_world import LoopWorld, NumberLearner, alternating
+from tests.lazily import lazily
+
+with lazily("torch"):
+    from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
+    from tests.training.loop_world import LoopWorld, NumberLearner, alternating
 
 
 def steps(world: LoopWorld) -> list[int]:

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-pytest.importorskip("torch")
-
 from osmosis_ai import training
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
@@ -37,8 +35,11 @@ from osmosis_ai.training.runs.metrics import TRAINING_REWARD, MetricsHistory, St
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
+from tests.lazily import needs
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import experiment, training_body
+
+needs("torch")
 
 RUNS = "/api/cli/training-runs"
 STEPS = 8

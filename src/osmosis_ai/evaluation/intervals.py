@@ -10,6 +10,7 @@ Sources:
         Positive Counts Estimated from Survey Data", Survey Methodology 24(2).
     Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
         Binomial".
+    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
     Kish 1965, "Survey Sampling", section 11.7 (independent units behind unequal weights).
 """
 
@@ -17,11 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 Method: TypeAlias = Literal["student-t", "wilson", "korn-graubard"]
 
 STUDENT_T: Method = "student-t"
+WILSON: Method = "wilson"
 KORN_GRAUBARD: Method = "korn-graubard"
 
 # With fewer clusters away from 0, or from 1, their spread is too badly known to say how much alike they are.
@@ -105,6 +108,23 @@ def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
         at_most=_upper(rate.value, one_sided, 1 - confidence),
         method=KORN_GRAUBARD,
     )
+
+
+def wilson_interval(rate: float, samples: int, confidence: float) -> Interval:
+    """Return Wilson's interval of a rate of independent samples: the rates that the score test does not reject.
+
+    ``(p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)``.
+    """
+
+    def bounds(level: float) -> tuple[float, float]:
+        z = NormalDist().inv_cdf(level)
+        middle, size = rate + z * z / (2 * samples), 1 + z * z / samples
+        half = z * math.sqrt(rate * (1 - rate) / samples + z * z / (4 * samples**2))
+        return max((middle - half) / size, 0.0), min((middle + half) / size, 1.0)
+
+    low, high = bounds((1 + confidence) / 2)
+    at_least, at_most = bounds(confidence)
+    return Interval(low, high, at_least, at_most, WILSON)
 
 
 def _effective_size(rate: ClusteredRate, level: float) -> float:

@@ -60,6 +60,16 @@ class Difference:
             return False
         return self.low > self.none or self.high < self.none
 
+    def times(self, factor: float) -> Difference:
+        """Return the difference of values ``factor`` times as large."""
+        low, high, at_least, at_most = (
+            None if bound is None else bound * factor
+            for bound in (self.low, self.high, self.at_least, self.at_most)
+        )
+        return replace(
+            self, value=self.value * factor, low=low, high=high, at_least=at_least, at_most=at_most
+        )
+
     def reversed(self) -> Difference:
         """Return A against B."""
 

@@ -10,7 +10,9 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
@@ -76,14 +78,24 @@ def row_changes(
 def _fisher_by_row(table: Integers) -> Floats:
     """Return the two-sided p-value of each row's table; rows share few tables, and each is worked out once."""
     import numpy as np
-    from scipy.stats import fisher_exact
 
-    if not table.size:
-        return np.zeros(0)
     distinct, which = np.unique(table, axis=0, return_inverse=True)
-    known = [
-        float(fisher_exact([[passed_a, tried_a - passed_a], [passed_b, tried_b - passed_b]]).pvalue)
-        for passed_a, tried_a, passed_b, tried_b in distinct
-    ]
+    known = [fisher_exact_p(*(int(count) for count in counts)) for counts in distinct]
     by_row: Floats = np.array(known, dtype=np.float64)[which.reshape(-1)]
     return by_row
+
+
+@cache
+def fisher_exact_p(a_passes: int, a_count: int, b_passes: int, b_count: int) -> float:
+    """Return Fisher's exact p-value, two-sided, in whole numbers.
+
+    Of all ways to spread the passes over both runs' attempts, the share of those whose table is no likelier than
+    the one seen.
+    """
+    passes = a_passes + b_passes
+    seen = math.comb(a_count, a_passes) * math.comb(b_count, b_passes)
+    ways = (
+        math.comb(a_count, of_a) * math.comb(b_count, passes - of_a)
+        for of_a in range(max(passes - b_count, 0), min(a_count, passes) + 1)
+    )
+    return sum(way for way in ways if way <= seen) / math.comb(a_count + b_count, passes)

@@ -2,25 +2,52 @@
 
 Where the runs share rows this is too wide (:mod:`~osmosis_ai.evaluation.comparison.differences`).
 
+A t interval needs rows that vary. On a scale where hardly any row of a run is away from an end, and where
+only counts are known, the interval is put together from those of the two rates.
+
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 4.1 (two independent means, clustered errors).
     Welch 1947, "The Generalization of Student's Problem"; Satterthwaite 1946, "An Approximate
         Distribution of Estimates of Variance Components" (its degrees of freedom).
-    Newcombe 1998, "Interval Estimation for the Difference between Independent Proportions", method 10.
+    Newcombe 1998, "Interval Estimation for the Difference between Independent Proportions", method 10
+        (from two Wilson intervals); Zou and Donner 2008, "Construction of Confidence Limits about
+        Effect Measures" (from any two).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.evaluation.comparison.differences import mean_by_row
 from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.intervals import NO_SPREAD, ONE_CLUSTER
-from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.evaluation.intervals import LEAST_VARIED, NO_SPREAD, ONE_CLUSTER, Interval, wilson_interval
+from osmosis_ai.evaluation.statistics import CONFIDENCE, Estimate, estimate_rate
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Labels, Values
+    from osmosis_ai.evaluation.statistics import Floats, Labels, Values
+
+    BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
+
+COUNTS_ONLY = "from counts alone: attempts on one row count as independent, so the interval is too narrow"
+
+_LEAST_P = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class PassCounts:
+    """What is known of a run without its attempts."""
+
+    passes: int
+    samples: int
+    rows: int
+
+    @property
+    def rate(self) -> float:
+        """The share of samples that passed."""
+        return self.passes / self.samples
 
 
 def unpaired_difference(
@@ -35,7 +62,9 @@ def unpaired_difference(
     """Estimate by how much the mean of B lies above that of A, the rows of either being its own.
 
     Each mean is that of row means with its own error ``s / sqrt(R)``; the interval is Student's with
-    Satterthwaite's degrees of freedom ``(v_a + v_b)^2 / (v_a^2 / (R_a - 1) + v_b^2 / (R_b - 1))``.
+    Satterthwaite's degrees of freedom ``(v_a + v_b)^2 / (v_a^2 / (R_a - 1) + v_b^2 / (R_b - 1))``. On a scale
+    where fewer than ten rows of a run are away from an end it is that of two rates
+    (:func:`~osmosis_ai.evaluation.statistics.estimate_rate`).
 
     Returns:
         None when a run has no sample.
@@ -45,34 +74,115 @@ def unpaired_difference(
     """
     import numpy as np
 
-    _, means_a, counts_a = mean_by_row(values_a, rows_a, scale)
-    _, means_b, counts_b = mean_by_row(values_b, rows_b, scale)
-    if not means_a.size or not means_b.size:
-        return None
-    means_a, means_b = np.sort(means_a), np.sort(means_b)
-    value = float(means_b.mean()) - float(means_a.mean())
-    rows, samples = means_a.size + means_b.size, int(counts_a.sum() + counts_b.sum())
-    if means_a.size < 2 or means_b.size < 2:
-        return Difference(value, None, None, None, None, rows, samples, reason=ONE_CLUSTER)
-    variances = [float(means.var(ddof=1)) / means.size for means in (means_a, means_b)]
-    if not sum(variances):
-        return Difference(value, None, None, None, None, rows, samples, reason=NO_SPREAD)
-    freedom = sum(variances) ** 2 / (
-        variances[0] ** 2 / (means_a.size - 1) + variances[1] ** 2 / (means_b.size - 1)
+    (_, a, counts_a), (_, b, counts_b) = (
+        mean_by_row(values_a, rows_a, scale),
+        mean_by_row(values_b, rows_b, scale),
     )
+    if not a.size or not b.size:
+        return None
+    a, b = np.sort(a), np.sort(b)
+    value = float(b.mean()) - float(a.mean())
+    plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
+    if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
+        return _welch(plain, a, b, confidence)
+    least, width = scale[0], scale[1] - scale[0]
+    parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
+
+    def both_rates(level: float) -> tuple[Estimate, Estimate]:
+        rates = [estimate_rate(*part, confidence=level) for part in parts]
+        assert rates[0] is not None and rates[1] is not None
+        return rates[0], rates[1]
+
+    found = _of_two_rates(
+        replace(plain, value=value / width), [float(part[0].mean()) for part in parts], both_rates, confidence
+    )
+    return replace(found.times(width), value=value, method="korn-graubard-mover")
+
+
+def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CONFIDENCE) -> Difference:
+    """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval.
+
+    Raises:
+        ValueError: when a run has no samples.
+    """
+    if not a.samples or not b.samples:
+        raise ValueError("a rate needs samples")
+    plain = Difference(
+        b.rate - a.rate, None, None, None, None, a.rows + b.rows, a.samples + b.samples, method="newcombe"
+    )
+    many_attempts = a.samples > a.rows or b.samples > b.rows
+    return _of_two_rates(
+        replace(plain, warning=COUNTS_ONLY if many_attempts else None),
+        [a.rate, b.rate],
+        lambda level: (wilson_interval(a.rate, a.samples, level), wilson_interval(b.rate, b.samples, level)),
+        confidence,
+    )
+
+
+def _varied(means: Floats, scale: tuple[float, float]) -> int:
+    """Return how many rows are away from the lower end, or from the upper, whichever are fewer."""
+    return min(int((means > scale[0]).sum()), int((means < scale[1]).sum()))
+
+
+def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Difference:
+    if a.size < 2 or b.size < 2:
+        return replace(plain, reason=ONE_CLUSTER)
+    variances = [float(means.var(ddof=1)) / means.size for means in (a, b)]
+    if not sum(variances):
+        return replace(plain, reason=NO_SPREAD)
     from scipy.special import stdtr, stdtrit
 
+    freedom = sum(variances) ** 2 / (variances[0] ** 2 / (a.size - 1) + variances[1] ** 2 / (b.size - 1))
     stderr = math.sqrt(sum(variances))
     half = float(stdtrit(freedom, (1 + confidence) / 2)) * stderr
     one_sided = float(stdtrit(freedom, confidence)) * stderr
-    return Difference(
-        value,
-        value - half,
-        value + half,
-        value - one_sided,
-        value + one_sided,
-        rows,
-        samples,
+    return replace(
+        plain,
+        low=plain.value - half,
+        high=plain.value + half,
+        at_least=plain.value - one_sided,
+        at_most=plain.value + one_sided,
         method="welch",
-        p=2 * float(stdtr(freedom, -abs(value) / stderr)),
+        p=2 * float(stdtr(freedom, -abs(plain.value) / stderr)),
+    )
+
+
+def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confidence: float) -> Difference:
+    """Return the difference of two rates with an interval made of theirs.
+
+    ``low = d - sqrt((b - l_b)^2 + (u_a - a)^2)`` and ``high = d + sqrt((u_b - b)^2 + (a - l_a)^2)``; the p-value is one
+    less the confidence at which that leaves out zero.
+    """
+
+    def bounds(level: float, *, one_sided: bool) -> tuple[float, float]:
+        (low_a, high_a), (low_b, high_b) = (
+            (rate.at_least, rate.at_most) if one_sided else (rate.low, rate.high) for rate in both(level)
+        )
+        assert low_a is not None and high_a is not None and low_b is not None and high_b is not None
+        down, up = (
+            math.hypot(rates[1] - low_b, high_a - rates[0]),
+            math.hypot(high_b - rates[1], rates[0] - low_a),
+        )
+        return max(plain.value - down, -1.0), min(plain.value + up, 1.0)
+
+    def away_from_zero(p: float) -> float:
+        low, high = bounds(1 - p, one_sided=False)
+        return low if plain.value > 0 else -high
+
+    (low, high), (at_least, at_most) = (bounds(confidence, one_sided=one) for one in (False, True))
+    return replace(
+        plain, low=low, high=high, at_least=at_least, at_most=at_most, p=_rising_root(away_from_zero)
+    )
+
+
+def _rising_root(rising: Callable[[float], float]) -> float:
+    """Return the p-value at which a bound crosses zero: 1 where none does, and none below 1e-12."""
+    from scipy.optimize import brentq
+
+    if rising(1 - _LEAST_P) <= 0:
+        return 1.0
+    if rising(_LEAST_P) > 0:
+        return _LEAST_P
+    return math.exp(
+        brentq(lambda log_p: rising(math.exp(log_p)), math.log(_LEAST_P), math.log1p(-_LEAST_P), xtol=1e-12)
     )

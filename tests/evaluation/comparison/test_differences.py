@@ -1,0 +1,233 @@
+"""A difference of two runs: the method that fits the rows, the same whatever way round it is asked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_by_row, mean_difference
+from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
+from osmosis_ai.evaluation.statistics import estimate_rate
+
+UNIT = (0.0, 1.0)
+BOUNDS = ("value", "low", "high", "at_least", "at_most")
+
+
+def pairs_of(a, b, *, scale=UNIT) -> Pairs:
+    """Return pairs from the attempts of each row: a list of numbers a row."""
+    runs = [
+        ([value for row in run for value in row], [place for place, row in enumerate(run) for _ in row])
+        for run in (a, b)
+    ]
+    found = Pairs.of(*runs[0], *runs[1], scale=scale)
+    assert found is not None
+    return found
+
+
+def once(a, b, *, scale=UNIT) -> Pairs:
+    return pairs_of([[value] for value in a], [[value] for value in b], scale=scale)
+
+
+def compared(a, b, *, scale=UNIT, **options) -> Difference:
+    return mean_difference(once(a, b, scale=scale), **options)
+
+
+def test_many_rows_that_differ_have_the_paired_t_interval_of_scipy() -> None:
+    draw = np.random.default_rng(2)
+    a, b = draw.normal(5, 2, (2, 60))
+    found, expected = compared(a, b, scale=None), ttest_rel(b, a)
+    interval = expected.confidence_interval(0.95)
+    assert (found.method, found.rows, found.samples) == ("paired-t", 60, 120)
+    assert (found.low, found.high, found.p) == pytest.approx((*interval, expected.pvalue), abs=1e-10)
+    one_sided = expected.confidence_interval(0.9)
+    assert (found.at_least, found.at_most) == pytest.approx(tuple(one_sided), abs=1e-10)
+
+
+def test_only_common_rows_count_and_each_once_whatever_its_attempts() -> None:
+    found = Pairs.of([1.0, 1.0, 1.0, 0.0, 0.0], [1, 1, 1, 2, 3], [0.0, 0.5, 0.7], [2, 1, 4], scale=UNIT)
+    assert found is not None
+    assert found.by_row.tolist() == [-0.5, 0.0]
+    assert (found.rows, found.samples) == (2, 6)
+    assert Pairs.of([1.0], [0], [1.0], [1]) is None
+
+
+def test_rows_tried_once_that_pass_or_fail_are_mcnemars() -> None:
+    found = compared([0] * 7 + [1] + [1] * 13, [1] * 7 + [0] + [1] * 13)
+    assert found.method == "mcnemar-mid-p"
+    assert (found.value, found.low, found.high) == pytest.approx((6 / 21, 0.0260, 0.5172), abs=1e-4)
+    assert found.p == pytest.approx(2 * (1 + 8) / 2**8 - 8 / 2**8, abs=1e-12)
+
+
+def test_four_rows_to_none_is_no_evidence_by_interval_and_p_value_alike() -> None:
+    found = compared([0] * 4 + [1] * 6, [1] * 10)
+    assert found.low == 0.0
+    assert found.p == 0.0625
+    assert not found.excludes_none
+    assert compared([0] * 5 + [1] * 5, [1] * 10).excludes_none
+
+
+def test_runs_that_agree_on_every_row_are_as_far_apart_as_wilsons_bound_of_zero() -> None:
+    found = compared([1.0] * 10, [1.0] * 10)
+    z2 = 1.959963984540054**2
+    assert found.method == "wilson-no-row-differs"
+    assert (found.value, found.low, found.high) == pytest.approx((0, -z2 / (10 + z2), z2 / (10 + z2)))
+    wider = compared([7.0] * 10, [7.0] * 10, scale=(-3.0, 7.0))
+    assert wider.high == pytest.approx(10 * found.high)
+
+
+def test_without_a_range_runs_that_agree_on_every_row_have_no_interval_and_say_why() -> None:
+    found = compared([3.0] * 10, [3.0] * 10, scale=None)
+    assert (found.low, found.high, found.method) == (None, None, None)
+    assert found.reason is not None and "how far rewards can go is not known" in found.reason
+
+
+def test_few_rows_that_differ_have_their_signs_flipped() -> None:
+    a = [0.0] * 8
+    found = compared(a, [0.25, 0.5, 0.5, 0.75, 0.25, 0.5, 1.0, 0.75])
+    assert found.method == "sign-flip"
+    assert found.p == 2 / 2**8
+    assert 0.25 <= found.low < found.at_least < found.value < found.at_most <= found.high <= 1
+
+
+def test_a_row_that_differs_a_little_is_no_surer_than_none_that_does() -> None:
+    none = compared([1.0] * 10, [1.0] * 10)
+    one = compared([1.0] * 10, [1.0] * 9 + [0.75])
+    assert one.low <= none.low
+    assert one.high >= none.high / 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_too_few_rows_without_a_range_have_no_interval(rows: int) -> None:
+    found = compared(range(rows), [it + 1.5 for it in range(rows)], scale=None)
+    assert (found.low, found.high) == (None, None)
+    assert found.reason is not None
+
+
+def test_one_row_on_a_scale_may_differ_by_the_whole_of_it() -> None:
+    found = mean_difference(pairs_of([[0, 0, 1]], [[1, 1, 1]]))
+    assert (found.low, found.high, found.p) == (-1.0, 1.0, 1.0)
+
+
+def test_skewed_rewards_without_a_range_are_resampled_with_a_warning() -> None:
+    b = -np.log1p(-(np.arange(40) + 0.5) / 40)
+    found = compared(np.zeros(40), b, scale=None)
+    assert found.method == "bootstrap-t"
+    assert found.warning is not None and "skewed" in found.warning
+    # The long tail is on the right, and so may be the mean.
+    assert found.high - found.value > found.value - found.low > 0
+    assert found.excludes_none and found.p == 2 / 10_000
+    many = compared(np.zeros(100), np.tile(b, 3)[:100], scale=None)
+    assert (many.method, many.warning) == ("paired-t", None)
+
+
+def test_one_row_of_many_that_pays_leaves_the_other_side_open() -> None:
+    found = compared([0.0] * 10, [0.0] * 9 + [10.0], scale=None)
+    assert (found.low, found.high) == (None, None)
+    assert found.reason is not None and found.warning is not None
+
+
+def test_rows_that_all_differ_by_the_same_have_an_interval_on_a_scale() -> None:
+    found = mean_difference(pairs_of([[0, 0]] * 30, [[1, 1]] * 30))
+    assert found.high == 1.0
+    assert 0.7 < found.low < 1
+    assert compared([1.0] * 30, [2.5] * 30, scale=None).low is None
+
+
+def test_huge_rewards_have_finite_numbers() -> None:
+    found = compared([1e308, -1e308] * 15, [-1e308, 1e308] * 15, scale=None)
+    assert found.value == 0
+    assert all(math.isfinite(bound) for bound in (found.low, found.high) if bound is not None)
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "said"),
+    [([math.nan], [0], "finite"), ([1.5], [0], "between 0 and 1"), ([1.0], [0, 1], "one row per value")],
+)
+def test_values_that_can_not_be_compared_are_refused(values, rows, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Pairs.of(values, rows, [1.0], [0], scale=UNIT)
+
+
+def test_every_number_of_a_document_has_the_same_keys() -> None:
+    keys = ["value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason"]
+    difference = compared([0, 1, 1], [1, 1, 0])
+    assert (
+        list(number_data(difference))
+        == list(number_data(estimate_rate([1, 0], [0, 1])))
+        == list(number_data(None))
+        == keys
+    )
+    assert number_data(estimate_rate([1, 0], [0, 1]))["samples"] == 2
+
+
+# Scores in quarters: rows that agree and ties among those that do not are common, as they are in runs.
+scores = st.lists(st.integers(0, 4).map(lambda it: it / 4), min_size=1, max_size=3)
+rows_of_both = st.lists(st.tuples(scores, scores), min_size=1, max_size=45)
+scales = st.sampled_from([UNIT, None])
+
+
+@given(rows_of_both, scales)
+@settings(max_examples=60, deadline=None)
+def test_swapping_the_runs_negates_everything(rows, scale) -> None:
+    a, b = zip(*rows, strict=True)
+    forth, back = mean_difference(pairs_of(a, b, scale=scale)), mean_difference(pairs_of(b, a, scale=scale))
+    assert back.reversed() == forth
+    assert back.p == forth.p
+
+
+@given(rows_of_both, scales, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_rows_and_of_attempts_does_not_matter(rows, scale, random) -> None:
+    mixed = [(random.sample(a, len(a)), random.sample(b, len(b))) for a, b in random.sample(rows, len(rows))]
+    first, second = (mean_difference(pairs_of(*zip(*it, strict=True), scale=scale)) for it in (rows, mixed))
+    assert astuple(first) == astuple(second)
+
+
+@given(rows_of_both, scales, st.sampled_from([0.5, 3.0, 1000.0]))
+@settings(max_examples=60, deadline=None)
+def test_scaling_rewards_scales_differences(rows, scale, factor: float) -> None:
+    a, b = zip(*rows, strict=True)
+    larger = [[[value * factor for value in row] for row in run] for run in (a, b)]
+    one = mean_difference(pairs_of(a, b, scale=scale))
+    other = mean_difference(pairs_of(*larger, scale=scale and (0.0, factor)))
+    assert other.method == one.method
+    for name in BOUNDS:
+        expected = getattr(one, name)
+        assert getattr(other, name) == (
+            expected if expected is None else pytest.approx(expected * factor, rel=1e-9, abs=1e-9 * factor)
+        )
+    assert other.p == pytest.approx(one.p, abs=1e-9)
+
+
+@given(rows_of_both, scores)
+@settings(max_examples=60, deadline=None)
+def test_a_row_that_is_equal_in_both_never_makes_a_fall_sure(rows, same) -> None:
+    a, b = zip(*rows, strict=True)
+    before = mean_difference(pairs_of(a, b))
+    after = mean_difference(pairs_of([*a, same], [*b, same]))
+    # Student's quantile falls with the rows, by less than a thousandth of the bound's distance.
+    hair = 1e-3 * (before.at_most - before.value)
+    if before.at_most >= hair:
+        assert after.at_most >= 0
+
+
+@given(rows_of_both, scales)
+@settings(max_examples=60, deadline=None)
+def test_p_value_and_interval_say_the_same(rows, scale) -> None:
+    found = mean_difference(pairs_of(*zip(*rows, strict=True), scale=scale))
+    if found.low is None:
+        assert found.reason is not None
+        return
+    assert found.low <= found.at_least <= found.value <= found.at_most <= found.high
+    assert (found.p < 0.05) == found.excludes_none
+
+
+def test_a_rows_mean_is_exactly_its_score_where_all_attempts_agree() -> None:
+    rows, means, counts = mean_by_row([0.1] * 7 + [0.3] * 3, [4] * 7 + [2] * 3)
+    assert (rows.tolist(), means.tolist(), counts.tolist()) == ([2, 4], [0.3, 0.1], [3, 7])

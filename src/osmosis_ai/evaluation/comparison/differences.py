@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # With fewer rows that differ, Student's t is not relied on.
 FEW_DIFFERING = 20
+# With as many, sign flips are relied on by themselves.
+MOST_SPARSE = 15
 
 NO_RANGE = "how far rewards can go is not known, so neither is what a row may yet show"
 TOO_FEW = "so few rows rule no difference out: how far rewards can go is not known"
@@ -235,15 +237,14 @@ def _sign_flip(rows: _Rows) -> Inversion:
     """Invert the sign-flip test, on a scale with the score test beside it where hardly any row differs.
 
     Subsets of few rows that differ know nothing of the rows that might: alone they held 56 to 90 % where most
-    rows of both runs pass. Where fewer than ten rows differ, or not half of them, the wider of both is told.
+    rows of both runs pass. Where less than half of the rows differ (ten at least, fifteen at most; see
+    docs/design/comparison.md), the wider of both is told.
     """
     found = sign_flips(rows.by_row, confidence=rows.confidence, seed=rows.seed)
     if not rows.bounded:
         return found
-    sparse = rows.differing < rows.count and (
-        rows.differing < LEAST_VARIED or 2 * rows.differing < rows.count
-    )
-    if sparse:
+    telling = min(max(rows.count / 2, LEAST_VARIED), MOST_SPARSE, rows.count)
+    if rows.differing < telling:
         found = found.or_wider(score_interval(rows.by_row, confidence=rows.confidence))
     return found.within(1.0)
 

@@ -128,7 +128,7 @@ def simulate(cell: Cell, replications: int) -> Coverage:
 
 
 def grid() -> Iterator[Cell]:
-    """Yield all cells of the big grid that are possible; with one attempt there is nothing to resemble."""
+    """Yield all cells of the big grid that are possible."""
     for rows, attempts, correlation, rate, difference, alike in itertools.product(
         (10, 30, 100, 400),
         (1, 4, 16),

@@ -1,0 +1,436 @@
+"""`osmosis eval plan`: how much an eval config has to run before a difference shows.
+
+The spread of the difference comes from two runs, from one, or from what the user assumes; what an attempt costs and
+takes from the pilot, or from what is known of the model. Nothing is started and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.planning import AttemptPrice, EvalPlan, Goal, Outlook
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.statistics import Floats, Integers
+    from osmosis_ai.workspace.config_files import EvalConfig
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+FindRun: TypeAlias = "Callable[[str], RunSamples]"
+CountRows: TypeAlias = Callable[[str], int | None]
+PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
+
+ASSUMED_PASS_RATE, ASSUMED_ICC = 0.5, 0.3
+
+
+class PlanUsageError(OsmosisError):
+    """What was asked for has no meaning, whatever the runs say."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the user asked for; every field but ``config`` may be left out.
+
+    Attributes:
+        config: a file of ``configs/eval/``.
+        pilot, against: runs that tell the spread; with both it is that of their difference.
+        detect: the difference to be seen, on the scale of the metric: three points of a rate are 0.03.
+        power: in how many of all cases.
+        confidence: of the interval that has to leave out no difference; that of the decide file when None.
+        max_cost: US dollars for one run.
+        rows_at_most: as many as there are in the dataset when None.
+        row_cost: US dollars that one more row costs to make, besides its attempts.
+        pass_rate, icc: what is assumed without a pilot.
+    """
+
+    config: Path
+    metric: PlannedMetric = "pass_rate"
+    pilot: str | None = None
+    against: str | None = None
+    detect: float | None = None
+    power: float = 0.8
+    confidence: float | None = None
+    max_cost: float | None = None
+    rows_at_most: int | None = None
+    row_cost: float = 0.0
+    pass_rate: float | None = None
+    icc: float | None = None
+
+    @property
+    def from_runs(self) -> bool:
+        """Whether a run tells the spread."""
+        return self.pilot is not None or self.against is not None
+
+    def check(self) -> None:
+        """Check what can be checked without looking at anything.
+
+        Raises:
+            PlanUsageError: it has no meaning.
+        """
+        for option, number, low, high, said in (
+            ("--power", self.power, 0.5, 1, "between 0.5 and 1, such as 0.8"),
+            ("--confidence", self.confidence, 0.5, 1, "between 0.5 and 1, such as 0.95"),
+            ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60 % as 0.6"),
+        ):
+            if number is not None and not low < number < high:
+                raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")
+        if self.icc is not None and not 0 <= self.icc <= 1:
+            raise PlanUsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
+        if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
+            raise PlanUsageError(f"--detect must be a difference above 0, got {self.detect:g}.")
+        for option, cost in (("--max-cost", self.max_cost), ("--row-cost", self.row_cost)):
+            if cost is not None and not (math.isfinite(cost) and cost >= 0):
+                raise PlanUsageError(f"{option} must be an amount of US dollars, 0 or more, got {cost:g}.")
+        if self.rows_at_most is not None and self.rows_at_most < 2:
+            raise PlanUsageError(
+                "--rows-at-most must be 2 or more: one row says nothing about others, whatever its attempts."
+            )
+        if self.from_runs and (self.pass_rate is not None or self.icc is not None):
+            raise PlanUsageError("--pass-rate and --icc are what is assumed without a run; leave them out.")
+        if self.metric == "reward" and not self.from_runs:
+            raise PlanUsageError(
+                "--metric reward needs a --pilot: nobody can assume how far rewards lie apart."
+            )
+
+    def check_scale(self, width: float | None) -> None:
+        """Check that there can be such a difference.
+
+        Raises:
+            PlanUsageError: there is none.
+        """
+        if self.detect is None or width is None or self.detect <= width:
+            return
+        what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
+        points = f": write {self.detect:g} points as {self.detect / 100:g}" if width == 1 else ""
+        raise PlanUsageError(
+            f"no number of rows or attempts will show a difference of {self.detect:g}: {what}{points}."
+        )
+
+
+@dataclass(frozen=True)
+class PlannedEval:
+    """A plan and what it is about.
+
+    Attributes:
+        config: as people know it.
+        dataset_rows: rows of the dataset; None where nobody knows.
+        rows, n: what the config takes; ``rows`` None where that is not known.
+        pilot, against: the runs it was made from.
+        pass_rate, icc: what was measured or assumed; None of what nobody can tell.
+        notes: what has to stand beside the numbers, a sentence each.
+    """
+
+    config: str
+    metric: PlannedMetric
+    dataset_rows: int | None
+    rows: int | None
+    n: int
+    pilot: str | None
+    against: str | None
+    pass_rate: float | None
+    icc: float | None
+    plan: EvalPlan
+    notes: tuple[str, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "config": self.config,
+            "metric": self.metric,
+            "dataset_rows": self.dataset_rows,
+            "rows": self.rows,
+            "n": self.n,
+            "pilot": self.pilot,
+            "against": self.against,
+            "pass_rate": self.pass_rate,
+            "icc": self.icc,
+            **self.plan.data(),
+            "notes": list(self.notes),
+        }
+
+
+def plan_eval(
+    request: PlanRequest, find: FindRun, count_rows: CountRows, *, start: Path | None = None
+) -> PlannedEval:
+    """Plan an eval config.
+
+    Args:
+        request: what the user asked for.
+        find: finds a run by what people call it.
+        count_rows: asks the platform how many rows a dataset has; None where it cannot be asked.
+        start: a directory of the workspace; the current one when None.
+
+    Raises:
+        PlanUsageError: what was asked for has no meaning.
+        OsmosisError: the config or a run is not there or is wrong, or tells no spread.
+    """
+    from osmosis_ai.evaluation.comparison.planning import Goal, make_plan
+    from osmosis_ai.workspace.config_files import load_eval_config
+    from osmosis_ai.workspace.layout import find_workspace
+
+    request.check()
+    workspace = find_workspace(start)
+    config = load_eval_config(request.config, workspace)
+    dataset_rows = _dataset_rows(workspace, config, count_rows)
+    most = request.rows_at_most or dataset_rows
+    goal = Goal(
+        detect=request.detect,
+        power=request.power,
+        confidence=request.confidence or 0.95,
+        most_cost_usd=request.max_cost,
+        most_rows=most,
+        row_cost_usd=request.row_cost,
+        width=1.0 if request.metric == "pass_rate" else None,
+    )
+    request.check_scale(goal.width)
+    evidence = _Evidence.of(request, goal, find)
+    notes = [*evidence.notes, *_size_notes(config, dataset_rows, most)]
+    if evidence.model not in (None, config.experiment.model_path):
+        notes.append(
+            f"the pilot asked {evidence.model}, the config {config.experiment.model_path}: cost and spread are the "
+            "pilot's."
+        )
+    price = _price(config, evidence)
+    if price.cost_usd is None:
+        notes.append("what an attempt costs is not known; a pilot that recorded it would tell.")
+        if request.max_cost is not None:
+            raise OsmosisError(
+                f"--max-cost needs what an attempt with {config.experiment.model_path} costs, and it is not known.",
+                hint="give a run that recorded its cost with --pilot, or ask for --rows-at-most instead",
+            )
+    rows, n = config.evaluation.limit, config.evaluation.n
+    rows = dataset_rows if rows is None else rows if dataset_rows is None else min(rows, dataset_rows)
+    return PlannedEval(
+        config=config.path.relative_to(workspace.root).as_posix(),
+        metric=request.metric,
+        dataset_rows=dataset_rows,
+        rows=rows,
+        n=n,
+        pilot=evidence.names[0] if evidence.names else None,
+        against=evidence.names[1] if len(evidence.names) > 1 else None,
+        pass_rate=evidence.pass_rate,
+        icc=evidence.icc,
+        plan=make_plan(goal, evidence.outlook, price, own_rows=rows, own_n=n),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What is known or assumed of the spread, and what an attempt of the pilot took."""
+
+    outlook: Outlook
+    names: tuple[str, ...] = ()
+    pass_rate: float | None = None
+    icc: float | None = None
+    model: str | None = None
+    cost_usd: float | None = None
+    duration_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, request: PlanRequest, goal: Goal, find: FindRun) -> _Evidence:
+        pilot, against = request.pilot or request.against, request.against
+        if pilot is None:
+            return cls.assumed(request)
+        first = find(pilot)
+        if against is None or request.pilot is None:
+            return cls.of_one(request, goal, first)
+        return cls.of_two(request, goal, first, find(against))
+
+    @classmethod
+    def assumed(cls, request: PlanRequest) -> _Evidence:
+        from osmosis_ai.evaluation.comparison.planning import ICC_RANGE, Outlook
+
+        rate = ASSUMED_PASS_RATE if request.pass_rate is None else request.pass_rate
+        icc = ASSUMED_ICC if request.icc is None else request.icc
+        note = (
+            f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the spread that is between "
+            f"rows); in brackets over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. A run of 30 rows with n = 2 would tell: "
+            "--pilot."
+        )
+        return cls(Outlook.assumed(rate, icc), pass_rate=rate, icc=icc, notes=(note, _HALF_SHARED))
+
+    @classmethod
+    def of_one(cls, request: PlanRequest, goal: Goal, run: RunSamples) -> _Evidence:
+        from osmosis_ai.evaluation.comparison.planning import Outlook
+        from osmosis_ai.evaluation.variance import VarianceComponents
+
+        values, rows = _scored(run, request.metric)
+        spread = VarianceComponents.of(values, rows)
+        if spread is None:
+            raise _too_small(run, values)
+        if spread.of_a_row(1) == 0:
+            raise _no_spread(f"every attempt of the pilot {run.name}")
+        notes = [_HALF_SHARED if spread.within is not None else _ONE_ATTEMPT]
+        return cls(
+            Outlook.of_one_run(spread, goal, samples=int(values.size)),
+            names=(run.name,),
+            pass_rate=float(values.mean()) if request.metric == "pass_rate" else None,
+            icc=spread.icc,
+            model=run.inputs.model,
+            cost_usd=_mean(run, "cost_usd"),
+            duration_s=_seconds(run),
+            notes=(*_run_notes(run), *notes, *_spread_notes(spread.rows, spread.negative)),
+        )
+
+    @classmethod
+    def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
+        from osmosis_ai.evaluation.comparison.matching import match_rows
+        from osmosis_ai.evaluation.comparison.planning import Outlook
+        from osmosis_ai.evaluation.variance import VarianceComponents
+
+        if run.run_id == base.run_id:
+            raise OsmosisError(f"--pilot and --against are the same run, {run.name}: it has no difference.")
+        matched = match_rows(base, run)
+        a, b = _scored(base, request.metric, matched.index_a), _scored(run, request.metric, matched.index_b)
+        spread = VarianceComponents.of_pairs(*a, *b)
+        if spread is None:
+            raise OsmosisError(
+                f"{run.name} and {base.name} have {'no' if not matched.common else 'fewer than two'} rows with a score "
+                f"in common: {matched.words}.",
+                hint="leave out --against to plan with the pilot alone",
+            )
+        if spread.of_a_row(1) == 0:
+            raise _no_spread(f"every row of {run.name} and {base.name}")
+        notes = [f"the spread is that of the difference of {run.name} from {base.name}: {matched.words}."]
+        if spread.within is None:
+            notes.append(_ONE_ATTEMPT_EACH)
+        return cls(
+            Outlook.of_two_runs(spread, goal, samples=int(a[0].size + b[0].size)),
+            names=(run.name, base.name),
+            pass_rate=float(b[0].mean()) if request.metric == "pass_rate" else None,
+            icc=spread.icc,
+            model=run.inputs.model,
+            cost_usd=_mean(run, "cost_usd"),
+            duration_s=_seconds(run),
+            notes=(
+                *_run_notes(run),
+                *_run_notes(base),
+                *matched.notes,
+                *notes,
+                *_spread_notes(spread.rows, spread.negative),
+            ),
+        )
+
+
+_HALF_SHARED = (
+    "half of what differs between rows is taken to be shared with the run it is compared with; --pilot and --against "
+    "together measure it."
+)
+_ONE_ATTEMPT = (
+    "the pilot has one attempt a row, so nobody can tell rows from attempts: n = 2 or more would. Planned with rows only, "
+    "as if the runs had nothing in common."
+)
+_ONE_ATTEMPT_EACH = (
+    "a run has one attempt a row, so nobody can tell rows from attempts: n = 2 or more in both would. Planned with rows "
+    "only."
+)
+
+
+def _scored(
+    run: RunSamples, metric: PlannedMetric, common: Integers | None = None
+) -> tuple[Floats, Integers]:
+    """Return the metric of each scored attempt and the label of its row: its place in ``common`` where that is given."""
+    import numpy as np
+
+    scored = run.scored
+    values = (run.passed if metric == "pass_rate" else run.samples["reward"])[scored].astype(np.float64)
+    rows = run.samples["row"][scored].astype(np.int64)
+    if common is None:
+        return values, rows
+    labels = np.full(len(run.row_keys), -1, dtype=np.int64)
+    labels[common] = np.arange(common.size)
+    there = labels[rows] >= 0
+    return values[there], labels[rows][there]
+
+
+def _mean(run: RunSamples, field: str) -> float | None:
+    import numpy as np
+
+    values = run.samples[field]
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _seconds(run: RunSamples) -> float | None:
+    duration_ms = _mean(run, "duration_ms")
+    return None if duration_ms is None else duration_ms / 1000
+
+
+def _price(config: EvalConfig, evidence: _Evidence) -> AttemptPrice:
+    from osmosis_ai.evaluation.comparison.planning import AttemptPrice
+
+    cost = evidence.cost_usd
+    if cost is None and _is_free(config):
+        cost = 0.0
+    return AttemptPrice(cost, evidence.duration_s, at_once=config.evaluation.batch_size or 1)
+
+
+def _is_free(config: EvalConfig) -> bool:
+    """Tell whether the config's model costs nothing: one of ours, or a server of one's own."""
+    from osmosis_ai.inference import served_models
+    from osmosis_ai.llm.prices import FREE, price_of
+    from osmosis_ai.llm.providers import resolve_model
+
+    model = config.experiment.model_path
+    if model in served_models():
+        return True
+    try:
+        endpoint = resolve_model(model, {**os.environ, **config.env}, served={})
+    except OsmosisError:
+        return False  # without its key or address, nobody knows whom it would ask
+    return price_of(endpoint) == FREE
+
+
+def _dataset_rows(workspace: WorkspaceDirectory, config: EvalConfig, count_rows: CountRows) -> int | None:
+    from osmosis_ai.datasets import count_records
+    from osmosis_ai.workspace.layout import find_dataset_file
+
+    name = config.experiment.dataset
+    path = find_dataset_file(workspace, name)
+    return count_rows(name) if path is None else count_records(path)
+
+
+def _size_notes(config: EvalConfig, dataset_rows: int | None, most: int | None) -> list[str]:
+    notes = []
+    if dataset_rows is None:
+        notes.append(f"how many rows the dataset {config.experiment.dataset} has is not known here.")
+    elif most is not None and most > dataset_rows:
+        notes.append(f"the dataset has {dataset_rows:,} rows; beyond them, rows have to be made.")
+    return notes
+
+
+def _run_notes(run: RunSamples) -> list[str]:
+    return [f"{run.name}: {run.unfinished}"] if run.unfinished else []
+
+
+def _spread_notes(rows: int, negative: bool) -> list[str]:
+    from osmosis_ai.evaluation.comparison.planning import SMALL_PILOT
+
+    notes = []
+    if rows < SMALL_PILOT:
+        notes.append(f"{rows} rows tell a spread badly: in brackets the range that goes with them.")
+    if negative:
+        notes.append("rows differ less than chance alone would make them: their part of the spread is taken as 0.")
+    return notes
+
+
+def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
+    said = "no attempt with a score" if not values.size else "one row with a score, which says nothing about others"
+    return OsmosisError(
+        f"the pilot {run.name} has {said}.", hint="assume the spread instead: --pass-rate 0.6 --icc 0.3"
+    )
+
+
+def _no_spread(what: str) -> OsmosisError:
+    return OsmosisError(
+        f"{what} came out the same: there is no spread to plan with.",
+        hint="take a larger pilot, or assume the spread: --pass-rate 0.95 --icc 0.3",
+    )

@@ -12,6 +12,7 @@ from osmosis_ai.cli.eval_runs.gate import gate
 from osmosis_ai.cli.eval_runs.info import info
 from osmosis_ai.cli.eval_runs.list import list_
 from osmosis_ai.cli.eval_runs.logs import logs
+from osmosis_ai.cli.eval_runs.plan import plan
 from osmosis_ai.cli.eval_runs.resubmit import resubmit
 from osmosis_ai.cli.eval_runs.retry import retry
 from osmosis_ai.cli.eval_runs.run import run
@@ -29,6 +30,7 @@ app.command("submit")(submit)
 app.command("list")(list_)
 app.command("info")(info)
 app.command("gate")(gate)
+app.command("plan")(plan)
 app.command("watch")(watch)
 app.command("logs")(logs)
 app.command("stop")(stop)

@@ -148,18 +148,18 @@ def best_n(spread: VarianceComponents, *, cost_row: float, cost_attempt: float) 
 
     ``sqrt(cost_row / cost_attempt * s2_w / s2_b)`` (Cochran 1977, 10.6), at least 1: where a row costs nothing but its
     attempts, a further row always tells more than a further attempt. None where the spread is not known in its parts,
-    or every number of attempts is as good.
+    or every further attempt on a row tells as much as one on a new row, or costs nothing.
 
     Args:
         spread: its parts.
         cost_row: of one more row, besides its attempts.
         cost_attempt: of one attempt; in the same money.
     """
-    if spread.within is None:
+    if spread.within is None or spread.between == 0:
         return None
     if cost_row <= 0 or spread.within == 0:
         return 1
-    if spread.between == 0 or cost_attempt <= 0:
+    if cost_attempt <= 0:
         return None
     return max(1, round(math.sqrt(cost_row / cost_attempt * spread.within / spread.between)))
 

@@ -36,7 +36,8 @@ USUAL_CHANGE = 0.03
 _ROWS = [step * 10**power for power in range(1, 7) for step in (1, 2, 5)]
 _SHOWN_ROWS = 4
 _ATTEMPTS = (1, 2, 4, 8)
-_TRIED_ATTEMPTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+_TRIED_ATTEMPTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_MANY_ATTEMPTS = (24, 32, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,9 @@ class _Planner:
     def plan(self, own_rows: int | None, own_n: int) -> EvalPlan:
         own = None if own_rows is None else self.design(own_rows, own_n)
         cheapest, best = self.cheapest(), self.best()
-        more_rows = None if own is None or not self.allowed(2 * own.rows) else self.design(2 * own.rows, own.n)
+        more_rows = (
+            None if own is None or not self.allowed(2 * own.rows) else self.design(2 * own.rows, own.n)
+        )
         return EvalPlan(
             goal=self.goal,
             outlook=self.outlook,
@@ -325,12 +328,17 @@ class _Planner:
 
     def cheapest(self) -> Design | None:
         """Return the design that reaches the goal for the least money; for the fewest attempts where none is known."""
+        usual = self.cheapest_of(_TRIED_ATTEMPTS if self.parted else (1,))
+        # Many attempts on a row are for those who have no more rows.
+        return usual or (self.cheapest_of(_MANY_ATTEMPTS) if self.parted else None)
+
+    def cheapest_of(self, attempts: Sequence[int]) -> Design | None:
         found = []
-        for n in self.tried:
+        for n in attempts:
             rows = self.rows_needed(n)
             if rows is not None and self.allowed(rows):
                 cost = self.cost(rows, n)
-                found.append((rows * n if not cost else cost, rows * n, rows, n))
+                found.append((cost or rows * n, rows * n, rows, n))
         return self.design(*min(found)[2:]) if found else None
 
     def best(self) -> Design | None:
@@ -339,7 +347,7 @@ class _Planner:
         if price is None or most is None:
             return None
         found = []
-        for n in self.tried:
+        for n in _TRIED_ATTEMPTS if self.parted else (1,):
             each = self.goal.row_cost_usd + n * price
             # A tenth of a cent's rounding shall not cost a row.
             rows = MOST_ROWS if not each else min(MOST_ROWS, math.floor(most / each + 1e-9))
@@ -355,10 +363,6 @@ class _Planner:
         return best_n(
             self.outlook.likely, cost_row=self.goal.row_cost_usd, cost_attempt=self.price.cost_usd or 0.0
         )
-
-    @property
-    def tried(self) -> Sequence[int]:
-        return _TRIED_ATTEMPTS if self.parted else (1,)
 
     def table(self, own_n: int, more: Iterable[Design]) -> tuple[Design, ...]:
         attempts = {*_ATTEMPTS, own_n} if self.parted else {1}

@@ -418,12 +418,18 @@ def _spread_notes(rows: int, negative: bool) -> list[str]:
     if rows < SMALL_PILOT:
         notes.append(f"{rows} rows tell a spread badly: in brackets the range that goes with them.")
     if negative:
-        notes.append("rows differ less than chance alone would make them: their part of the spread is taken as 0.")
+        notes.append(
+            "rows differ less than chance alone would make them: their part of the spread is taken as 0."
+        )
     return notes
 
 
 def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
-    said = "no attempt with a score" if not values.size else "one row with a score, which says nothing about others"
+    said = (
+        "no attempt with a score"
+        if not values.size
+        else "one row with a score, which says nothing about others"
+    )
     return OsmosisError(
         f"the pilot {run.name} has {said}.", hint="assume the spread instead: --pass-rate 0.6 --icc 0.3"
     )

@@ -98,6 +98,21 @@ TRAINING_RUN = {
 }
 
 
+PLANNED_CONFIG = """\
+[experiment]
+rollout = "maze"
+entrypoint = "main.py"
+model_path = "osmosis/tiny"
+dataset = "walks"
+
+[evaluation]
+n = 4
+
+[secrets]
+required = []
+"""
+
+
 class Case(NamedTuple):
     """A command line; ``prepare`` writes down what the platform answers, and what is on this machine."""
 
@@ -138,6 +153,15 @@ def without(*names: str) -> Callable[[Maze], Any]:
 def local_run(maze: Maze) -> None:
     if not (maze.workspace.evals_dir / "good").exists():
         write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
+
+
+def _planned(maze: Maze) -> None:
+    (maze.workspace.root / "configs/eval/maze.toml").write_text(PLANNED_CONFIG)
+    rollout = maze.workspace.root / "rollouts/maze"
+    rollout.mkdir(exist_ok=True)
+    (rollout / "main.py").write_text("")
+    (rollout / "pyproject.toml").write_text('[project]\nname = "maze"\nversion = "0"\n')
+    (maze.workspace.root / "data/walks.jsonl").write_text(jsonl(prompt_rows(50)))
 
 
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
@@ -190,6 +214,10 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     Case("eval gate good --min pass_rate=0.6", local_run),
+    Case(
+        "eval plan configs/eval/maze.toml --pilot good --detect 0.05 --max-cost 5",
+        together(local_run, _planned),
+    ),
     Case("eval watch good", local_run),
     Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG)),
     Case("eval stop amber-otter-42 --yes", answers("post", "/eval-runs/amber-otter-42/stop", {"id": "er_8"})),

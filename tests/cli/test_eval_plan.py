@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.cli.maze import Maze, Outcome
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.evaluation.recorded_runs import passing, write_run
+from tests.evaluation.comparison.builders import write_journalled_run
 
-CONFIG = """
+CONFIG = """\
 [experiment]
 rollout = "walks"
 entrypoint = "main.py"
@@ -20,11 +16,195 @@ model_path = "{model}"
 dataset = "walks"
 
 [evaluation]
-limit = 10
 n = 4
+batch_size = 8
+
+[secrets]
+required = []
 """
+HARD, FAIR, EASY = [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]
 
 
 @pytest.fixture
-def maze(maze: Maze) -> Iterator[Maze]:
-    yield maze
+def maze(maze: Maze) -> Maze:
+    """With a config whose dataset has 120 rows, and a run on 30 of them."""
+    configure(maze)
+    write_journalled_run(maze.workspace.evals_dir / "pilot", [HARD, FAIR, EASY] * 10)
+    return maze
+
+
+def configure(maze: Maze, model: str = "osmosis/tiny", rows: int = 120) -> None:
+    root = maze.workspace.root
+    (root / "rollouts/walks").mkdir(parents=True, exist_ok=True)
+    (root / "rollouts/walks/main.py").write_text("")
+    (root / "rollouts/walks/pyproject.toml").write_text('[project]\nname = "walks"\nversion = "0"\n')
+    (root / "configs/eval/walks.toml").write_text(CONFIG.format(model=model))
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data/walks.jsonl").write_text(jsonl(prompt_rows(rows)))
+
+
+def plan(maze: Maze, *words: str) -> Outcome:
+    return maze.osmosis("eval", "plan", "configs/eval/walks.toml", *words)
+
+
+def test_a_pilot_tells_what_the_config_sees_and_what_a_goal_costs(maze: Maze) -> None:
+    outcome = plan(maze, "--pilot", "pilot", "--detect", "0.2", "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    envelope = outcome.json
+    found = envelope["resource"]
+    assert (envelope["operation"], found["rows"], found["n"], found["dataset_rows"]) == (
+        "eval.plan",
+        120,
+        4,
+        120,
+    )
+    assert found["spread"]["basis"] == "one run" and found["spread"]["samples"] == 120
+    assert found["attempt"] == {"cost_usd": 0.01, "duration_s": 1.0, "at_once": 8}
+    own, cheapest = found["config_design"], found["cheapest"]
+    assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 60.0)
+    assert set(own["sees"]) == {
+        *("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason"),
+    }
+    assert cheapest["sees"]["value"] <= 0.2 and cheapest["cost_usd"] < own["cost_usd"]
+    points = f"{100 * own['sees']['value']:.1f} points"
+    assert f"runs 120 rows x 4: this design sees {points} or more" in envelope["message"]
+    assert "a 20-point change will hardly ever look like noise" in envelope["message"]
+
+
+def test_people_scripts_and_pull_requests_read_the_same_numbers(maze: Maze) -> None:
+    words = ("--pilot", "pilot", "--detect", "0.05", "--max-cost", "20")
+    found = plan(maze, *words, "--json").json["resource"]
+    rich = plan(maze, *words, "--markdown", "plan.md").out
+    plain = plan(maze, *words, "--plain").out
+    page = (maze.workspace.root / "plan.md").read_text()
+    assert page.startswith("<!-- osmosis:eval.plan:configs/eval/walks.toml -->")
+    for design in found["designs"]:
+        cells = [str(design["rows"]), str(design["n"]), str(design["attempts"])]
+        sees = f"{100 * design['sees']['value']:.1f}".removesuffix(".0")
+        for line in ("\t".join(cells), "| " + " | ".join(cells)):
+            assert any(shown.startswith(line) and sees in shown for shown in (plain + page).splitlines()), (
+                line
+            )
+        assert f" {sees} " in rich
+
+
+def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
+    write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10)
+    alone = plan(maze, "--pilot", "pilot", "--json").json["resource"]
+    both = plan(maze, "--pilot", "pilot", "--against", "base", "--json").json["resource"]
+    assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
+    assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
+    assert any("30 of 30 and 30 rows are common" in note for note in both["notes"])
+
+
+def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze) -> None:
+    found = plan(maze, "--pass-rate", "0.6", "--icc", "0.3", "--rows-at-most", "200", "--json").json[
+        "resource"
+    ]
+    own = found["config_design"]["sees"]
+    assert own["low"] < own["value"] < own["high"]
+    assert (found["spread"]["basis"], found["attempt"]["cost_usd"]) == ("assumed", 0.0)
+    assert max(design["rows"] for design in found["designs"]) == 200
+    assert any("a pass rate of 0.6 and an ICC of 0.3" in note for note in found["notes"])
+    assert "Range" in plan(maze).out
+
+
+def test_a_model_whose_price_nobody_knows_costs_something_unknown(maze: Maze) -> None:
+    configure(maze, model="openai/gpt-5-mini")
+    assert "unknown" in plan(maze).out
+    refused = plan(maze, "--max-cost", "20", "--json")
+    assert refused.status == 1
+    assert "--max-cost needs what an attempt with openai/gpt-5-mini costs" in refused.error["message"]
+
+
+def test_a_pilot_of_one_attempt_says_what_it_cannot_tell_and_plans_with_rows(maze: Maze) -> None:
+    write_journalled_run(maze.workspace.evals_dir / "one", [[float(row % 2)] for row in range(40)])
+    found = plan(maze, "--pilot", "one", "--detect", "0.3", "--json").json["resource"]
+    assert found["spread"]["within"] is None and found["cheapest"]["n"] == 1
+    assert any("n = 2 or more would" in note for note in found["notes"])
+
+
+def test_a_pilot_of_few_rows_gives_a_range(maze: Maze) -> None:
+    write_journalled_run(maze.workspace.evals_dir / "few", [HARD, FAIR, EASY, EASY])
+    found = plan(maze, "--pilot", "few", "--json").json["resource"]
+    own = found["config_design"]["sees"]
+    assert own["low"] < own["value"] < own["high"]
+    assert any(note.startswith("4 rows tell a spread badly") for note in found["notes"])
+
+
+def test_a_goal_that_attempts_cannot_reach_is_said_with_the_rows_that_would(maze: Maze) -> None:
+    shown = plan(maze, "--pilot", "pilot", "--detect", "0.01", "--rows-at-most", "12", "--plain").out
+    assert "No number of attempts on 12 rows will show 1 point; " in shown
+    assert " rows with n = 4 would." in shown
+
+
+def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
+    write_journalled_run(
+        maze.workspace.evals_dir / "graded", [[2.0, 4.0, 3.0, 3.0], [7.0, 9.0, 8.0, 8.0]] * 10
+    )
+    words = ("--metric", "reward", "--pilot", "graded")
+    assert "or more" in plan(maze, *words, "--detect", "1.5").out
+    (maze.workspace.root / "configs/eval/walks.decide.toml").write_text(
+        "[decide]\nconfidence = 0.9\nreward_range = [0, 10]\n"
+    )
+    assert plan(maze, *words, "--json").json["resource"]["confidence"] == 0.9
+    refused = plan(maze, *words, "--detect", "11")
+    assert refused.status == 2 and "a reward can change by 10 at most" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--detect", "3"), "can change by 1 at most: write 3 points as 0.03"),
+        (("--detect", "0"), "--detect must be a difference above 0"),
+        (("--detect", "nan"), "--detect must be a difference above 0"),
+        (("--power", "1"), "--power must lie between 0.5 and 1"),
+        (("--power", "nan"), "--power must lie between 0.5 and 1"),
+        (("--confidence", "95"), "--confidence must lie between 0.5 and 1"),
+        (("--pass-rate", "60"), "write 60 % as 0.6"),
+        (("--icc", "1.5"), "--icc is a share"),
+        (("--rows-at-most", "1"), "one row says nothing about others"),
+        (("--max-cost", "-1"), "--max-cost must be an amount"),
+        (("--row-cost", "inf"), "--row-cost must be an amount"),
+        (("--metric", "reward"), "--metric reward needs a --pilot"),
+        (("--metric", "speed"), "speed"),
+        (("--pilot", "pilot", "--icc", "0.3"), "are what is assumed without a run"),
+    ],
+)
+def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[str, ...], said: str) -> None:
+    outcome = plan(maze, *words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert said in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([[1.0, 0.0]], "one row with a score"),
+        ([[None, None]] * 12, "no attempt with a score"),
+        ([[1.0, 1.0]] * 12, "came out the same: there is no spread to plan with"),
+    ],
+)
+def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(
+    maze: Maze, rewards: list[list[float | None]], said: str
+) -> None:
+    write_journalled_run(maze.workspace.evals_dir / "odd", rewards)
+    error = plan(maze, "--pilot", "odd", "--json").error
+    assert said in error["message"] and "--pass-rate" in error["hint"]
+
+
+def test_two_runs_without_a_common_row_and_a_run_against_itself_are_refused(maze: Maze) -> None:
+    write_journalled_run(
+        maze.workspace.evals_dir / "other", [FAIR, HARD], digests=[f"{row:032x}" for row in (900, 901)]
+    )
+    apart = plan(maze, "--pilot", "pilot", "--against", "other", "--json")
+    assert apart.status == 1 and "no rows with a score in common" in apart.error["message"]
+    itself = plan(maze, "--pilot", "pilot", "--against", "pilot", "--json")
+    assert itself.status == 1 and "the same run" in itself.error["message"]
+
+
+def test_nothing_is_written_when_the_plan_cannot_be_made(maze: Maze) -> None:
+    assert plan(maze, "--pilot", "nobody", "--markdown", "plan.md").status == 1
+    assert not (maze.workspace.root / "plan.md").exists()
+    assert plan(maze, "--markdown", "configs/eval/walks.toml/plan.md").status == 1

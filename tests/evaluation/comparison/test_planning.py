@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
+from osmosis_ai.evaluation.comparison.design import rows_needed
 from osmosis_ai.evaluation.comparison.planning import AttemptPrice, EvalPlan, Goal, Outlook, make_plan
 from osmosis_ai.evaluation.variance import VarianceComponents
 
-PILOTS, ANALYSES, POOL = 500, 40, 40_000
+PILOTS, ANALYSES, POOL = 500, 20, 40_000
 Chances = NDArray[np.float64]
 
 
@@ -68,9 +69,8 @@ def test_the_rows_that_pilots_lead_to_reach_the_power_that_was_asked(
             passes[0][pilot].ravel(), labels, passes[1][pilot].ravel(), labels
         )
         assert spread is not None
-        goal = Goal(detect=gain)
-        outlook = Outlook.of_two_runs(spread, goal, samples=2 * labels.size)
-        rows = make_plan(goal, outlook, AttemptPrice(), own_rows=None, own_n=n).rows_wanted
+        outlook = Outlook.of_two_runs(spread, Goal(), samples=2 * labels.size)
+        rows = rows_needed(gain, outlook.likely, n)
         assert rows is not None
         wanted.append(rows)
     assert power_reached(wanted, n, rate, gain, random) == pytest.approx(0.8, abs=0.03)

@@ -29,7 +29,7 @@ def table(planned: PlannedEval) -> Table:
         Column("Rows", right=True),
         Column("n", right=True),
         Column("Attempts", right=True),
-        Column("Sees", right=True),
+        Column("Sees (points)" if planned.metric == "pass_rate" else "Sees", right=True),
     ]
     if plan.outlook.possible:
         columns.append(Column("Range", right=True))
@@ -60,7 +60,7 @@ def document(planned: PlannedEval, shown: Table) -> DecisionDocument:
 def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
     plan = planned.plan
     enough = plan.goal.detect is not None and design.sees is not None and design.sees <= plan.goal.detect
-    sees = "more than there is" if design.sees is None else _amount(planned, design.sees)
+    sees = _number(planned, design.sees)
     cells: list[Cell] = [design.rows, design.n, design.attempts, Styled(sees, "good") if enough else sees]
     if plan.outlook.possible:
         cells.append(_range(planned, design))
@@ -74,9 +74,8 @@ def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
 def _range(planned: PlannedEval, design: Design) -> str | None:
     if design.least is None:
         return None
-    least = _amount(planned, design.least)
-    most = "more than there is" if design.greatest is None else _amount(planned, design.greatest)
-    return least if least == most else f"{least.removesuffix(' points').removesuffix(' point')} – {most}"
+    least, most = _number(planned, design.least), _number(planned, design.greatest)
+    return least if least == most else f"{least} – {most}"
 
 
 def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
@@ -140,8 +139,8 @@ def _budget(planned: PlannedEval) -> Iterator[str]:
     plan, most = planned.plan, planned.plan.goal.most_cost_usd
     if most is None:
         return
-    if plan.price.cost_usd == 0 and not plan.goal.row_cost_usd and plan.goal.most_rows is None:
-        yield "Attempts cost nothing here: only rows and time are the limit."
+    if plan.price.cost_usd == 0 and not plan.goal.row_cost_usd:
+        yield "Attempts cost nothing here: rows and time are the limit."
     elif plan.best is None:
         yield f"{money(most)} buy no design of two rows or more."
     else:
@@ -205,12 +204,17 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
+def _number(planned: PlannedEval, difference: float | None) -> str:
+    """Return a difference as a cell has it; one that is larger than the scale is seen by nobody."""
+    if difference is None:
+        return "none"
+    return _points(difference) if planned.metric == "pass_rate" else f"{difference:.3g}"
+
+
 def _amount(planned: PlannedEval, difference: float) -> str:
     """Return ``7.1 points`` for a rate, ``0.071`` for a reward."""
-    if planned.metric != "pass_rate":
-        return f"{difference:.3g}"
-    points = _points(difference)
-    return f"{points} point{'' if points == '1' else 's'}"
+    number = _number(planned, difference)
+    return f"{number} point{'' if number == '1' else 's'}" if planned.metric == "pass_rate" else number
 
 
 def _a_change(planned: PlannedEval, difference: float) -> str:

@@ -102,7 +102,12 @@ def rows_needed(
         least = detectable(spread, rows, n, confidence=confidence, power=power, sides=sides)
         return least is not None and least <= abs(difference)
 
-    return _least(seen, 2, MOST_ROWS)
+    # As many as the normal distribution asks for; Student's t asks for more.
+    from scipy.special import ndtri
+
+    asked = float(ndtri(_level(confidence, sides)) + ndtri(power)) / max(abs(difference), 1e-300)
+    fewest = asked * asked * spread.of_a_row(n)
+    return _least(seen, max(2, math.floor(fewest)), MOST_ROWS) if fewest <= MOST_ROWS else None
 
 
 def n_needed(
@@ -276,11 +281,11 @@ def _quantiles(rows: int, confidence: float, power: float, sides: int) -> float:
 
 def _least(holds: Callable[[int], bool], low: int, most: int) -> int | None:
     """Return the least number from ``low`` that ``holds``, which holds for all above, too; None above ``most``."""
-    high = low
+    high, step = low, 1
     while not holds(high):
         if high >= most:
             return None
-        low, high = high + 1, min(2 * high, most)
+        low, high, step = high + 1, min(high + step, most), 2 * step
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)

@@ -93,7 +93,9 @@ class PlanRequest:
             )
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
             raise PlanUsageError("--pass-rate and --icc are what is assumed without a run; leave them out.")
-        if self.metric == "reward" and not self.from_runs:
+        if self.metric == "pass_rate":
+            self.check_scale(1.0)
+        elif not self.from_runs:
             raise PlanUsageError(
                 "--metric reward needs a --pilot: nobody can assume how far rewards lie apart."
             )
@@ -171,22 +173,23 @@ def plan_eval(
         OsmosisError: the config or a run is not there or is wrong, or tells no spread.
     """
     from osmosis_ai.evaluation.comparison.planning import Goal, make_plan
-    from osmosis_ai.workspace.config_files import load_eval_config
+    from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
     from osmosis_ai.workspace.layout import find_workspace
 
     request.check()
     workspace = find_workspace(start)
     config = load_eval_config(request.config, workspace)
+    decided = decisions_about(config.path, workspace)
     dataset_rows = _dataset_rows(workspace, config, count_rows)
     most = request.rows_at_most or dataset_rows
     goal = Goal(
         detect=request.detect,
         power=request.power,
-        confidence=request.confidence or 0.95,
+        confidence=request.confidence or decided.confidence,
         most_cost_usd=request.max_cost,
         most_rows=most,
         row_cost_usd=request.row_cost,
-        width=1.0 if request.metric == "pass_rate" else None,
+        width=1.0 if request.metric == "pass_rate" else _width(decided.reward_range),
     )
     request.check_scale(goal.width)
     evidence = _Evidence.of(request, goal, find)
@@ -371,6 +374,10 @@ def _price(config: EvalConfig, evidence: _Evidence) -> AttemptPrice:
     if cost is None and _is_free(config):
         cost = 0.0
     return AttemptPrice(cost, evidence.duration_s, at_once=config.evaluation.batch_size or 1)
+
+
+def _width(reward_range: tuple[float, float] | None) -> float | None:
+    return None if reward_range is None else reward_range[1] - reward_range[0]
 
 
 def _is_free(config: EvalConfig) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.evaluation.statistics import Estimate
+from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.services import demo as service
 from osmosis_ai.services.demo import DemoOutcome, Scratch
 from osmosis_ai.services.demo.outcome import DemoEvaluation, TrainedRun
@@ -51,7 +51,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def run(scratch: Scratch, **options: Any) -> DemoOutcome:
         asked.update(options)
         model = "osmosis/tiny:calm-fern-1-step-40"
-        difference = Estimate(0.535, 0.02, 0.495, 0.575, 800, 100, "student-t")
+        difference = Difference(0.535, 0.495, 0.575, 0.5, 0.57, 100, 800, "paired-t", 0.0)
         return DemoOutcome(
             scratch,
             evaluated(scratch, "after", model, 0.9525, asked["scored"]),

@@ -219,7 +219,7 @@ def _before_and_after(base: DemoEvaluation, trained: DemoEvaluation, difference:
         ["Samples failed", *(breakdown(it) if it else "0" for it in failed), None],
     ]
     columns = [Column("", keep=True), *(Column(it, right=True) for it in ("Base", "Trained", "Difference"))]
-    paired = difference["pass_rate"]["clusters"] if difference["pass_rate"] else 0
+    paired = difference["pass_rate"]["rows"] if difference["pass_rate"] else 0
     note = f"95 % intervals; the difference is paired over the {paired} rows that both answered"
     return Table(columns, rows, title="Before and after training", note=note, in_plain=True)
 

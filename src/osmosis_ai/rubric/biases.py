@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.statistics import paired_difference
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.rubric.calibration import NO_PAIR, NO_PEOPLE
 from osmosis_ai.rubric.correlation import partial, spearman
-from osmosis_ai.rubric.estimate import CONFIDENCE, STUDENT_METHOD, TrustEstimate
+from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats, Integers
@@ -98,14 +98,17 @@ def order_in_file(judge: Floats, people: Floats) -> TrustEstimate:
     return spearman(judge[both] - people[both], np.flatnonzero(both).astype(np.float64))
 
 
-def position_bias(scores: Floats, presentations: Sequence[str] | None) -> TrustEstimate:
+def position_bias(
+    scores: Floats, presentations: Sequence[str] | None, *, scale: tuple[float, float] | None = None
+) -> TrustEstimate:
     """Return by how much the first order of the quoted blocks scores above the second, on the same records.
 
-    The difference is taken record by record (:func:`~osmosis_ai.evaluation.statistics.paired_difference`).
+    The difference is taken record by record (:func:`~osmosis_ai.evaluation.comparison.differences.mean_difference`).
 
     Args:
         scores: (records, runs) of one judge; NaN where there is none.
         presentations: the order that each run used; None when all used the same.
+        scale: the least and greatest score there can be.
     """
     import numpy as np
 
@@ -116,13 +119,15 @@ def position_bias(scores: Floats, presentations: Sequence[str] | None) -> TrustE
     other = np.array([order == orders[1] for order in presentations or ()])
     first, first_rows = _known(scores[:, used])
     second, second_rows = _known(scores[:, other])
-    found = paired_difference(first, first_rows, second, second_rows)
-    if found is None:
+    pairs = Pairs.of(second, second_rows, first, first_rows, scale=scale)
+    if pairs is None:
         return TrustEstimate.missing(_NO_COMMON)
-    figure = TrustEstimate(found.value, records=found.clusters, scores=found.n)
+    found = mean_difference(pairs)
+    figure = TrustEstimate(found.value, records=found.rows, scores=found.samples)
     interval = None if found.low is None or found.high is None else (found.low, found.high)
-    otherwise = "no interval: one record, or no variation among records"
-    return figure.within(interval, method=STUDENT_METHOD, otherwise=otherwise)
+    return figure.within(
+        interval, method=f"{found.method}, by record", otherwise=f"no interval: {found.reason}"
+    )
 
 
 def slope(y: Floats, x: Floats) -> TrustEstimate:

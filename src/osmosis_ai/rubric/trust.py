@@ -234,7 +234,10 @@ def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeT
         calibration=wording.calibration(_against_people(table, means, seed), table.models[place]),
         length=wording.length(length_bias(means, table.lengths, table.human)),
         order_in_file=wording.order_in_file(order_in_file(means, table.human)),
-        position=wording.position(position_bias(scores, table.presentations), table.presentations),
+        position=wording.position(
+            position_bias(scores, table.presentations, scale=(table.score_min, table.score_max)),
+            table.presentations,
+        ),
     )
 
 

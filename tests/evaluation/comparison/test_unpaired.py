@@ -7,7 +7,12 @@ import pytest
 from scipy.stats import ttest_ind
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from osmosis_ai.evaluation.comparison.unpaired import PassCounts, difference_of_counts, unpaired_difference
+from osmosis_ai.evaluation.comparison.unpaired import (
+    PassCounts,
+    difference_of_counts,
+    difference_of_means,
+    unpaired_difference,
+)
 
 
 def test_two_runs_on_rows_of_their_own_have_the_interval_of_welch() -> None:
@@ -69,3 +74,10 @@ def test_a_run_without_samples_can_not_be_compared() -> None:
     assert unpaired_difference([], [], [1.0], [0]) is None
     with pytest.raises(ValueError, match="needs samples"):
         difference_of_counts(PassCounts(0, 0, 0), PassCounts(1, 1, 1))
+
+
+def test_two_means_with_their_errors_have_the_normal_interval_of_their_difference() -> None:
+    found = difference_of_means(0.5, 0.03, 0.6, 0.04)
+    assert (found.low, found.high) == pytest.approx((0.1 - 1.959964 * 0.05, 0.1 + 1.959964 * 0.05), abs=1e-6)
+    assert found.p == pytest.approx(0.0455, abs=1e-4) and found.excludes_none
+    assert difference_of_means(0.5, 0.0, 0.6, 0.0).low is None

@@ -110,6 +110,13 @@ class Pairs:
         return found
 
 
+def scale_of_rewards(*runs: Values) -> tuple[float, float] | None:
+    """Return the scale of rewards of which every one passes or fails; None where others could be, of any size."""
+    import numpy as np
+
+    return (0.0, 1.0) if all(bool(np.isin(rewards, (0.0, 1.0)).all()) for rewards in runs) else None
+
+
 def mean_by_row(
     values: Values, rows: Labels, scale: tuple[float, float] | None = None
 ) -> tuple[Integers, Floats, Integers]:

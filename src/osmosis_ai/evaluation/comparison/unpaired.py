@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.evaluation.comparison.differences import mean_by_row
@@ -116,6 +117,30 @@ def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CO
         [a.rate, b.rate],
         lambda level: (wilson_interval(a.rate, a.samples, level), wilson_interval(b.rate, b.samples, level)),
         confidence,
+    )
+
+
+def difference_of_means(
+    a: float, stderr_a: float, b: float, stderr_b: float, *, confidence: float = CONFIDENCE
+) -> Difference:
+    """Estimate ``b - a`` from two means that were measured apart, each with its standard error.
+
+    ``(b - a) ± z sqrt(stderr_a^2 + stderr_b^2)`` (Miller 2024, section 4.1): the rows behind either are not known.
+    """
+    value, stderr = b - a, math.hypot(stderr_a, stderr_b)
+    plain = Difference(value, None, None, None, None, 0, 0)
+    if stderr == 0 or not math.isfinite(stderr):
+        return replace(plain, reason=NO_SPREAD)
+    normal = NormalDist()
+    half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
+    return replace(
+        plain,
+        low=value - half,
+        high=value + half,
+        at_least=value - one_sided,
+        at_most=value + one_sided,
+        method="standard-errors",
+        p=math.erfc(abs(value) / stderr / math.sqrt(2)),
     )
 
 

@@ -13,7 +13,7 @@ from osmosis_ai.services.demo.scratch import Scratch
 from osmosis_ai.services.demo.session import CommandFailed
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Estimate
+    from osmosis_ai.evaluation.comparison.numbers import Difference
 
 _SAMPLES_READ = 40
 _FILE = re.compile(r"row_(\d+)_run_(\d+)\.json")
@@ -136,8 +136,8 @@ class DemoOutcome:
     platform_url: str | None = None
     base: DemoEvaluation | None = None
     run: TrainedRun | None = None
-    pass_rate: Estimate | None = None
-    reward: Estimate | None = None
+    pass_rate: Difference | None = None
+    reward: Difference | None = None
 
     @property
     def complete(self) -> bool:
@@ -148,11 +148,13 @@ class DemoOutcome:
         """Return what the training came to as scripts see it; nothing where there was none."""
         if self.base is None or self.run is None:
             return {}
+        from osmosis_ai.evaluation.comparison.numbers import number_data
+
         differences = {"pass_rate": self.pass_rate, "reward": self.reward}
         return {
             "base": self.base.data(),
             "trained": self.evaluation.data(),
-            "difference": {name: found and asdict(found) for name, found in differences.items()},
+            "difference": {name: found and number_data(found) for name, found in differences.items()},
             "training_run": asdict(self.run),
         }
 
@@ -197,17 +199,19 @@ def most_telling_sample(results: Path) -> DemoSample | None:
 
 def paired_differences(
     base: DemoEvaluation, trained: DemoEvaluation
-) -> tuple[Estimate | None, Estimate | None]:
+) -> tuple[Difference | None, Difference | None]:
     """Return by how much the trained model's pass rate and reward are above the base's, paired by row."""
-    from osmosis_ai.evaluation.statistics import paired_difference
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
 
     rows_before, before = _scored_samples(base.results)
     rows_after, after = _scored_samples(trained.results)
     threshold = float(base.metrics["estimates"]["pass_threshold"])
     passes_before, passes_after = ([float(reward >= threshold) for reward in it] for it in (before, after))
+    rewards = Pairs.of(before, rows_before, after, rows_after, scale=scale_of_rewards(before, after))
+    passes = Pairs.of(passes_before, rows_before, passes_after, rows_after, scale=(0.0, 1.0))
     return (
-        paired_difference(passes_after, rows_after, passes_before, rows_before),
-        paired_difference(after, rows_after, before, rows_before),
+        None if passes is None else mean_difference(passes),
+        None if rewards is None else mean_difference(rewards),
     )
 
 

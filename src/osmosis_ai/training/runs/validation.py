@@ -152,7 +152,7 @@ def significant_fall(start: Sequence[float | None], now: Sequence[float | None])
 
     Both made the same attempts on the same rows: differences are taken row by row, and their 95 % interval decides.
     """
-    from osmosis_ai.evaluation.statistics import paired_difference
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
 
     known = [
         [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)
@@ -160,8 +160,13 @@ def significant_fall(start: Sequence[float | None], now: Sequence[float | None])
     if not all(known):
         return None
     (rows_now, values_now), (rows_start, values_start) = (zip(*pairs, strict=True) for pairs in known)
-    found = paired_difference(values_now, rows_now, values_start, rows_start)
-    if found is None or found.high is None or found.low is None or found.high >= 0:
+    pairs = Pairs.of(
+        values_start, rows_start, values_now, rows_now, scale=scale_of_rewards(values_start, values_now)
+    )
+    if pairs is None:
+        return None
+    found = mean_difference(pairs)
+    if found.high is None or found.low is None or found.high >= 0:
         return None
     return (
         f"the validation reward fell below that of the start by {-found.value:.3g} (95 % interval {-found.high:.3g} to "

@@ -234,3 +234,27 @@ def test_download_urls_in_every_spelling(client: PlatformClient, wire: Wire, ite
 def test_no_download_urls(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("POST", "/api/cli/eval-runs/er_1/samples/download-urls", reply)
     assert client.eval_runs.download_urls("er_1", [DownloadItem(path="x")]).items == []
+
+
+SAMPLE = """{"row": 3, "attempt": 1, "status": "success", "source_row_index": 17, "row_digest": "0f3a", "reward": 0.5,
+ "tokens": 900, "cost_usd": 0.002, "duration_ms": 1500.5, "model_latency_ms": 800.25}"""
+
+
+def test_samples_are_read_page_by_page_with_and_without_what_may_be_absent(
+    client: PlatformClient, wire: Wire
+) -> None:
+    path = "/api/cli/eval-runs/amber-otter-42/samples"
+    sparse = '{"row": 4, "attempt": 0, "status": "failed"}'
+    empty = nulled(SAMPLE, keep=("row", "attempt", "status"))
+    wire.answers(
+        "GET", f"{path}?limit=2", f'{{"samples": [{SAMPLE}, {sparse}, {empty}], "next_cursor": "4-0"}}'
+    )
+    page = client.eval_runs.samples("amber-otter-42", limit=2)
+    full = page.samples[0]
+    assert (full.row, full.attempt, full.source_row_index, full.row_digest) == (3, 1, 17, "0f3a")
+    assert (full.reward, full.tokens, full.cost_usd) == (0.5, 900, 0.002)
+    assert (full.duration_ms, full.model_latency_ms) == (1500.5, 800.25)
+    assert [(each.reward, each.row_digest) for each in page.samples[1:]] == [(None, None)] * 2
+    assert page.next_cursor == "4-0"
+    wire.answers("GET", f"{path}?limit=2&cursor=4-0", '{"samples": []}')
+    assert client.eval_runs.samples("amber-otter-42", limit=2, cursor="4-0").next_cursor is None

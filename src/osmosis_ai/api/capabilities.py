@@ -31,6 +31,7 @@ class Capability(Enum):
     QUICKSTART = "quickstart", "the quickstart", True
     DELETION = "deletion", "deleting datasets and runs", False
     EVAL_RETRIES = "eval-retries", "the retry of an evaluation's failed samples", False
+    EVAL_SAMPLES = "eval-samples", "the results of an evaluation's single attempts", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:
         """Make a member whose value is its name on the wire alone."""

@@ -148,6 +148,11 @@ def eval_run_merged(name_or_id: str) -> str:
     return f"{run(EVAL_RUNS, name_or_id)}/merged"
 
 
+def eval_run_samples(name_or_id: str) -> str:
+    """The results of a run's attempts, its retries taken into account."""
+    return f"{run(EVAL_RUNS, name_or_id)}/samples"
+
+
 def run_manifest(runs: str, name_or_id: str, files: str) -> str:
     """The list of a run's files; ``files`` is what the wire calls those of its kind."""
     return f"{run(runs, name_or_id)}/{files}/manifest"

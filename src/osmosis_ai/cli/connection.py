@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 
@@ -33,6 +34,20 @@ def platform_context(
 
     with open_context(start, require_scaffold=require_scaffold, warn=current().warn) as context:
         yield context
+
+
+@contextmanager
+def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], PlatformClient]]:
+    """Yield what connects with the platform at its first call, so that nobody logs in for what is on this machine."""
+    with ExitStack() as held:
+        opened: list[PlatformClient] = []
+
+        def connect() -> PlatformClient:
+            if not opened:
+                opened.append(held.enter_context(platform_context(start)).client)
+            return opened[0]
+
+        yield connect
 
 
 def list_result(

@@ -25,7 +25,7 @@ from osmosis_ai.evaluation.comparison.run_samples import (
 from osmosis_ai.evaluation.journal import parsed_lines
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.local_results import pass_threshold_of, unfinished_words
-from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.record import check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
@@ -38,6 +38,7 @@ _MOST_ATTEMPTS = 10**8
 _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
 _COUNTS = ("tokens", "duration_ms")
 _NAN = math.nan
+_OF_THE_ROWS = ("dataset", "n", "versions")
 
 
 def read_local_samples(directory: Path) -> RunSamples:
@@ -182,11 +183,28 @@ def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:
     return np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64), n
 
 
+def read_inputs(directory: Path) -> ComparedInputs:
+    """Return what a run of this machine was computed from, its journal unread.
+
+    Raises:
+        OsmosisError: there is no run in ``directory``, or it is of a newer release.
+    """
+    found = RunDirectory(directory)
+    return _inputs(Manifest.load(found.manifest), found, set())
+
+
+def recorded_dataset(directory: Path) -> Path | None:
+    """Return the dataset's file as the run recorded it, whether or not it is there still."""
+    written = _text(Manifest.load(RunDirectory(directory).manifest).provenance.get("dataset_path"))
+    return Path(written) if written is not None else None
+
+
 def _inputs(manifest: Manifest, found: RunDirectory, judges: set[str]) -> ComparedInputs:
     inputs, provenance = manifest.inputs, manifest.provenance
     rollout, dataset = _table(inputs.get("rollout")), _table(inputs.get("dataset"))
+    functions = _table(inputs.get("agent_loop")).get("eval_fns")
     facts = _table((found.read_metrics() or {}).get("eval_run"))
-    seed, dirty = inputs.get("seed"), provenance.get("git_dirty")
+    n, seed, dirty = inputs.get("n"), inputs.get("seed"), provenance.get("git_dirty")
     return ComparedInputs(
         model=_text(inputs.get("model_path")),
         dataset_name=_text(provenance.get("dataset_name")) or _text(facts.get("dataset_name")),
@@ -199,10 +217,14 @@ def _inputs(manifest: Manifest, found: RunDirectory, judges: set[str]) -> Compar
         commit=_text(provenance.get("git_head")),
         dirty=dirty if isinstance(dirty, bool) else None,
         config=_text(provenance.get("config")),
-        n=inputs["n"],
+        n=n if type(n) is int else None,
         seed=seed if type(seed) is int else None,
         pass_threshold=pass_threshold_of(found),
         selected_rows=_text(dataset.get("selected_source_rows")),
+        eval_functions=tuple(map(str, functions)) if isinstance(functions, list) else (),
+        settings_digest=inputs_digest(
+            {name: value for name, value in inputs.items() if name not in _OF_THE_ROWS}
+        ),
         env={str(name): str(value) for name, value in _table(inputs.get("env")).items()},
     )
 

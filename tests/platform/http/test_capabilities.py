@@ -11,6 +11,7 @@ ROUTES = {
     Capability.EVAL_IMPORTS: ("post", "/api/cli/eval-runs/imports"),
     Capability.DELETION: ("delete", "/api/cli/eval-runs/{name_or_id}"),
     Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
+    Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
     Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
 }
 

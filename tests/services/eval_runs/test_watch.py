@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_lock import RunLock
-from osmosis_ai.services.eval_runs.watch import RunWatcher, find_run
+from osmosis_ai.services.eval_runs.watch import RunWatcher
 from osmosis_ai.services.runs.lifecycle import watch_run
 from tests.evaluation.builders import inputs, record
 from tests.workspace.builders import make_workspace
@@ -27,15 +26,6 @@ def run_dir(tmp_path: Path) -> Path:
     directory = workspace.evals_dir / "mine"
     Manifest.new("mine", inputs(rows="0-2", n=2), {}).write(directory / "manifest.json")
     return directory
-
-
-def test_a_run_is_found_by_name_from_anywhere_in_the_workspace_and_by_directory(run_dir: Path) -> None:
-    root = run_dir.parents[2]
-    assert find_run("mine", start=root / "data") == run_dir
-    assert find_run(str(run_dir), start=root) == run_dir
-    with pytest.raises(NotFoundError, match="there is no run `yours`") as missing:
-        find_run("yours", start=root)
-    assert "mine" in (missing.value.hint or "")
 
 
 def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:

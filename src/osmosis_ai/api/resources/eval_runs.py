@@ -11,10 +11,13 @@ from osmosis_ai.api.wire.eval_runs import (
     EvalMetrics,
     EvalRunDetail,
     EvalRunList,
+    EvalSamplePage,
     MergedEvaluation,
     RetryCheck,
 )
 from osmosis_ai.api.wire.runs import EvalRunSubmit, RunAgain, RunSecrets, SubmittedRun
+
+LARGEST_SAMPLE_PAGE = 5_000
 
 
 class EvalRuns(RunsWithFiles[EvalRunSubmit]):
@@ -53,6 +56,14 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
     def merged(self, name_or_id: str) -> MergedEvaluation:
         """Return the numbers of a run and its retries together."""
         return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
+
+    def samples(
+        self, name_or_id: str, *, limit: int = LARGEST_SAMPLE_PAGE, cursor: str | None = None
+    ) -> EvalSamplePage:
+        """Return one page of what a run's attempts came to, those of its retries in place of what they replace."""
+        params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
+        path = routes.eval_run_samples(name_or_id)
+        return self._client.get(path, model=EvalSamplePage, params=params)
 
     def _again(self, provided: Mapping[str, str]) -> RunAgain:
         self._client.hide(provided.values())

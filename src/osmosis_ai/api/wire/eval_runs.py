@@ -71,7 +71,7 @@ class RelatedRun(Named):
 
 
 class EvalRunRow(EvalRun):
-    """``retry_of`` is ours."""
+    """``retry_of`` and ``commit_sha`` are ours."""
 
     model: Named | None = None
     dataset: Named | None = None
@@ -79,6 +79,7 @@ class EvalRunRow(EvalRun):
     results: EvalResults | None = None
     config: dict[str, Any] | None = None
     retry_of: RelatedRun | None = None
+    commit_sha: str | None = None
 
 
 class EvalRunList(Page):
@@ -86,7 +87,10 @@ class EvalRunList(Page):
 
 
 class EvalRunDetail(Resubmittable):
-    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours."""
+    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours.
+
+    So is ``grader_digest``, which says what graded the run.
+    """
 
     eval_run: EvalRun
     config: dict[str, Any] | None = None
@@ -102,6 +106,7 @@ class EvalRunDetail(Resubmittable):
     is_internal_user: bool = False
     retry_of: RelatedRun | None = None
     retries: list[RelatedRun] = []
+    grader_digest: str | None = None
 
 
 class EvalMetricsOverview(WireModel):
@@ -161,6 +166,32 @@ class MergedEvaluation(WireModel):
     runs: list[MergedRun]
     estimates: dict[str, Any]
     rows_drawn: dict[str, Any] | None = None
+
+
+class EvalSample(WireModel):
+    """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows.
+
+    ``row_digest`` says what the row is, ``source_row_index`` where it stands in the dataset. ``reward`` is absent
+    where there is none, and so is what is not known.
+    """
+
+    row: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    status: str
+    source_row_index: int | None = Field(None, ge=0)
+    row_digest: str | None = None
+    reward: float | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    duration_ms: float | None = None
+    model_latency_ms: float | None = None
+
+
+class EvalSamplePage(WireModel):
+    """Samples by row and attempt; ``next_cursor`` goes on behind the last, and is absent at the end."""
+
+    samples: list[EvalSample]
+    next_cursor: str | None = None
 
 
 class ManifestFile(WireModel):

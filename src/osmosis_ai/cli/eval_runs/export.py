@@ -74,15 +74,17 @@ def export(
 
 def _directory(run: str, *, yes: bool) -> Path:
     from osmosis_ai.services.eval_runs.export import find_run_directory
+    from osmosis_ai.services.eval_runs.resolver import name_elsewhere
     from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     try:
         return find_run_directory(run)
     except NotFoundError as missing:
+        name = name_elsewhere(run, missing)
         try:
-            return _download(run, yes=yes)
+            return _download(name, yes=yes)
         except OsmosisError as error:
-            raise run_nowhere(run, missing, error) from None
+            raise run_nowhere(name, missing, error) from None
 
 
 def _download(run: str, *, yes: bool) -> Path:

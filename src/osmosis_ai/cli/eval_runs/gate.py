@@ -94,19 +94,21 @@ def _usage() -> Iterator[None]:
 
 def _find(run: str, *, allow_imported: bool) -> GatedRun:
     from osmosis_ai.services.eval_runs.gate import local_run, platform_run, rubric_results
-    from osmosis_ai.services.eval_runs.watch import find_run, run_nowhere
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
+    from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     file = Path(run).expanduser()
     if file.is_file():
         return rubric_results(file)
     try:
-        directory = find_run(run)
+        directory = find_local_run(run)
     except NotFoundError as missing:
+        name = name_elsewhere(run, missing)
         try:
             with platform_context() as context, current().status("Fetching evaluation run"):
-                return platform_run(context.client, run, allow_imported=allow_imported)
+                return platform_run(context.client, name, allow_imported=allow_imported)
         except OsmosisError as error:
-            raise run_nowhere(run, missing, error) from None
+            raise run_nowhere(name, missing, error) from None
     return local_run(directory)
 
 

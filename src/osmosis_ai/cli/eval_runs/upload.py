@@ -41,10 +41,10 @@ def upload(
     Examples:
         osmosis eval upload .osmosis/evals/baseline
     """
-    from osmosis_ai.services.eval_runs.watch import find_run
+    from osmosis_ai.services.eval_runs.resolver import find_local_run
 
     with platform_context() as context:
-        uploaded = upload_shown(context.client, find_run(run))
+        uploaded = upload_shown(context.client, find_local_run(run))
         return OperationResult(
             operation="eval.upload",
             message=uploaded_message(uploaded),

@@ -33,12 +33,12 @@ def watch(
     Examples:
         osmosis eval watch amber-otter-42
     """
-    from osmosis_ai.services.eval_runs.watch import find_run
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
 
     try:
-        directory = find_run(run)
+        directory = find_local_run(run)
     except NotFoundError as missing:
-        return _watch_platform(run, missing)
+        return _watch_platform(name_elsewhere(run, missing), missing)
     return _watch_local(run, directory)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.matching import MatchedRows, counted_rows, match_rows
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
@@ -103,6 +103,9 @@ def differing_graders(a: RunSamples, b: RunSamples) -> list[str]:
         found.append(f"{what} (digests {one.grader_digest[:12]} and {other.grader_digest[:12]})")
     if one.judges and other.judges and one.judges != other.judges:
         found.append(f"the judge ({', '.join(one.judges)} and {', '.join(other.judges)})")
+    if one.eval_functions != other.eval_functions:
+        named = [", ".join(inputs.eval_functions) or "none" for inputs in (one, other)]
+        found.append(f"the eval functions ({named[0]} and {named[1]})")
     if one.pass_threshold != other.pass_threshold:
         found.append(f"pass_threshold ({one.pass_threshold:g} and {other.pass_threshold:g})")
     return found
@@ -146,16 +149,29 @@ def _require_same_grader(a: RunSamples, b: RunSamples, allowed: Allowances) -> s
 def _require_other_samples(a: RunSamples, b: RunSamples, allowed: Allowances) -> None:
     """Refuse runs whose samples are the same by what they were computed from: no difference between them is news."""
     one, other = a.inputs, b.inputs
-    code = one.source_digest is not None and one.source_digest == other.source_digest
-    alike = ("seed", "model", "entrypoint", "env")
-    known = one.seed is not None and one.model is not None
-    if allowed.same or not code or not known:
-        return
-    if all(getattr(one, name) == getattr(other, name) for name in alike):
+    if not allowed.same and _same_settings(one, other):
         raise ConflictError(
             f"{a.name} and {b.name} have the same samples: seed {one.seed}, model {one.model} and the same code.",
             hint="give one another --seed; or compare them all the same with --allow-same",
         )
+
+
+def _same_settings(one: ComparedInputs, other: ComparedInputs) -> bool:
+    """Tell whether all that samples depend on is known to be the same, rows aside."""
+    if one.settings_digest is not None and other.settings_digest is not None:
+        return one.settings_digest == other.settings_digest
+    alike = ("seed", "model", "entrypoint", "env")
+    known = one.seed is not None and one.model is not None
+    return (
+        known and _same_code(one, other) and all(getattr(one, name) == getattr(other, name) for name in alike)
+    )
+
+
+def _same_code(one: ComparedInputs, other: ComparedInputs) -> bool:
+    if one.source_digest is not None and other.source_digest is not None:
+        return one.source_digest == other.source_digest
+    clean = one.dirty is False and other.dirty is False
+    return clean and one.commit is not None and (one.commit, one.rollout) == (other.commit, other.rollout)
 
 
 def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:

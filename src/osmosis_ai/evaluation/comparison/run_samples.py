@@ -58,6 +58,8 @@ class ComparedInputs:
         pass_threshold: a sample passes at this reward or above.
         selected_rows: positions in the file, as ``"0-9,12"``.
         env: the config's variables; no secret is among them.
+        eval_functions: of a classic evaluation, what scored the agent.
+        settings_digest: of all that results depend on but the rows: equal ones are of the same samples.
     """
 
     model: str | None = None
@@ -76,6 +78,8 @@ class ComparedInputs:
     pass_threshold: float = 1.0
     selected_rows: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    eval_functions: tuple[str, ...] = ()
+    settings_digest: str | None = None
 
     def data(self) -> dict[str, Any]:
         """Return them as scripts see them."""

@@ -16,12 +16,13 @@ from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
-from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
 from osmosis_ai.platform.runs.read.merging import RunFamily, family_of
 from osmosis_ai.platform.runs.read.run_store import ListedRun
+from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
@@ -53,6 +54,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         **runs.configuration(run),
+        **runs.present({"grader_digest": run.grader_digest}),
         **_relatives(run, family),
     )
 
@@ -74,6 +76,16 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
         eval_run_id=run.id,
         estimates=metrics.get("estimates"),
     )
+
+
+@router.get("/{name_or_id}/samples")
+@quick_read
+def eval_run_samples(
+    services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
+) -> wire.EvalSamplePage:
+    """Return what the attempts of a run came to, by row and attempt; of each the newest result of it and its retries."""
+    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    return sample_page(services.db, family_of(services.db, run), limit=page.limit, cursor=page.cursor)
 
 
 @router.get("/{name_or_id}/samples/manifest")
@@ -145,6 +157,7 @@ def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
         rollout=runs.named(run.rollout_id, run.rollout_name),
         results=_results(run),
         config=_config(run),
+        **runs.present({"commit_sha": run.commit_sha}),
         **_retry_of(run),
     )
 

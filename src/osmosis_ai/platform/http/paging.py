@@ -9,6 +9,7 @@ from fastapi import Depends, Query
 
 MAX_PAGE = 50
 MAX_LOG_PAGE = 200
+MAX_SAMPLE_PAGE = 5_000
 # An offset far beyond any table, and within what every database takes as a number.
 _MAX_OFFSET = 10**12
 
@@ -36,6 +37,14 @@ class LogPageParams:
     cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class SamplePageParams:
+    """Which samples of a run: ``limit`` of them behind ``cursor``."""
+
+    limit: int
+    cursor: str | None
+
+
 async def _page_params(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     offset: Annotated[int, Query(ge=0, le=_MAX_OFFSET)] = 0,
@@ -51,8 +60,18 @@ async def _log_page_params(
     return LogPageParams(limit, direction, cursor or None)
 
 
+async def _sample_page_params(
+    limit: Annotated[int, Query(ge=1, le=MAX_SAMPLE_PAGE)] = 1_000,
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+) -> SamplePageParams:
+    return SamplePageParams(limit, cursor or None)
+
+
 Paging = Annotated[PageParams, Depends(_page_params)]
 """The page that the query asks for; a limit above 50 is refused with 400."""
 
 LogPaging = Annotated[LogPageParams, Depends(_log_page_params)]
 """The page of a log that the query asks for; a limit above 200 is refused with 400."""
+
+SamplePaging = Annotated[SamplePageParams, Depends(_sample_page_params)]
+"""The page of samples that the query asks for; a limit above 5,000 is refused with 400."""

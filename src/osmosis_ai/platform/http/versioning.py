@@ -16,7 +16,13 @@ from osmosis_ai.api.capabilities import CAPABILITIES_HEADER, Capability, capabil
 
 API_PREFIX = "/api/cli/"
 OFFERED = frozenset(
-    {Capability.DELETION, Capability.EVAL_IMPORTS, Capability.EVAL_RETRIES, Capability.QUICKSTART}
+    {
+        Capability.DELETION,
+        Capability.EVAL_IMPORTS,
+        Capability.EVAL_RETRIES,
+        Capability.EVAL_SAMPLES,
+        Capability.QUICKSTART,
+    }
 )
 """What this platform has beyond the routes that every platform has."""
 _OFFERED_HEADER = capabilities_header(OFFERED)

@@ -242,7 +242,11 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         output_root=prepared.output_root,
         hooks=hooks,
         open_model=prepared.open_model,
-        provenance={"sdk_version": __version__},
+        provenance={
+            "sdk_version": __version__,
+            "dataset_name": prepared.dataset.name,
+            "dataset_path": str(prepared.dataset.path.absolute()),
+        },
         config_stem=prepared.agent.name,
     )
 

@@ -35,10 +35,10 @@ def find_run_directory(run: str) -> Path:
     Raises:
         NotFoundError: there is none.
     """
-    from osmosis_ai.services.eval_runs.watch import find_run
+    from osmosis_ai.services.eval_runs.resolver import find_local_run
 
     given = Path(run).expanduser()
-    return given if (given / "summary.jsonl").is_file() else find_run(run)
+    return given if (given / "summary.jsonl").is_file() else find_local_run(run)
 
 
 def export_run(

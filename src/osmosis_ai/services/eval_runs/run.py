@@ -112,7 +112,7 @@ def prepare_eval_run(
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
     selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
-    provenance, notes = _provenance(workspace, config)
+    provenance, notes = _provenance(workspace, config, path)
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -280,7 +280,9 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         )
 
 
-def _provenance(workspace: WorkspaceDirectory, config: EvalConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _provenance(
+    workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return facts for the manifest, and what about them the user should know."""
     from osmosis_ai._version import __version__
     from osmosis_ai.workspace.git import read_git_state
@@ -306,8 +308,17 @@ def _provenance(workspace: WorkspaceDirectory, config: EvalConfig) -> tuple[dict
         "config_branch": experiment.branch,
         "config_commit_sha": pinned,
         "advanced": dict(config.advanced) or None,
+        "config": _in_workspace(workspace, config.path),
+        "dataset_name": experiment.dataset,
+        "dataset_path": str(dataset.absolute()),
     }
     return facts, tuple(notes)
+
+
+def _in_workspace(workspace: WorkspaceDirectory, path: Path) -> str:
+    """Return a path as it is in every checkout of the workspace; that of a file elsewhere as it is."""
+    resolved, root = path.resolve(), workspace.root.resolve()
+    return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else str(resolved)
 
 
 def _origin(workspace: WorkspaceDirectory) -> str | None:

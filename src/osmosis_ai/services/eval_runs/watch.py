@@ -73,29 +73,6 @@ class WatchedRun:
         return None if estimates is None else Headline.of(estimates, self.rows)
 
 
-def find_run(name_or_directory: str, *, start: Path | None = None) -> Path:
-    """Return the directory of a run given by path, or by its name in the workspace.
-
-    Raises:
-        NotFoundError: when there is no such run; the message names those there are.
-    """
-    from osmosis_ai.workspace.layout import find_workspace
-
-    given = Path(name_or_directory).expanduser()
-    if (given / "manifest.json").is_file():
-        return given.absolute()
-    root = find_workspace(start, require_scaffold=False).evals_dir
-    if given.name == name_or_directory and (root / given / "manifest.json").is_file():
-        return root / given
-    runs = [path for path in root.glob("*/manifest.json") if ".archive-" not in path.parent.name]
-    newest = sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)[:5]
-    known = ", ".join(path.parent.name for path in newest)
-    raise NotFoundError(
-        f"there is no run `{name_or_directory}` in {root}.",
-        hint=f"the latest are: {known}" if known else "start one with `osmosis eval run`",
-    )
-
-
 def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
     """Return what to say of a run that is neither here nor to be had from a platform.
 
@@ -109,7 +86,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         hint = (
             f"{missing.hint}; runs of a platform can be seen once you are logged in" if missing.hint else None
         )
-        return NotFoundError(missing.message, hint=hint)
+        return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
         return NotFoundError(
             f"there is no run `{run}`, neither on this machine nor on the platform.",

@@ -66,6 +66,7 @@ class ListedRun:
     dataset_name: str
     rollout_id: str | None
     rollout_name: str
+    commit_sha: str | None
     imported: dict[str, Any] | None
     retry_of_id: str | None
     retry_of_name: str | None

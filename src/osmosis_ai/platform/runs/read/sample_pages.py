@@ -1,0 +1,75 @@
+"""What the attempts of an evaluation came to, page by page, its retries taken into account.
+
+A page goes on behind the row and attempt of the last one (its cursor), so that a run of any size is read in time
+proportional to it, and one that grows meanwhile yields no attempt twice.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import groupby, islice
+from typing import Any
+
+from sqlalchemy import and_, or_, select
+
+from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.platform.runs.read.merging import RunFamily
+
+_CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
+_MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")
+_COLUMNS = tuple(
+    getattr(DbSample, name)
+    for name in ("run_id", "row_index", "run_index", "status", "source_row_index", "row_digest", *_MEASURED)
+)
+
+
+def sample_page(db: Database, family: RunFamily, *, limit: int, cursor: str | None) -> EvalSamplePage:
+    """Return the ``limit`` samples behind ``cursor``, by row and attempt: of each the newest result.
+
+    Raises:
+        OsmosisError: the cursor did not come from a page.
+    """
+    ages = {run.id: age for age, run in enumerate(family.runs)}
+    place = (DbSample.row_index, DbSample.run_index)
+    wanted = select(*_COLUMNS).where(DbSample.run_id.in_(ages)).order_by(*place)
+    if cursor is not None:
+        row, attempt = _position(cursor)
+        wanted = wanted.where(
+            or_(DbSample.row_index > row, and_(DbSample.row_index == row, DbSample.run_index > attempt))
+        )
+    # Each attempt has a result in each of the runs at most: these rows hold one attempt more than the page.
+    with db.session() as session:
+        found = session.execute(wanted.limit((limit + 1) * len(ages))).all()
+    attempts = groupby(found, key=lambda sample: (sample.row_index, sample.run_index))
+    newest = [
+        max(results, key=lambda sample: ages[sample.run_id]) for _, results in islice(attempts, limit + 1)
+    ]
+    page = [_sample(sample) for sample in newest[:limit]]
+    if len(newest) <= limit:
+        return EvalSamplePage(samples=page)
+    return EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
+
+
+def _position(cursor: str) -> tuple[int, int]:
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise OsmosisError("`cursor` did not come from a page of samples.", details={"field": "cursor"})
+    return int(match[1]), int(match[2])
+
+
+def _sample(sample: Any) -> EvalSample:
+    measured = {name: getattr(sample, name) for name in _MEASURED}
+    known = {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
+    if sample.row_digest is not None:
+        known["row_digest"] = sample.row_digest
+    return EvalSample(
+        row=sample.row_index,
+        attempt=sample.run_index,
+        status=sample.status,
+        source_row_index=sample.source_row_index,
+        **known,
+    )

@@ -1,0 +1,224 @@
+"""The samples of a platform's run, page by page; of a platform that tells no attempts, its counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.comparison.run_samples import (
+    ComparedInputs,
+    CountsOnly,
+    RowTable,
+    RunSamples,
+    SampleTable,
+)
+from osmosis_ai.services.runs.finite import finite
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail, EvalSample
+    from osmosis_ai.evaluation.statistics import Integers
+    from osmosis_ai.services.eval_runs.info import DescribedEvaluation
+
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
+_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
+_MOST_ATTEMPTS = 10**8
+_WITHOUT_DIGESTS = (
+    "the platform does not tell what the rows of {name} are (an imported run, or one of 0.3.10): they are known by the "
+    "dataset's digest and their place in it."
+)
+
+
+def read_platform_samples(client: PlatformClient, name: str) -> RunSamples:
+    """Return a platform's run, with its retries as one.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+        OsmosisError: what the platform says of its attempts makes no sense.
+    """
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.services.capabilities import is_offered
+    from osmosis_ai.services.eval_runs.info import describe_run
+
+    found = describe_run(client, name)
+    # A reply says what is offered: describing the run has asked already.
+    if client.offers is not None and is_offered(client.offers, Capability.EVAL_SAMPLES):
+        return _with_samples(client, found)
+    return replace(_without_samples(found), summary=counts_of(found))
+
+
+def counts_of(found: DescribedEvaluation) -> CountsOnly:
+    """Return what a platform counts of a run."""
+    results, metrics = found.detail.results, found.metrics
+    overview = metrics.overview if metrics is not None else None
+
+    def first(name: str) -> int | None:
+        values = (getattr(part, name, None) for part in (overview, results))
+        return next((value for value in values if value is not None), None)
+
+    stats = (metrics.reward_stats if metrics is not None else None) or {}
+    mean, std = finite(stats.get("mean")), finite(stats.get("std"))
+    points = metrics.pass_at_k if metrics is not None else []
+    return CountsOnly(
+        rows=results.sampled_rows if results is not None else None,
+        scored=first("graded"),
+        passed=first("passed"),
+        failed=first("failed"),
+        tried=overview.completed_samples if overview is not None else None,
+        reward=(mean, std) if mean is not None and std is not None else None,
+        pass_at_k={
+            point.k: point.value
+            for point in points
+            if finite(point.value) is not None and point.value is not None
+        },
+    )
+
+
+def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamples:
+    empty, detail = _without_samples(found), found.detail
+    rows, n = _size(detail)
+    table, digests, places = SampleTable(rows, n), [""] * rows, [-1] * rows
+    for sample in _samples(client, detail.eval_run.id):
+        if sample.row >= rows or sample.attempt >= n:
+            raise OsmosisError(
+                f"{client.platform_url} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{empty.name} does not have."
+            )
+        item = sample.row * n + sample.attempt
+        table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        for field in _FLOATS:
+            value = getattr(sample, field)
+            table.floats[field][item] = math.nan if value is None else value
+        digests[sample.row] = digests[sample.row] or sample.row_digest or ""
+        if sample.source_row_index is not None:
+            places[sample.row] = sample.source_row_index
+    dataset = empty.inputs.dataset_sha256 or empty.run_id
+    return _keyed(empty, table, digests, places, dataset)
+
+
+def _keyed(
+    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
+) -> RunSamples:
+    """Return the run with its samples, its rows known by their digests where all have one."""
+    import numpy as np
+
+    tried = [row for row, place in enumerate(places) if place >= 0 or digests[row]]
+    keyed = all(digests[row] for row in tried)
+    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
+    for row in tried:
+        place = places[row]
+        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+    return replace(
+        empty,
+        row_keys=distinct.keys,
+        keyed_by="row_digest" if keyed else "dataset-and-index",
+        source_rows=distinct.source_rows(),
+        samples=table.structured(row_of),
+        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
+    )
+
+
+def _samples(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
+    cursor: str | None = None
+    while True:
+        page = client.eval_runs.samples(run_id, cursor=cursor)
+        yield from page.samples
+        if page.next_cursor is None or page.next_cursor == cursor or not page.samples:
+            return
+        cursor = page.next_cursor
+
+
+def _without_samples(found: DescribedEvaluation) -> RunSamples:
+    import numpy as np
+
+    from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS
+
+    run, detail = found.run, found.detail
+    rows, n = _size(detail)
+    none: Integers = np.zeros(0, dtype=np.int64)
+    unfinished = _unfinished(found)
+    return RunSamples(
+        name=run.name or run.id,
+        run_id=_family(detail),
+        place="platform",
+        location=run.platform_url or run.name or run.id,
+        status=run.status,
+        inputs=_inputs(found),
+        row_keys=(),
+        keyed_by="row_digest",
+        source_rows=none,
+        samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
+        planned=(detail.results.planned_samples if detail.results is not None else None) or rows * n,
+        unfinished=unfinished,
+        imported=run.imported.words if run.imported is not None else None,
+    )
+
+
+def _family(detail: EvalRunDetail) -> str:
+    """Return what tells a run and its retries, which are one evaluation, from all others."""
+    original = detail.retry_of
+    if original is not None and original.status is not None and original.id is not None:
+        return original.id
+    return detail.eval_run.id
+
+
+def _unfinished(found: DescribedEvaluation) -> str | None:
+    """Return why a run, with its retries, proves nothing yet; None when it does."""
+    run, detail = found.run, found.detail
+    if detail.retry_of is not None and detail.retry_of.status is None:
+        return "it is a retry of a run that was deleted: it has only samples that had no score before."
+    if detail.retry_of is not None or detail.retries:
+        return found.merged.unfinished if found.merged is not None else None
+    if run.status == "finished":
+        return None
+    said = f" ({run.error.rstrip('.')})" if run.error else ""
+    return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."
+
+
+def _size(detail: EvalRunDetail) -> tuple[int, int]:
+    """Return how many rows a run has, and how many attempts on each.
+
+    Raises:
+        ConflictError: nobody knows yet.
+    """
+    n = (detail.config or {}).get("n", 1)
+    rows = detail.results.sampled_rows if detail.results is not None else None
+    if type(n) is not int or n < 1 or not 0 <= (rows or 0) * n <= _MOST_ATTEMPTS:
+        raise OsmosisError(
+            f"the run {detail.eval_run.name} of {rows} rows, {n!r} times each, cannot be read."
+        )
+    if rows is None:
+        raise ConflictError(
+            f"the run {detail.eval_run.name} is {detail.eval_run.status}: it has no row yet.",
+            hint="wait for it with `osmosis eval watch`",
+        )
+    return rows, n
+
+
+def _inputs(found: DescribedEvaluation) -> ComparedInputs:
+    detail, config = found.detail, found.detail.config or {}
+    threshold = finite(detail.results.pass_threshold) if detail.results is not None else None
+    seed, n = config.get("seed"), config.get("n", 1)
+    origin = detail.eval_run.imported
+    return ComparedInputs(
+        model=found.model,
+        dataset_name=detail.dataset.name if detail.dataset is not None else None,
+        dataset_sha256=detail.dataset_sha256,
+        rollout=detail.rollout.name if detail.rollout is not None else None,
+        entrypoint=detail.entrypoint,
+        grader_digest=detail.grader_digest,
+        commit=detail.commit_sha or (origin.git_head if origin is not None else None),
+        dirty=origin.git_dirty if origin is not None else False,
+        n=n if type(n) is int else None,
+        seed=seed if type(seed) is int else None,
+        pass_threshold=1.0 if threshold is None else threshold,
+        env=dict(detail.env_config or {}),
+    )

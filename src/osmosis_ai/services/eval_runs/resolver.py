@@ -1,0 +1,380 @@
+"""Which run is meant: a path, a name, the beginning of one, `@last` or `git:REF`; here first, then on the platform.
+
+Nothing is guessed: of a beginning that several runs have all are named, and of a name that none has the nearest.
+Nobody has to be logged in for a run of this machine: the platform is asked only for what is not here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+Client = Callable[[], "PlatformClient"]
+"""Returns a connection to the platform, which is opened, and needs a login, only then."""
+
+LAST = "@last"
+GIT = "git:"
+_PLACES = ("local", "platform")
+_MOST_SHOWN = 10
+_LARGEST_RESULT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """Where a run is.
+
+    Attributes:
+        place: on this machine by name, on the platform, or at a path that was named.
+        name: its own.
+        directory: of a run of this machine; None for one of the platform.
+    """
+
+    place: Literal["local", "platform", "file"]
+    name: str
+    directory: Path | None = None
+
+
+def find_run_samples(
+    reference: str, *, client: Client, start: Path | None = None, like: ComparedInputs | None = None
+) -> RunSamples:
+    """Find a run and read its samples.
+
+    Args:
+        reference: as the user named it.
+        client: connects with the platform, when it has to be asked.
+        start: a directory of the workspace; the current one when None.
+        like: of `git:REF`, which config's run is meant: one like that of these inputs.
+
+    Raises:
+        NotFoundError: there is none; the message names the nearest.
+        ConflictError: several may be meant.
+        OsmosisError: it cannot be read.
+    """
+    found = resolve_run(reference, client=client, start=start, like=like)
+    if found.directory is None:
+        from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
+        from osmosis_ai.services.eval_runs.run_datasets import platform_dataset
+
+        platform = client()
+        run = read_platform_samples(platform, found.name)
+        return replace(run, open_dataset=lambda: platform_dataset(platform, run))
+    return read_run_directory(found.directory, place=found.place, client=client, start=start)
+
+
+def read_run_directory(
+    directory: Path,
+    *,
+    client: Client,
+    place: Literal["local", "platform", "file"] = "local",
+    start: Path | None = None,
+) -> RunSamples:
+    """Read a run of this machine, which finds its dataset when somebody asks for it.
+
+    Raises:
+        OsmosisError: as ``read_local_samples``.
+    """
+    from osmosis_ai.evaluation.local_samples import read_local_samples
+    from osmosis_ai.services.eval_runs.run_datasets import local_dataset
+
+    run = replace(read_local_samples(directory), place=place)
+    return replace(run, open_dataset=lambda: local_dataset(run, directory, client, start))
+
+
+def resolve_run(
+    reference: str, *, client: Client, start: Path | None = None, like: ComparedInputs | None = None
+) -> FoundRun:
+    """Find out which run is meant; arguments and errors as :func:`find_run_samples`."""
+    place, word = _forced(reference)
+    if place is None and (directory := _at_path(word)) is not None:
+        return FoundRun("file", directory.name, directory)
+    if place == "platform":
+        return FoundRun("platform", _name_there(word, client(), start, like))
+    here = _find_here(word, start, like)
+    if here is not None:
+        return FoundRun("local", here.name, here)
+    missing = _missing(reference, word, start)
+    if place == "local" or _is_path(word):
+        raise missing
+    from osmosis_ai.services.eval_runs.watch import run_nowhere
+
+    try:
+        return FoundRun("platform", _name_there(word, client(), start, like))
+    except OsmosisError as error:
+        raise run_nowhere(word, missing, error) from None
+
+
+def find_local_run(reference: str, *, start: Path | None = None) -> Path:
+    """Return the directory of a run of this machine: at a path, by its name, or by `@last`.
+
+    Raises:
+        NotFoundError: there is none; the message names those there are.
+        ConflictError: several may be meant.
+    """
+    place, word = _forced(reference)
+    directory = _at_path(word) if place is None else None
+    here = directory or (_find_here(word, start, None) if place != "platform" else None)
+    if here is None:
+        raise _missing(reference, word, start)
+    return here
+
+
+def name_elsewhere(reference: str, missing: NotFoundError) -> str:
+    """Return the name by which the platform may know a run that :func:`find_local_run` did not find.
+
+    Raises:
+        NotFoundError: ``missing``, where only this machine was meant.
+    """
+    place, word = _forced(reference)
+    if place == "local" or _is_path(word) or word == LAST or word.startswith(GIT):
+        raise missing
+    return word
+
+
+def _forced(reference: str) -> tuple[str | None, str]:
+    """Return the place that a reference insists on, and the rest of it."""
+    place, colon, rest = reference.partition(":")
+    return (place, rest) if colon and place in _PLACES else (None, reference)
+
+
+def _is_path(word: str) -> bool:
+    """Tell whether a word can be no name."""
+    return Path(word).name != word and not word.startswith(GIT)
+
+
+def _at_path(word: str) -> Path | None:
+    """Return the run directory that a path is of, or is in; None where it is no path of one.
+
+    Raises:
+        OsmosisError: it is the path of something that has no single attempts.
+    """
+    given = Path(word).expanduser()
+    if (given / "manifest.json").is_file():
+        return given.absolute()
+    if (given / "summary.jsonl").is_file():
+        raise OsmosisError(
+            f"`{given}` is a download of a platform's run, which does not say what its rows are.",
+            hint="name the run itself: platform:NAME",
+        )
+    if not given.is_file():
+        return None
+    for directory in (given.absolute().parent, _told_by(given)):
+        if directory is not None and (directory / "manifest.json").is_file():
+            return directory
+    if given.name == word and not given.suffix:
+        return None  # a run may have the name of a file
+    raise OsmosisError(
+        f"`{given}` is no file of an evaluation run.",
+        hint="name the run, its directory, or a file in it; results of a judge are compared by "
+        "`osmosis eval rubric --baseline`",
+    )
+
+
+def _told_by(file: Path) -> Path | None:
+    """Return the run directory that the results file of a classic evaluation tells of."""
+    try:
+        if file.stat().st_size > _LARGEST_RESULT_BYTES:
+            return None
+        told = json.loads(file.read_bytes())["run_dir"]
+        return Path(told)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Path | None:
+    """Return the directory of a run of the workspace; None when it has no such one."""
+    if not word:
+        return None
+    workspace = _workspace(start)
+    root = workspace.evals_dir
+    if word.startswith(GIT):
+        return _of_commit_here(root, _commit(word, workspace.root), like)
+    if word == LAST:
+        return next(iter(_newest(root)), None)
+    given = Path(word)
+    if given.name == word and (root / word / "manifest.json").is_file():
+        return root / word
+    names = [path.name for path in _newest(root) if path.name.startswith(word)]
+    name = _only(word, names)
+    return root / name if name is not None else None
+
+
+def _workspace(start: Path | None) -> WorkspaceDirectory:
+    """Return the workspace, or the current directory where a classic evaluation has left runs without one.
+
+    Raises:
+        WorkspaceRequiredError: there is neither.
+    """
+    from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
+
+    try:
+        return find_workspace(start, require_scaffold=False)
+    except WorkspaceRequiredError:
+        here = WorkspaceDirectory(start or Path.cwd())
+        if not here.evals_dir.is_dir():
+            raise
+        return here
+
+
+def _only(word: str, names: list[str]) -> str | None:
+    """Return the one name that begins with a word; None for none.
+
+    Raises:
+        ConflictError: several do.
+    """
+    if len(names) > 1:
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        raise ConflictError(
+            f"`{word}` is the beginning of {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
+            details={"candidates": names[:_MOST_SHOWN]},
+            hint="write more of the name",
+        )
+    return names[0] if names else None
+
+
+def _newest(root: Path) -> list[Path]:
+    """Return the run directories of the workspace, the newest first; none that were put aside."""
+    runs = [path for path in root.glob("*/manifest.json") if ".archive-" not in path.parent.name]
+    dated = []
+    for path in runs:
+        try:
+            dated.append((path.stat().st_mtime_ns, path.parent))
+        except OSError:
+            continue  # it is being removed
+    return [directory for _, directory in sorted(dated, reverse=True)]
+
+
+def _commit(word: str, root: Path) -> str:
+    """Return the commit that `git:REF` names.
+
+    Raises:
+        NotFoundError: the repository has none of that name.
+    """
+    from osmosis_ai.workspace.git import run_git
+
+    ref = word.removeprefix(GIT)
+    found = run_git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"], cwd=root)
+    if not ref or found.returncode != 0:
+        raise NotFoundError(
+            f"`{word}`: the repository {root} has no commit `{ref}`.",
+            hint="fetch it first: git fetch origin REF; or name the run",
+        )
+    return found.stdout.strip()
+
+
+def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Path | None:
+    """Return the newest finished run of a commit and config; None without one."""
+    from osmosis_ai.evaluation.local_results import read_local_results
+
+    chosen = [directory for directory, inputs in _clean_runs(root, commit) if _same_config(inputs, like)]
+    for directory in chosen:
+        if read_local_results(directory).unfinished is None:
+            return directory
+    return None
+
+
+def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]]:
+    """Yield the runs of a commit without changes, the newest first; what cannot be read is none of them."""
+    from osmosis_ai.evaluation.local_samples import read_inputs
+
+    for directory in _newest(root):
+        try:
+            inputs = read_inputs(directory)
+        except OsmosisError:
+            continue
+        if inputs.commit == commit and not inputs.dirty:
+            yield directory, inputs
+
+
+def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
+    """Tell whether two runs are of the same config: by its path, else by rollout and dataset."""
+    if like is None:
+        return True
+    if inputs.config is not None and like.config is not None:
+        return inputs.config == like.config
+    return (inputs.rollout, inputs.dataset_name) == (like.rollout, like.dataset_name)
+
+
+def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
+    """Return what to say of a run that is not on this machine."""
+    from difflib import get_close_matches
+
+    root = _workspace(start).evals_dir
+    names = [directory.name for directory in _newest(root)]
+    given = Path(word).expanduser()
+    if word.startswith(GIT):
+        return NotFoundError(
+            f"there is no finished run of the commit `{word.removeprefix(GIT)}` in {root}.",
+            details={"reference": reference},
+            hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes are of no commit",
+        )
+    no_run_in = given.is_dir() and _is_path(word)
+    if no_run_in:
+        message = f"there is no run in {given}."
+    else:
+        message = f"there is no run `{word}` in {root}."
+    near = get_close_matches(given.name, names, n=3, cutoff=0.0 if no_run_in else 0.5)
+    known = ", ".join(names[:5])
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return NotFoundError(
+        message,
+        details={"reference": reference, "nearest": near},
+        hint=hint + (f"the latest are: {known}" if known else "start one with `osmosis eval run`"),
+    )
+
+
+def _name_there(word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None) -> str:
+    """Return the name of a run of the platform.
+
+    Raises:
+        NotFoundError, PlatformError: it has none; or as every call.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.names import names_of
+
+    if word.startswith(GIT):
+        return _of_commit_there(word, client, start, like)
+    if word == LAST:
+        names = names_of(client, "eval")
+        if not names:
+            raise NotFoundError(
+                f"{client.platform_url} has no evaluation run yet.", hint="osmosis eval submit CONFIG"
+            )
+        return names[0]
+    try:
+        detail = client.eval_runs.get(word)
+        return detail.eval_run.name or detail.eval_run.id
+    except PlatformError as error:
+        if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
+            raise
+        name = _only(word, [each for each in names_of(client, "eval") if each.startswith(word)])
+        if name is None:
+            raise
+        return name
+
+
+def _of_commit_there(
+    word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None
+) -> str:
+    """Return the newest finished run of a commit and config, among those that the platform lists first."""
+    from osmosis_ai.workspace.layout import find_workspace
+
+    commit = _commit(word, find_workspace(start, require_scaffold=False).root)
+    for row in client.eval_runs.list().eval_runs:
+        rollout, dataset = (part.name if part is not None else None for part in (row.rollout, row.dataset))
+        same = like is None or (rollout, dataset) == (like.rollout, like.dataset_name)
+        if row.commit_sha == commit and row.status == "finished" and row.retry_of is None and same:
+            return row.name or row.id
+    raise NotFoundError(
+        f"{client.platform_url} has no finished run of the commit {commit[:12]} among the latest.",
+        hint="name the run; `osmosis eval list` lists them",
+    )

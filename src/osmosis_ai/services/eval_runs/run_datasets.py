@@ -1,0 +1,104 @@
+"""The dataset that a run has used, with the bytes of then: in the workspace, or on the platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+
+
+def local_dataset(
+    run: RunSamples, directory: Path, client: Callable[[], PlatformClient], start: Path | None = None
+) -> Path:
+    """Return the file of the dataset of a run of this machine.
+
+    Args:
+        run: the run.
+        directory: its own, beside whose workspace `data/` is.
+        client: connects with the platform, where the workspace has no such file.
+        start: a directory of the workspace; that of ``directory`` when it is in one.
+
+    Raises:
+        ConflictError: the file has changed.
+        NotFoundError: there is none.
+    """
+    from osmosis_ai.datasets import file_digest
+    from osmosis_ai.evaluation.local_samples import recorded_dataset
+
+    if run.inputs.dataset_sha256 is None:
+        raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
+    changed = None
+    for path in _places(run, recorded_dataset(directory), start or directory):
+        if file_digest(path) == run.inputs.dataset_sha256:
+            return path
+        changed = changed or path
+    if changed is not None:
+        require_unchanged(run, "", where=f"`{changed}`")
+    return _of_platform(run, client)
+
+
+def _places(run: RunSamples, recorded: Path | None, start: Path) -> list[Path]:
+    """Return the files that may be the dataset, the likeliest first."""
+    from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
+
+    found = [recorded] if recorded is not None else []
+    name = run.inputs.dataset_name
+    try:
+        data = find_workspace(start, require_scaffold=False).data_dir
+    except OsmosisError:
+        data = None
+    if data is not None and name and Path(name).name == name:
+        found += [data / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
+    return [path for path in dict.fromkeys(found) if path.is_file()]
+
+
+def _of_platform(run: RunSamples, client: Callable[[], PlatformClient]) -> Path:
+    name = run.inputs.dataset_name
+    if name is None:
+        raise NotFoundError(f"the run {run.name} does not tell which dataset it has used.")
+    try:
+        return platform_dataset(client(), run)
+    except ConflictError:
+        raise
+    except OsmosisError as error:
+        raise NotFoundError(
+            f"the dataset {name} of the run {run.name} is not in `data/` any more, nor to be had from a platform: "
+            f"{error.message}",
+            hint="bring the file back; a comparison without slices does not need it",
+        ) from None
+
+
+def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
+    """Return the file of a platform's run's dataset, with the bytes the run used.
+
+    Raises:
+        PlatformError: no such dataset any more, or as every call.
+        ConflictError: it has other bytes now.
+    """
+    from osmosis_ai.services.datasets.cached import fetch_dataset
+
+    fetched = fetch_dataset(client, run.inputs.dataset_name or "")
+    require_unchanged(
+        run, fetched.sha256, where=f"the dataset {run.inputs.dataset_name} of {client.platform_url}"
+    )
+    return fetched.path
+
+
+def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
+    """Refuse a dataset that is not the one a run has used.
+
+    Raises:
+        ConflictError: its bytes are others.
+    """
+    if sha256 != run.inputs.dataset_sha256:
+        raise ConflictError(
+            f"{where} has changed since the run {run.name} used it: its rows can no longer be told.",
+            details={"found": sha256, "used": run.inputs.dataset_sha256},
+            hint="bring the file of then back, or leave out what needs it (slices)",
+        )

@@ -30,7 +30,7 @@ _LARGEST_RESULT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class ResolvedRun:
     """Where a run is.
 
     Attributes:
@@ -92,23 +92,23 @@ def read_run_directory(
 
 def resolve_run(
     reference: str, *, client: Client, start: Path | None = None, like: ComparedInputs | None = None
-) -> FoundRun:
+) -> ResolvedRun:
     """Find out which run is meant; arguments and errors as :func:`find_run_samples`."""
     place, word = _forced(reference)
     if place is None and (directory := _at_path(word)) is not None:
-        return FoundRun("file", directory.name, directory)
+        return ResolvedRun("file", directory.name, directory)
     if place == "platform":
-        return FoundRun("platform", _name_there(word, client(), start, like))
+        return ResolvedRun("platform", _name_there(word, client(), start, like))
     here = _find_here(word, start, like)
     if here is not None:
-        return FoundRun("local", here.name, here)
+        return ResolvedRun("local", here.name, here)
     missing = _missing(reference, word, start)
     if place == "local" or _is_path(word):
         raise missing
     from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     try:
-        return FoundRun("platform", _name_there(word, client(), start, like))
+        return ResolvedRun("platform", _name_there(word, client(), start, like))
     except OsmosisError as error:
         raise run_nowhere(word, missing, error) from None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run
 from osmosis_ai.cli.options import EvalConfigArgument, MarkdownOption
 from osmosis_ai.cli.output.context import current
@@ -130,10 +130,10 @@ def _planned(request: PlanRequest) -> PlannedEval:
 
 
 def _find(reference: str) -> RunSamples:
-    from osmosis_ai.evaluation.local_samples import read_local_samples
-    from osmosis_ai.services.eval_runs.watch import find_run
+    from osmosis_ai.services.eval_runs.resolver import find_run_samples
 
-    return read_local_samples(find_run(reference))
+    with platform_when_needed() as client:
+        return find_run_samples(reference, client=client)
 
 
 def _rows_on_the_platform(dataset: str) -> int | None:

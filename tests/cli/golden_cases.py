@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.cli import benchmark_replies, eval_replies, train_replies
 from tests.cli.maze import Maze
 from tests.datasets.builders import jsonl, prompt_rows
@@ -164,6 +166,19 @@ def _planned(maze: Maze) -> None:
     (maze.workspace.root / "data/walks.jsonl").write_text(jsonl(prompt_rows(50)))
 
 
+def shaky_run(maze: Maze) -> None:
+    """A run of 12 rows, some of which pass now and then, with its numbers."""
+    directory = maze.workspace.evals_dir / "shaky"
+    if not directory.exists():
+        outcomes = [[1.0] * 4, [0.0] * 4] * 3 + [
+            [1.0, 1.0, 0.0, 1.0],
+            [0.0, 1.0, 0.0, "provider"],
+            [0.0, 0.0, 1.0, 0.0],
+        ] * 2
+        write_run(directory, outcomes)
+        RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+
+
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
     """Answer as a platform of ours, which deletes."""
     return lambda maze: maze.get(path).respond(
@@ -219,6 +234,7 @@ CASES: tuple[Case, ...] = (
         together(local_run, _planned),
     ),
     Case("eval watch good", local_run),
+    Case("eval watch shaky", shaky_run),
     Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG)),
     Case("eval stop amber-otter-42 --yes", answers("post", "/eval-runs/amber-otter-42/stop", {"id": "er_8"})),
     Case(

@@ -42,6 +42,7 @@ def record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
     return TerminalRecord(
         row_index=row,
         run_index=attempt,
+        source_row_index=row,
         rollout_id=f"row-{row}-run-{attempt}",
         status="failed" if failed else "success",
         duration_ms=10,

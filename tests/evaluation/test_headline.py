@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.datasets.selection import RowsDrawn, sample_rows, select_rows
-from osmosis_ai.evaluation.headline import Headline, few_scored
+from osmosis_ai.evaluation.headline import Headline, few_scored, spread_words
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics_models import Estimates, VarianceShares
 
 
 def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
@@ -107,3 +107,31 @@ def test_rows_say_how_many_of_how_many_they_are_and_how_they_were_chosen(
     drawn: RowsDrawn, words: str
 ) -> None:
     assert drawn.words == words
+
+
+@pytest.mark.parametrize(
+    ("between", "attempts", "below_zero", "words"),
+    [
+        (0.62, 4, False, "62 % of the spread is between rows: more rows help more than more attempts"),
+        (0.1, 4, False, "10 % of the spread is between rows: more attempts help nearly as much as more rows"),
+        (0.1, 20, False, "10 % of the spread is between rows: more rows help more than more attempts"),
+        (0.0, 2, False, "none of the spread is between rows: more attempts help as much as more rows"),
+        (
+            0.0,
+            2,
+            True,
+            "none of the spread is between rows (its estimate came out below zero): more attempts help as much as more rows",
+        ),
+    ],
+)
+def test_where_the_spread_lies_says_what_helps(
+    between: float, attempts: float, below_zero: bool, words: str
+) -> None:
+    shares = VarianceShares(
+        between_rows=between,
+        between_attempts=1 - between,
+        rows=30,
+        attempts_per_row=attempts,
+        below_zero=below_zero,
+    )
+    assert spread_words(shares) == words

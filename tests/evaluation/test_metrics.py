@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.pass_at_k import pass_at_k
 
 Outcome = tuple[int, int, str, "float | None"]
@@ -177,6 +177,80 @@ def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> No
     assert points[2].value == pytest.approx((pass_at_k(4, 1, 2) * 3 + pass_at_k(4, 2, 2) * 2 + 1) / 9)
     assert (points[4].clusters, points[4].n) == (8, 32)
     assert all(point.low is not None and point.low < point.value for point in points.values())
+
+
+def passed(*rows: str) -> MetricsAccumulator:
+    """Count attempts that passed (1), did not (0), or failed (-), a word a row."""
+    metrics = MetricsAccumulator(len(rows), max(map(len, rows)))
+    for row, attempts in enumerate(rows):
+        for run, outcome in enumerate(attempts):
+            reward = None if outcome == "-" else float(outcome)
+            status = "failed" if reward is None else "success"
+            metrics.add(row, run, status, reward, source_row_index=100 + row)
+    return metrics
+
+
+def test_pass_hat_k_says_how_often_all_of_k_attempts_pass() -> None:
+    estimates = passed("1111", "1110", "1100", "0000", "11-1").summary().estimates
+    assert list(estimates.pass_hat_k) == list(estimates.pass_at_k) == [1, 2, 4]
+    # Of 3 passes in 4 attempts half of the pairs pass, of 2 one in six.
+    assert estimates.pass_hat_k[2].value == pytest.approx((1 + 1 / 2 + 1 / 6 + 0 + 1) / 5)
+    assert (estimates.pass_hat_k[4].value, estimates.pass_hat_k[4].clusters) == (0.25, 4)
+    assert estimates.pass_hat_k[1].value == estimates.pass_at_k[1].value
+    assert passed("1", "0").summary().estimates.pass_hat_k == {}
+
+
+def test_the_spread_is_parted_into_rows_and_attempts() -> None:
+    shares = passed("1100", "1110", "1111", "0000").summary().estimates.variance
+    # By hand: MSB 4 * 0.547 / 3 = 0.729, MSW 1.75 / 12 = 0.146, and between rows (0.729 - 0.146) / 4 = 0.146.
+    assert shares is not None and shares.between_rows == pytest.approx(0.5)
+    assert (shares.rows, shares.attempts_per_row, shares.below_zero) == (4, 4, False)
+    assert shares.between_rows + shares.between_attempts == 1
+    negative = passed("10", "01", "10").summary().estimates.variance
+    assert negative is not None and (negative.between_rows, negative.below_zero) == (0, True)
+
+
+@pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
+def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
+    metrics = passed(*rows) if rows else MetricsAccumulator(0, 2)
+    assert metrics.summary().estimates.variance is None
+
+
+def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None:
+    def shares(unit: float) -> Any:
+        metrics = MetricsAccumulator(3, 2)
+        for place, reward in enumerate((1, 2, 4, 5, 9, 8)):
+            metrics.add(place // 2, place % 2, "success", reward * unit)
+        return metrics.summary().estimates.variance
+
+    assert shares(1e300).between_rows == pytest.approx(shares(1.0).between_rows)
+
+
+def test_rows_that_pass_now_and_then_are_listed_the_worst_first() -> None:
+    found = passed("1111", "0000", "1100", "1000", "1110", "10--", "----").summary().estimates.flaky
+    assert found is not None and (found.count, found.of) == (4, 6)
+    assert [(row.source_row_index, row.passed, row.scored) for row in found.worst] == [
+        *((103, 1, 4), (102, 2, 4), (105, 1, 2), (104, 3, 4)),
+    ]
+    many = passed(*["10"] * 25).summary().estimates.flaky
+    assert many is not None and (many.count, len(many.worst)) == (25, 10)
+    assert passed("1", "0").summary().estimates.flaky is None
+
+
+def test_copies_of_a_row_are_one_flaky_row() -> None:
+    metrics = passed("11", "00", "11")
+    metrics.cluster([0, 0, 2])
+    found = metrics.summary().estimates.flaky
+    assert found is not None and (found.count, found.of) == (1, 2)
+    assert (found.worst[0].row_index, found.worst[0].passed, found.worst[0].scored) == (0, 2, 4)
+
+
+def test_numbers_that_an_older_release_wrote_can_be_read() -> None:
+    estimates = written(passed("10", "11").summary())["estimates"]
+    for name in ("pass_hat_k", "variance", "flaky"):
+        del estimates[name]
+    read = Estimates.read(estimates)
+    assert read is not None and (read.pass_hat_k, read.variance, read.flaky) == ({}, None, None)
 
 
 def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from osmosis_ai.datasets.selection import RowsDrawn
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.metrics_models import Counts, Estimates
+    from osmosis_ai.evaluation.metrics_models import Counts, Estimates, VarianceShares
     from osmosis_ai.evaluation.statistics import Estimate
 
 LEAST_SCORED = 0.9
@@ -170,6 +170,25 @@ def scored_of_planned(scored: int, planned: int) -> str:
 def breakdown(counts: Mapping[str, int]) -> str:
     """Return counts with their sum: ``3: 2 agent, 1 provider``."""
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
+
+
+def spread_words(shares: VarianceShares) -> str:
+    """Return where the spread lies, and what of it would shrink: ``62 % of the spread is between rows: …``.
+
+    The variance of the mean is ``(s2_b + s2_w / n) / rows``: as many attempts more on new rows always help at least as much as
+    on the same ones, and clearly more where less than half of it is ``s2_w / n``.
+    """
+    if not shares.between_rows:
+        told = " (its estimate came out below zero)" if shares.below_zero else ""
+        return f"none of the spread is between rows{told}: more attempts help as much as more rows"
+    of_attempts = shares.between_attempts / shares.attempts_per_row
+    more_rows = of_attempts < shares.between_rows
+    help_ = (
+        "more rows help more than more attempts"
+        if more_rows
+        else "more attempts help nearly as much as more rows"
+    )
+    return f"{shares.between_rows * 100:.0f} % of the spread is between rows: {help_}"
 
 
 def few_scored(scored: int, finished: int) -> str | None:

@@ -22,7 +22,7 @@ attempt counts as one that did not pass. The two answer different questions and 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
@@ -32,6 +32,7 @@ from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
     Estimates,
+    FlakyRows,
     JudgeTotals,
     Latency,
     PassAtKPoint,
@@ -39,15 +40,10 @@ from osmosis_ai.evaluation.metrics_models import (
     TokenTotals,
     WireSummary,
 )
-from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, pass_at_k_by_row
+from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.statistics import (
-    Estimate,
-    describe,
-    estimate_rate,
-    estimate_reward,
-    percentiles,
-)
+from osmosis_ai.evaluation.row_behaviour import flaky_rows, variance_shares
+from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, estimate_reward, percentiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,6 +113,7 @@ class MetricsAccumulator:
         self.n = n
         self.pass_threshold = pass_threshold
         self._samples = np.zeros(rows * n, dtype=np.dtype(_SAMPLE))
+        self._sources = np.full(rows, _ABSENT, dtype=np.int64)
         if only is not None:
             self._samples["status"] = _LEFT_OUT
             self._samples["status"][[row * n + run for row, run in only]] = _PENDING
@@ -160,6 +157,7 @@ class MetricsAccumulator:
         boundary: str | None = None,
         error_type: str | None = None,
         lost_attempts: int | None = None,
+        source_row_index: int | None = None,
     ) -> None:
         """Record the outcome of one attempt.
 
@@ -177,6 +175,7 @@ class MetricsAccumulator:
             boundary: of a failure, one of ``BOUNDARIES``.
             error_type: of a failure, its machine-readable reason.
             lost_attempts: how often the attempt was lost and made again before.
+            source_row_index: the row's place in the dataset.
 
         Raises:
             ValueError: when the position is outside the run or a word is not one of those above.
@@ -190,6 +189,8 @@ class MetricsAccumulator:
         if tokens is None and prompt_tokens is not None and completion_tokens is not None:
             tokens = prompt_tokens + completion_tokens
         self._lost.pop((row_index, run_index), None)
+        if source_row_index is not None:
+            self._sources[row_index] = source_row_index
         if lost_attempts:
             self._lost[row_index, run_index] = lost_attempts
         self._samples[row_index * self.n + run_index] = (
@@ -223,6 +224,7 @@ class MetricsAccumulator:
             boundary=record.boundary,
             error_type=record.error_type,
             lost_attempts=record.lost_attempts,
+            source_row_index=record.source_row_index,
         )
         self._add_judges(record)
 
@@ -283,6 +285,7 @@ class MetricsAccumulator:
         rewards = self._samples["reward"][scored]
         rows = np.flatnonzero(scored) // self.n
         clusters = self._clusters[rows]
+        several = self.n >= 2
         reward = estimate_reward(rewards, rows, clusters)
         passed = estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows, clusters)
         counts = self._counts()
@@ -290,7 +293,10 @@ class MetricsAccumulator:
             pass_threshold=self.pass_threshold,
             reward=reward,
             pass_rate=passed,
-            pass_at_k=self._pass_at_k_estimates() if self.n >= 2 else {},
+            pass_at_k=self._of_k_attempts(estimate_pass_at_k) if several else {},
+            pass_hat_k=self._of_k_attempts(estimate_pass_hat_k) if several else {},
+            variance=variance_shares(rewards, clusters) if several else None,
+            flaky=self._flaky_rows() if several else None,
             unscored=self._unscored(scored),
             counts=counts,
             tokens=self._token_totals(),
@@ -308,10 +314,14 @@ class MetricsAccumulator:
         rows = tried // self.n
         return estimate_rate((~scored[tried]).astype(np.float64), rows, self._clusters[rows])
 
-    def _pass_at_k_estimates(self) -> dict[int, Estimate]:
+    def _of_k_attempts(self, estimate: Callable[..., Estimate | None]) -> dict[int, Estimate]:
         attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
-        found = {k: estimate_pass_at_k(attempts, passes, k, self._clusters) for k in _powers_of_two(self.n)}
-        return {k: estimate for k, estimate in found.items() if estimate is not None}
+        found = {k: estimate(attempts, passes, k, self._clusters) for k in _powers_of_two(self.n)}
+        return {k: each for k, each in found.items() if each is not None}
+
+    def _flaky_rows(self) -> FlakyRows:
+        attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
+        return flaky_rows(attempts, passes, self._clusters, self._sources)
 
     def _counts(self) -> Counts:
         import numpy as np

@@ -95,12 +95,44 @@ class Latency(_Model):
     model_call_mean_ms: float | None
 
 
+class VarianceShares(_Model):
+    """Which share of the rewards' variance lies between rows, and which between attempts on one row.
+
+    Over ``rows`` with ``attempts_per_row`` scored attempts on average. ``below_zero``: the estimate of the first came out
+    below zero, which stands for none.
+    """
+
+    between_rows: float
+    between_attempts: float
+    rows: int
+    attempts_per_row: float
+    below_zero: bool = False
+
+
+class FlakyRow(_Model):
+    """A row that passed some of its scored attempts; ``source_row_index`` is its place in the dataset."""
+
+    row_index: int
+    source_row_index: int | None = None
+    passed: int
+    scored: int
+
+
+class FlakyRows(_Model):
+    """How many rows pass now and then, ``of`` those with a scored attempt, and the ``worst`` of them."""
+
+    count: int
+    of: int
+    worst: list[FlakyRow] = []
+
+
 class Estimates(_Model):
     """What the scored samples say, with the denominators of every number.
 
-    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts. ``unscored`` is the
-    share of finished attempts, skipped ones aside, that have no score; None where none finished, and in
-    numbers that an older version wrote. ``warnings`` should stand beside the numbers.
+    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts, and so does ``pass_hat_k`` for
+    pass^k, that all of k attempts pass. ``variance`` is None where the data do not tell. ``unscored`` is the
+    share of finished attempts, skipped ones aside, that have no score; None where none finished. Any of them may be absent
+    from numbers that an older version wrote. ``warnings`` should stand beside the numbers.
     ``judges`` is None where no grader asked one.
     """
 
@@ -108,6 +140,9 @@ class Estimates(_Model):
     reward: Estimate | None
     pass_rate: Estimate | None
     pass_at_k: dict[int, Estimate]
+    pass_hat_k: dict[int, Estimate] = {}
+    variance: VarianceShares | None = None
+    flaky: FlakyRows | None = None
     unscored: Estimate | None = None
     counts: Counts
     tokens: TokenTotals

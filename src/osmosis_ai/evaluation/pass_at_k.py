@@ -109,10 +109,13 @@ def _require_defined(name: str, n: int, c: int, k: int) -> None:
 def _by_row(chance: Callable[[int, int, int], float], attempts: Labels, passes: Labels, k: int) -> Floats:
     import numpy as np
 
-    pairs = np.column_stack((np.asarray(attempts, dtype=np.int64), np.asarray(passes, dtype=np.int64)))
+    tries, passed = np.asarray(attempts, dtype=np.int64), np.asarray(passes, dtype=np.int64)
+    enough = tries >= k
+    tries, passed = tries[enough], passed[enough]
     # Rows share few combinations of attempts and passes: each is worked out once.
-    distinct, which = np.unique(pairs[pairs[:, 0] >= k], axis=0, return_inverse=True)
-    known = np.array([chance(int(n), int(c), k) for n, c in distinct], dtype=np.float64)
+    span = int(passed.max(initial=0)) + 1
+    distinct, which = np.unique(tries * span + passed, return_inverse=True)
+    known = np.array([chance(*divmod(int(pair), span), k) for pair in distinct], dtype=np.float64)
     by_row: Floats = known[which.reshape(-1)] if known.size else known
     return by_row
 

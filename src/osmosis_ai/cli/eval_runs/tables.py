@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
-from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned
+from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned, spread_words
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
@@ -89,6 +89,7 @@ def numbers(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = 
     return [
         Table(columns, results, title="Results", in_plain=True),
         Table(("", ""), [*_sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
+        *_row_behaviour(estimates),
     ]
 
 
@@ -173,6 +174,10 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
     for k, estimate in estimates.pass_at_k.items():
         over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
         yield f"pass@{k}", formats.percent(estimate.value), formats.interval(estimate, percent=True), over
+    for k, estimate in estimates.pass_hat_k.items():
+        if k > 1:  # pass^1 is pass@1
+            over = f"{_number(estimate.clusters, 'row')}: all of {k} attempts pass"
+            yield f"pass^{k}", formats.percent(estimate.value), formats.interval(estimate, percent=True), over
     tokens = estimates.tokens
     per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
     split = f"{formats.count(tokens.prompt)} prompt, {formats.count(tokens.completion)} completion"
@@ -187,6 +192,27 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         yield "Judges", spent, "", over
     yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
     yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+
+
+def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
+    """Yield the rows that pass now and then, and whether more rows or more attempts would help."""
+    flaky = estimates.flaky
+    if flaky is not None and flaky.worst:
+        shown = len(flaky.worst)
+        listed = f"; the {shown} that passed least are listed" if shown < flaky.count else ""
+        yield Table(
+            ("Row", "Source", Column("Passed", right=True)),
+            [
+                (row.row_index, row.source_row_index, Styled(f"{row.passed} of {row.scored}", "warn"))
+                for row in flaky.worst
+            ],
+            title="Flaky rows",
+            note=f"{formats.count(flaky.count)} of {_number(flaky.of, 'row')} passed some of their attempts{listed}",
+            in_plain=True,
+        )
+    if estimates.variance is not None:
+        words = spread_words(estimates.variance)
+        yield Text(f"{words[:1].upper()}{words[1:]}.", in_plain=True)
 
 
 def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:

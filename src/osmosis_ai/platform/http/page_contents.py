@@ -360,6 +360,8 @@ def _estimates(run: DbRun) -> PageTable | None:
         return None
     named = [("Reward", estimates.get("reward")), ("Pass rate", estimates.get("pass_rate"))]
     named += [(f"pass@{k}", estimate) for k, estimate in (estimates.get("pass_at_k") or {}).items()]
+    all_of_k = (estimates.get("pass_hat_k") or {}).items()
+    named += [(f"pass^{k}", estimate) for k, estimate in all_of_k if int(k) > 1]
     rows = [
         (name, number(each["value"]), _interval(each), count(each["n"]), count(each["clusters"]))
         for name, each in named

@@ -187,6 +187,7 @@ class ReceivedRun:
                 tokens=entry.tokens,
                 duration_ms=entry.duration_ms,
                 error_type=entry.error_type,
+                source_row_index=self.rows.indices[entry.row_index],
             )
         metrics = found.summary()
         took = said.completed_at - said.started_at

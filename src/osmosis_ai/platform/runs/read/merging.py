@@ -36,6 +36,7 @@ _MEASURED = (
     "boundary",
     "error_type",
     "lost_attempts",
+    "source_row_index",
 )
 _COLUMNS = tuple(
     getattr(DbSample, name)

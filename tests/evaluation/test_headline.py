@@ -135,3 +135,4 @@ def test_where_the_spread_lies_says_what_helps(
         below_zero=below_zero,
     )
     assert spread_words(shares) == words
+    assert spread_words(shares.model_copy(update={"rows": 9})) is None

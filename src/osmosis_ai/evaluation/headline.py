@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.metrics_models import Counts, Estimates, VarianceShares
     from osmosis_ai.evaluation.statistics import Estimate
 
+FEWEST_ROWS = 10
+"""Fewer do not tell how rows differ."""
 LEAST_SCORED = 0.9
 """With a smaller share of finished attempts scored, what is said of the others is a guess."""
 
@@ -172,12 +174,14 @@ def breakdown(counts: Mapping[str, int]) -> str:
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
 
 
-def spread_words(shares: VarianceShares) -> str:
-    """Return where the spread lies, and what of it would shrink: ``62 % of the spread is between rows: …``.
+def spread_words(shares: VarianceShares) -> str | None:
+    """Return where the spread lies and what would help: ``62 % of the spread is between rows: …``; None for few rows.
 
     The variance of the mean is ``(s2_b + s2_w / n) / rows``: as many attempts more on new rows always help at least as much as
     on the same ones, and clearly more where less than half of it is ``s2_w / n``.
     """
+    if shares.rows < FEWEST_ROWS:
+        return None
     if not shares.between_rows:
         told = " (its estimate came out below zero)" if shares.below_zero else ""
         return f"none of the spread is between rows{told}: more attempts help as much as more rows"

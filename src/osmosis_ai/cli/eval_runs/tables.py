@@ -210,8 +210,8 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
             note=f"{formats.count(flaky.count)} of {_number(flaky.of, 'row')} passed some of their attempts{listed}",
             in_plain=True,
         )
-    if estimates.variance is not None:
-        words = spread_words(estimates.variance)
+    words = spread_words(estimates.variance) if estimates.variance is not None else None
+    if words is not None:
         yield Text(f"{words[:1].upper()}{words[1:]}.", in_plain=True)
 
 

@@ -113,6 +113,22 @@ def test_few_rows_tell_a_variance_badly() -> None:
     assert low.icc == pytest.approx(found.icc)
 
 
+def test_a_variance_that_few_rows_make_is_known_worse() -> None:
+    even = VarianceComponents.of([0.0, 1.0] * 20, range(40))
+    lone = VarianceComponents.of([0.0] * 39 + [1.0], range(40))
+    assert even is not None and lone is not None and lone.degrees is not None
+    assert even.degrees == 39
+    assert 3 <= lone.degrees < 4
+    assert even.interval()[1].between / even.between < lone.interval()[1].between / lone.between
+
+
+def test_the_degrees_are_those_of_a_chi_square_with_the_variance_s_own_variance() -> None:
+    values = np.random.default_rng(2).standard_t(6, 60)
+    found = VarianceComponents.of(values, range(60))
+    assert found is not None
+    assert found.degrees == pytest.approx(2 / (2 / 59 + stats.kurtosis(values) / 60), rel=1e-10)
+
+
 @given(attempts, st.permutations(range(30)))
 def test_neither_the_order_of_attempts_nor_the_names_of_rows_matter(
     pairs: Attempts, order: list[int]

@@ -7,13 +7,14 @@ runs that vary within it. With one attempt on every row the two parts cannot be 
 Sources:
     Donner 1986, "A Review of Inference Procedures for the Intraclass Correlation Coefficient in the One-Way
         Random Effects Model", International Statistical Review 54(1), section 2 (unequal attempts).
+    Box 1953, "Non-Normality and Tests on Variances", Biometrika 40, section 2 (kurtosis and how well a variance is known).
     Searle, Casella and McCulloch 1992, "Variance Components", section 3.6 (equating mean squares with what
         they are expected to be; estimates below 0).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class VarianceComponents:
         rows: how many rows tell.
         attempts: on each row, averaged.
         negative: the estimate of ``between`` came out below 0, which stands for 0.
+        degrees: of freedom of the variance of row means; ``rows - 1`` when None, fewer where few rows make all of it.
     """
 
     between: float
@@ -40,6 +42,7 @@ class VarianceComponents:
     rows: int
     attempts: float
     negative: bool = False
+    degrees: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, values: Values, rows: Labels) -> VarianceComponents | None:
@@ -61,9 +64,12 @@ class VarianceComponents:
         grand = float(found.counts @ found.means) / total
         among = float(found.counts @ np.square(found.means - grand)) / (count - 1)
         if found.within is None:
-            return cls(among, None, count, 1.0)
+            return cls(among, None, count, 1.0, degrees=_degrees(found.means))
         attempts = (total - float(np.square(found.counts).sum()) / total) / (count - 1)
-        return cls._not_negative((among - found.within) / attempts, found.within, count, total / count)
+        between = (among - found.within) / attempts
+        return cls(
+            max(between, 0.0), found.within, count, total / count, between < 0, degrees=_degrees(found.means)
+        )
 
     @classmethod
     def of_pairs(
@@ -80,16 +86,14 @@ class VarianceComponents:
         common, at_a, at_b = np.intersect1d(a.labels, b.labels, assume_unique=True, return_indices=True)
         if common.size < 2:
             return None
-        measured = float(np.var(b.means[at_b] - a.means[at_a], ddof=1))
+        differences = b.means[at_b] - a.means[at_a]
+        measured, degrees = float(np.var(differences, ddof=1)), _degrees(differences)
         attempts = float(a.counts[at_a].mean() + b.counts[at_b].mean()) / 2
         if a.within is None or b.within is None:
-            return cls(measured, None, common.size, attempts)
+            return cls(measured, None, common.size, attempts, degrees=degrees)
         noise = a.within * float((1 / a.counts[at_a]).mean()) + b.within * float((1 / b.counts[at_b]).mean())
-        return cls._not_negative(measured - noise, a.within + b.within, common.size, attempts)
-
-    @classmethod
-    def _not_negative(cls, between: float, within: float, rows: int, attempts: float) -> VarianceComponents:
-        return cls(max(between, 0.0), within, rows, attempts, negative=between < 0)
+        between, within = measured - noise, a.within + b.within
+        return cls(max(between, 0.0), within, common.size, attempts, between < 0, degrees=degrees)
 
     @property
     def icc(self) -> float | None:
@@ -110,14 +114,31 @@ class VarianceComponents:
     def interval(self, confidence: float = 0.95) -> tuple[VarianceComponents, VarianceComponents]:
         """Return the least and the greatest components that go with the data: few rows tell a variance badly.
 
-        The variance of row means times ``(R - 1) / chi2`` of R - 1 degrees of freedom; both parts alike.
+        The variance of row means times ``degrees / chi2`` of so many degrees of freedom; both parts alike.
         """
         from scipy.special import chdtri
 
-        degrees, tail = self.rows - 1, (1 - confidence) / 2
+        degrees, tail = self.degrees or self.rows - 1, (1 - confidence) / 2
         return self.scaled(degrees / float(chdtri(degrees, tail))), self.scaled(
             degrees / float(chdtri(degrees, 1 - tail))
         )
+
+
+def _degrees(by_row: Floats) -> float:
+    """Return the degrees of freedom of a chi-square that is as uncertain as the variance of ``by_row``.
+
+    A variance of R numbers with excess kurtosis g has a relative variance of ``2 / (R - 1) + g / R``, a chi-square of m
+    degrees one of ``2 / m`` (Box 1953). A kurtosis from few rows is badly known itself, so no less than 3 are left.
+    """
+    import numpy as np
+
+    most = by_row.size - 1
+    away = by_row - by_row.mean()
+    spread = float(np.square(away).mean())
+    if spread == 0:
+        return most
+    kurtosis = float(np.square(np.square(away / spread**0.5)).mean()) - 3
+    return float(max(min(3, most), 2 / (2 / most + max(kurtosis, 0) / by_row.size)))
 
 
 @dataclass(frozen=True, slots=True)

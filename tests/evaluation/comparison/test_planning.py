@@ -49,11 +49,12 @@ def power_reached(
     ("pilot_rows", "n", "rate", "gain"),
     [
         (30, 4, 0.5, 0.1),
-        (30, 4, 0.8, 0.1),
         (30, 2, 0.3, 0.15),
+        (30, 4, 0.8, 0.1),
+        (30, 4, 0.9, 0.05),
+        (40, 4, 0.95, 0.03),
         (60, 4, 0.6, 0.05),
         (100, 1, 0.5, 0.1),
-        (100, 4, 0.9, 0.05),
     ],
 )
 def test_the_rows_that_pilots_lead_to_reach_the_power_that_was_asked(

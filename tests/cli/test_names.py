@@ -11,6 +11,7 @@ import pytest
 from osmosis_ai.cli import name_completion
 from osmosis_ai.cli.application import run
 from tests.cli.maze import Maze, open_maze
+from tests.evaluation.recorded_runs import write_run
 
 RUN = {"id": "er_1", "status": "running", "created_at": "2026-10-02T07:00:00Z"}
 LISTS = {
@@ -97,6 +98,15 @@ def test_tab_completes_names(
     fitting: list[str],
 ) -> None:
     assert tab(maze, monkeypatch, capsys, *words) == fitting
+
+
+def test_tab_completes_runs_of_this_machine_first_where_they_are_taken(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("amber-fox", "blue-hen"):
+        write_run(maze.workspace.evals_dir / name, [[1.0]])
+    assert tab(maze, monkeypatch, capsys, "eval", "gate", "a") == ["amber-fox", "amber-otter-42"]
+    assert tab(maze, monkeypatch, capsys, "eval", "stop", "a") == ["amber-otter-42"]
 
 
 def test_tab_is_silent_about_what_goes_wrong_and_asks_once(

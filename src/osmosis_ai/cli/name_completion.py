@@ -25,6 +25,18 @@ def complete_run(ctx: Any, incomplete: str) -> list[str]:
     return _names(ctx, _KINDS.get(group, "eval"), incomplete)
 
 
+def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of evaluations of this machine, then of the platform, that begin with what was typed."""
+    here = [name for name in _within(LIMIT_S, _names_here) if name.startswith(incomplete)]
+    return list(dict.fromkeys([*here, *_names(ctx, "eval", incomplete)]))
+
+
+def _names_here() -> list[str]:
+    from osmosis_ai.services.eval_runs.resolver import local_names
+
+    return local_names()
+
+
 def complete_benchmark(ctx: Any, incomplete: str) -> list[str]:
     """Return the keys of benchmarks that begin with what was typed."""
     return _names(ctx, "benchmark", incomplete)

@@ -176,6 +176,10 @@ class TestOfACommit:
         self.run(workspace, "mine", head, 1)
         like = find_run_samples("mine", client=nobody, start=workspace.root).inputs
         assert resolve_run("git:HEAD", client=nobody, start=workspace.root, like=like).name == "mine"
+        with pytest.raises(
+            ConflictError, match=r"runs of 2 configs: configs/eval/a\.toml, configs/eval/b\.toml"
+        ):
+            resolve_run("git:HEAD", client=nobody, start=workspace.root)
 
     def test_an_unknown_ref_and_a_commit_without_a_run_are_said(
         self, workspace: WorkspaceDirectory, head: str

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import OperationResult
@@ -30,7 +30,7 @@ def export(
         typer.Argument(
             help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
             show_default=False,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ],
     export_format: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
@@ -36,7 +36,7 @@ def gate(
             help="Name of a run of this machine, or its directory; a run of the platform, by name or id; or a result "
             "file of `osmosis eval rubric`.",
             show_default=False,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ],
     minima: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.options import EvalConfigArgument, MarkdownOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult, Text
@@ -28,7 +28,7 @@ def plan(
             help="A run, best of 30 rows or more with n >= 2, that tells the spread and the cost.",
             metavar="RUN",
             rich_help_panel=SPREAD,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ] = None,
     against: Annotated[
@@ -37,7 +37,7 @@ def plan(
             help="A second run on the same rows: the spread is that of the difference.",
             metavar="RUN",
             rich_help_panel=SPREAD,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ] = None,
     pass_rate: Annotated[

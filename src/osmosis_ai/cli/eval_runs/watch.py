@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -24,7 +24,7 @@ def watch(
         typer.Argument(
             help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
             show_default=False,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ],
 ) -> OperationResult:

@@ -128,6 +128,11 @@ def find_local_run(reference: str, *, start: Path | None = None) -> Path:
     return here
 
 
+def local_names(start: Path | None = None) -> list[str]:
+    """Return the names of the workspace's runs on this machine, the newest first."""
+    return [directory.name for directory in _newest(_workspace(start).evals_dir)]
+
+
 def name_elsewhere(reference: str, missing: NotFoundError) -> str:
     """Return the name by which the platform may know a run that :func:`find_local_run` did not find.
 
@@ -272,14 +277,23 @@ def _commit(word: str, root: Path) -> str:
 
 
 def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Path | None:
-    """Return the newest finished run of a commit and config; None without one."""
+    """Return the newest finished run of a commit and config; None without one.
+
+    Raises:
+        ConflictError: it has runs of several configs, and nobody says which is meant.
+    """
     from osmosis_ai.evaluation.local_results import read_local_results
 
-    chosen = [directory for directory, inputs in _clean_runs(root, commit) if _same_config(inputs, like)]
-    for directory in chosen:
-        if read_local_results(directory).unfinished is None:
-            return directory
-    return None
+    chosen = [(path, inputs) for path, inputs in _clean_runs(root, commit) if _same_config(inputs, like)]
+    configs = {inputs.config or f"{inputs.rollout} on {inputs.dataset_name}" for _, inputs in chosen}
+    if len(configs) > 1:
+        names = [path.name for path, _ in chosen]
+        raise ConflictError(
+            f"the commit {commit[:12]} has runs of {len(configs)} configs: {', '.join(sorted(configs)[:_MOST_SHOWN])}.",
+            details={"candidates": names[:_MOST_SHOWN]},
+            hint=f"name the run: {', '.join(names[:_MOST_SHOWN])}",
+        )
+    return next((path for path, _ in chosen if read_local_results(path).unfinished is None), None)
 
 
 def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]]:
@@ -309,7 +323,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
     from difflib import get_close_matches
 
     root = _workspace(start).evals_dir
-    names = [directory.name for directory in _newest(root)]
+    names = local_names(start)
     given = Path(word).expanduser()
     if word.startswith(GIT):
         return NotFoundError(

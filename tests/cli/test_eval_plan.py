@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cli.eval_replies import DETAIL, METRICS, OWN
 from tests.cli.maze import Maze, Outcome
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.comparison.builders import write_journalled_run
@@ -208,3 +209,29 @@ def test_nothing_is_written_when_the_plan_cannot_be_made(maze: Maze) -> None:
     assert plan(maze, "--pilot", "nobody", "--markdown", "plan.md").status == 1
     assert not (maze.workspace.root / "plan.md").exists()
     assert plan(maze, "--markdown", "configs/eval/walks.toml/plan.md").status == 1
+
+
+def test_a_pilot_is_found_as_every_run_is(maze: Maze) -> None:
+    for word in ("pil", "@last", str(maze.workspace.evals_dir / "pilot"), "local:pilot"):
+        assert plan(maze, "--pilot", word, "--json").json["resource"]["pilot"] == "pilot"
+
+
+def test_a_run_whose_platform_tells_counts_only_leaves_the_spread_to_be_assumed(maze: Maze) -> None:
+    run = {**OWN, "status": "finished", "completed_at": "2026-10-02T07:11:10Z"}
+    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
+    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "status": "finished"})
+    error = plan(maze, "--pilot", "amber-otter-42", "--json").error
+    assert "tells counts, not attempts" in error["message"]
+    assert error["hint"].startswith("plan with its pass rate: --pass-rate 0.50")
+
+
+def test_the_rows_of_a_dataset_that_only_the_platform_has_are_asked_for(maze: Maze) -> None:
+    (maze.workspace.root / "data/walks.jsonl").unlink()
+    maze.get("/datasets/walks").respond(
+        json={"id": "ds_31", "file_name": "walks", "status": "uploaded", "row_count": 900}
+    )
+    assert plan(maze, "--json").json["resource"]["dataset_rows"] == 900
+    maze.get("/datasets/walks").respond(404, json={"error": "no such dataset"})
+    found = plan(maze, "--json").json["resource"]
+    assert (found["dataset_rows"], found["config_design"]) == (None, None)
+    assert any("how many rows the dataset walks has is not known here" in note for note in found["notes"])

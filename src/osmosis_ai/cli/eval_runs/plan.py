@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
     from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
 
 GOAL, LIMITS, SPREAD = "What to see", "Limits", "How far rows and attempts lie apart"
@@ -129,11 +129,11 @@ def _planned(request: PlanRequest) -> PlannedEval:
         raise typer.BadParameter(error.message) from None
 
 
-def _find(reference: str) -> RunSamples:
+def _find(reference: str, like: ComparedInputs) -> RunSamples:
     from osmosis_ai.services.eval_runs.resolver import find_run_samples
 
     with platform_when_needed() as client:
-        return find_run_samples(reference, client=client)
+        return find_run_samples(reference, client=client, like=like)
 
 
 def _rows_on_the_platform(dataset: str) -> int | None:

@@ -17,12 +17,12 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.planning import AttemptPrice, EvalPlan, Goal, Outlook
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
     from osmosis_ai.evaluation.statistics import Floats, Integers
     from osmosis_ai.workspace.config_files import EvalConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
-FindRun: TypeAlias = "Callable[[str], RunSamples]"
+FindRun: TypeAlias = "Callable[[str, ComparedInputs], RunSamples]"
 CountRows: TypeAlias = Callable[[str], int | None]
 PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
 
@@ -164,7 +164,7 @@ def plan_eval(
 
     Args:
         request: what the user asked for.
-        find: finds a run by what people call it.
+        find: finds a run by what people call it; of a commit's runs, one like that of these inputs.
         count_rows: asks the platform how many rows a dataset has; None where it cannot be asked.
         start: a directory of the workspace; the current one when None.
 
@@ -192,7 +192,8 @@ def plan_eval(
         width=1.0 if request.metric == "pass_rate" else _width(decided.reward_range),
     )
     request.check_scale(goal.width)
-    evidence = _Evidence.of(request, goal, find)
+    like = _inputs_of(config, workspace)
+    evidence = _Evidence.of(request, goal, lambda reference: find(reference, like))
     notes = [*evidence.notes, *_size_notes(config, dataset_rows, most)]
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
@@ -210,7 +211,7 @@ def plan_eval(
     rows, n = config.evaluation.limit, config.evaluation.n
     rows = dataset_rows if rows is None else rows if dataset_rows is None else min(rows, dataset_rows)
     return PlannedEval(
-        config=config.path.relative_to(workspace.root).as_posix(),
+        config=like.config or config.path.name,
         metric=request.metric,
         dataset_rows=dataset_rows,
         rows=rows,
@@ -221,6 +222,16 @@ def plan_eval(
         icc=evidence.icc,
         plan=make_plan(goal, evidence.outlook, price, own_rows=rows, own_n=n),
         notes=tuple(notes),
+    )
+
+
+def _inputs_of(config: EvalConfig, workspace: WorkspaceDirectory) -> ComparedInputs:
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs
+
+    return ComparedInputs(
+        config=config.path.relative_to(workspace.root).as_posix(),
+        rollout=config.experiment.rollout,
+        dataset_name=config.experiment.dataset,
     )
 
 
@@ -238,7 +249,7 @@ class _Evidence:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, request: PlanRequest, goal: Goal, find: FindRun) -> _Evidence:
+    def of(cls, request: PlanRequest, goal: Goal, find: Callable[[str], RunSamples]) -> _Evidence:
         pilot, against = request.pilot or request.against, request.against
         if pilot is None:
             return cls.assumed(request)
@@ -415,7 +426,8 @@ def _size_notes(config: EvalConfig, dataset_rows: int | None, most: int | None) 
 
 
 def _run_notes(run: RunSamples) -> list[str]:
-    return [f"{run.name}: {run.unfinished}"] if run.unfinished else []
+    imported = f"was imported ({run.imported})." if run.imported else None
+    return [f"{run.name}: {said}" for said in (run.unfinished, imported) if said]
 
 
 def _spread_notes(rows: int, negative: bool) -> list[str]:
@@ -432,6 +444,13 @@ def _spread_notes(rows: int, negative: bool) -> list[str]:
 
 
 def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
+    counts = run.summary
+    if counts is not None and counts.scored and counts.passed is not None:
+        rate = min(max(counts.passed / counts.scored, 0.01), 0.99)
+        return OsmosisError(
+            f"of {run.name} its platform tells counts, not attempts: how far rows and attempts lie apart is not known.",
+            hint=f"plan with its pass rate: --pass-rate {rate:.2f} --icc 0.3",
+        )
     said = (
         "no attempt with a score"
         if not values.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,9 @@ REWARD, VALIDATION, STDERR = (
     "eval/validation/reward",
     "eval/validation/reward_stderr",
 )
+
+ENDING = (0.30, 0.28, 0.35, 0.33, 0.40, 0.38, 0.45, 0.41, 0.50, 0.48)
+GAINS = (0.16, 0.20, 0.24, 0.18, 0.22, 0.15, 0.25, 0.19, 0.21, 0.20)
 
 
 def offer(
@@ -42,14 +44,14 @@ def offer_both(maze: Maze) -> None:
         maze,
         "old",
         {"training": {"lr": 1e-6, "total_epochs": 1}},
-        {REWARD: (0.2, 0.3, 0.4, 0.5), VALIDATION: (0.4, 0.5), STDERR: (0.1, 0.03)},
+        {REWARD: (0.9, *ENDING), VALIDATION: (0.4, 0.5), STDERR: (0.1, 0.03)},
     )
     offer(
         maze,
         "new",
         {"training": {"lr": 1e-5, "total_epochs": 1}, "advanced": {"lora_rank": 32}},
         {
-            REWARD: (0.2, 0.5, 0.6, 0.9, 1.0),
+            REWARD: (0.1, *(value + gain for value, gain in zip(ENDING, GAINS, strict=True)), 1.0),
             VALIDATION: (0.4, 0.7),
             STDERR: (0.1, 0.04),
             "train/loss": (1.0,),
@@ -69,23 +71,30 @@ def test_scripts_get_what_differs_and_by_how_much_with_intervals(maze: Maze) -> 
     assert (data["a"]["training_run"]["name"], data["b"]["training_run"]["name"]) == ("old", "new")
     metrics = {metric["key"]: metric for metric in data["metrics"]}
     assert list(metrics) == [REWARD, VALIDATION]
-    # Differences of the four common steps 0, .2, .2, .4: mean .2, s = sqrt(.08/3), t(3) = 3.1824.
+    # The last ten of eleven common steps all differ in one direction: 2 of 2^10 signs are as extreme.
     reward = metrics[REWARD]
-    assert (reward["a"], reward["b"]) == (0.5, 1.0)
-    assert (reward["difference"], reward["steps"], reward["last_step"]) == (pytest.approx(0.2), 4, 4)
-    half = 3.182446 * math.sqrt(0.08 / 3 / 4)
-    assert (reward["low"], reward["high"]) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
-    assert reward["method"] == "paired-steps"
+    assert (reward["a"], reward["b"]) == (0.48, 1.0)
+    assert (reward["difference"], reward["steps"], reward["last_step"]) == (pytest.approx(0.2), 10, 11)
+    assert 0.17 < reward["low"] < 0.2 < reward["high"] < 0.23
+    assert (reward["method"], reward["estimator"], reward["p"]) == ("paired-steps", "sign-flip", 2 / 1024)
     # 0.7 - 0.5 with a standard error of sqrt(.03^2 + .04^2) = .05.
     validation = metrics[VALIDATION]
     assert validation["difference"] == pytest.approx(0.2)
     assert validation["low"] == pytest.approx(0.2 - 1.959964 * 0.05)
     assert validation["method"] == "standard-errors"
+    assert data["verdict"] == {
+        "verdict": "better",
+        "metric": VALIDATION,
+        "sentence": "new is better than old by 0.200 of the validation reward "
+        "(95 % interval 0.102 to 0.298, at step 2, by the runs' standard errors).",
+    }
+    assert (data["paired"], data["unpaired_because"]) == (True, None)
 
 
 def test_people_see_both_curves_and_the_settings_that_differ(maze: Maze) -> None:
     offer_both(maze)
     drawn = maze.osmosis("train", "compare", "old", "new").out
+    assert drawn.index("new is better than old by 0.200") < drawn.index("A status")
     assert "━ A old" in drawn and "× B new" in drawn
     assert "training.lr" in drawn and "total_epochs" not in drawn
     lines = maze.osmosis("train", "compare", "old", "new", "--plain").out.splitlines()
@@ -100,7 +109,50 @@ def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
     assert data["config_differences"] == []
     found = [(metric["difference"], metric["low"], metric["method"]) for metric in data["metrics"]]
     assert found == [(pytest.approx(0.05), None, None), (pytest.approx(0.1), None, None)]
+    assert [metric["reason"] for metric in data["metrics"]] == ["2 common steps do not rule out chance", None]
+    assert data["verdict"]["sentence"] == (
+        "new can not be told apart from old by the validation reward: +0.100 (the runs' numbers allow no interval)."
+    )
     assert "all settings\tsame\tsame" in maze.osmosis("train", "compare", "old", "new", "--plain").out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "because"),
+    [
+        ({}, {"advanced": {"seed": 0}}, None),
+        ({"advanced": {"seed": 3}}, {"advanced": {"seed": 3}, "training": {"lr": 1e-4}}, None),
+        ({}, {"advanced": {"seed": 1}}, "seed 0 and 1"),
+        ({"training": {"rollout_batch_size": 8}}, {}, "rollout_batch_size 8 and 32"),
+    ],
+)
+def test_steps_are_paired_where_both_runs_saw_the_same_prompts(
+    maze: Maze, old: dict[str, Any], new: dict[str, Any], because: str | None
+) -> None:
+    offer(maze, "old", old, {REWARD: ENDING})
+    offer(maze, "new", new, {REWARD: [value + gain for value, gain in zip(ENDING, GAINS, strict=True)]})
+    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
+    (reward,) = data["metrics"]
+    assert (data["paired"], data["unpaired_because"]) == (because is None, because)
+    assert reward["method"] == ("paired-steps" if because is None else "unpaired-steps")
+    assert (
+        data["verdict"]["verdict"] == "better"
+        and f"10 steps, {'un' if because else ''}paired)" in data["verdict"]["sentence"]
+    )
+    shown = maze.osmosis("train", "compare", "old", "new", "--plain").out
+    assert ("unpaired, for the runs saw different prompts" in shown) == (because is not None)
+
+
+def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) -> None:
+    offer(maze, "old", {}, {VALIDATION: (0.7,), STDERR: (0.04,)})
+    offer(maze, "new", {}, {VALIDATION: (0.5,), STDERR: (0.03,)})
+    verdict = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
+    assert verdict["sentence"].startswith(
+        "new is worse than old by 0.200 of the validation reward (95 % interval 0.102"
+    )
+    offer(maze, "none", {}, {"train/loss": (1.0,)})
+    verdict = maze.osmosis("train", "compare", "old", "none", "--json").json["data"]["verdict"]
+    assert (verdict["verdict"], verdict["metric"]) == ("unclear", None)
+    assert verdict["sentence"] == "They can not be compared: the runs have no reward at the same step."
 
 
 def test_a_run_that_does_not_exist_is_named(maze: Maze) -> None:

@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, DetailResult, Row, Status, Table
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.training_runs.compare import Comparison, MetricDifference
+    from osmosis_ai.services.training_runs.compare import MetricDifference, TrainingComparison
     from osmosis_ai.services.training_runs.info import DescribedTraining
 
 
@@ -22,7 +22,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)],
     b: Annotated[str, typer.Argument(help="The run to compare it with.", show_default=False)],
 ) -> DetailResult:
-    """Compare two training runs: settings that differ, curves, final metrics, differences with intervals.
+    """Compare two training runs: which is better, settings that differ, curves, differences with intervals.
 
     Examples:
         osmosis train compare keen-owl-2 bold-elm-3
@@ -35,7 +35,7 @@ def compare(
         return DetailResult(
             data={**found.data(), **context.resource()},
             title="Training runs",
-            rows=[*_rows("A", found.a), *_rows("B", found.b)],
+            rows=[("Verdict", found.verdict.sentence), *_rows("A", found.a), *_rows("B", found.b)],
             blocks=list(_blocks(found)),
         )
 
@@ -47,7 +47,7 @@ def _rows(letter: str, run: DescribedTraining) -> Iterator[Row]:
         yield f"{letter} metrics", f"Not available: {run.metrics_error}"
 
 
-def _blocks(found: Comparison) -> Iterator[Block]:
+def _blocks(found: TrainingComparison) -> Iterator[Block]:
     from osmosis_ai.cli.training_runs.tables import is_wide_terminal
 
     columns = (Column("Setting", keep=True), "A", "B")
@@ -63,7 +63,7 @@ def _blocks(found: Comparison) -> Iterator[Block]:
         yield _metrics(found, trends=is_wide_terminal(current()))
 
 
-def _charts(found: Comparison) -> Iterator[Chart]:
+def _charts(found: TrainingComparison) -> Iterator[Chart]:
     from osmosis_ai.cli.training_runs.tables import REWARD, VALIDATION
     from osmosis_ai.services.training_runs.watch import points
 
@@ -76,7 +76,7 @@ def _charts(found: Comparison) -> Iterator[Chart]:
             yield Chart(curves, title=title, x_label="step", in_plain=True)
 
 
-def _metrics(found: Comparison, *, trends: bool) -> Table:
+def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
     from osmosis_ai.services.training_runs.compare import LAST_STEPS
 
     headings = ("A, last", "B, last", "B - A", "95 % interval")
@@ -85,9 +85,14 @@ def _metrics(found: Comparison, *, trends: bool) -> Table:
         columns += [Column("A"), Column("B")]
     rows = [[*_cells(metric), *(_trends(found, metric.key) if trends else ())] for metric in found.metrics]
     steps = [metric.last_step for metric in found.metrics if metric.last_step is not None]
+    pairing = (
+        f"unpaired, for the runs saw different prompts at a step ({found.unpaired_because})"
+        if found.unpaired_because
+        else "paired by step"
+    )
     note = (
-        f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, paired by "
-        "step; of the validation reward the last, by the standard errors that the runs measured"
+        f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, {pairing}; "
+        "of the validation reward the last, by the standard errors that the runs measured"
         if steps
         else None
     )
@@ -101,7 +106,7 @@ def _cells(metric: MetricDifference) -> list[Cell]:
     return [metric.title, number(metric.a), number(metric.b), number(metric.difference), interval]
 
 
-def _trends(found: Comparison, key: str) -> Iterator[str]:
+def _trends(found: TrainingComparison, key: str) -> Iterator[str]:
     from osmosis_ai.cli.training_runs.tables import TREND_WIDTH
     from osmosis_ai.services.training_runs.watch import points
 

@@ -5,8 +5,10 @@ runs' own numbers allow them, and none elsewhere:
 
 - of the validation reward, whose standard error each run reports, that of two independent means, at the last
   validation that both have;
-- of a curve, that of the mean over the last steps that both have, paired step by step: runs with the same seed
-  saw the same prompts at a step.
+- of a curve, that of the mean over the last steps that both have. Runs with the same seed, dataset and batch size
+  saw the same prompts at a step and are paired step by step; others are two means of their own, and it is said.
+
+The validation reward decides, or else the training reward; what the data leave open is unclear.
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ FEWEST_STEPS = 3
 """Below so many common steps their spread says nothing."""
 _STDERR_OF = {"eval/validation/reward": "eval/validation/reward_stderr"}
 _NOT_COMPARED = frozenset(_STDERR_OF.values())
+_DECIDING = (("eval/validation/reward", "validation reward"), ("rollout/raw_reward", "training reward"))
+_DECIDE_PROMPTS = ("experiment.dataset", "advanced.seed", "training.rollout_batch_size")
+"""Settings that say which prompts a step has."""
+
+Verdict = Literal["better", "worse", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,9 @@ class MetricDifference:
         steps: how many steps the difference is a mean over.
         last_step: the last of them.
         method: where the interval comes from.
+        estimator: how it was made, e.g. "sign-flip"; None by standard errors.
+        p: two-sided, of no difference; None by standard errors.
+        reason: why there is no interval.
     """
 
     key: str
@@ -58,29 +68,64 @@ class MetricDifference:
     high: float | None = None
     steps: int = 0
     last_step: int | None = None
-    method: Literal["standard-errors", "paired-steps"] | None = None
+    method: Literal["standard-errors", "paired-steps", "unpaired-steps"] | None = None
+    estimator: str | None = None
+    p: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingVerdict:
+    """Whether ``b`` is better than ``a``, by which metric, and the same in a sentence."""
+
+    direction: Verdict
+    metric: str | None
+    sentence: str
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {"verdict": self.direction, "metric": self.metric, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two runs side by side."""
+class TrainingComparison:
+    """Two runs side by side.
+
+    Attributes:
+        unpaired_because: which settings let the runs see different prompts at a step; None where they saw the same.
+    """
 
     a: DescribedTraining
     b: DescribedTraining
     settings: tuple[SettingDifference, ...]
     metrics: tuple[MetricDifference, ...]
+    unpaired_because: str | None
+
+    @property
+    def verdict(self) -> TrainingVerdict:
+        """What decides, and what it says."""
+        found = {metric.key: metric for metric in self.metrics}
+        for key, name in _DECIDING:
+            if key in found and found[key].difference is not None:
+                return _verdict(found[key], name, *(run.run.name or run.run.id for run in (self.a, self.b)))
+        return TrainingVerdict(
+            "unclear", None, "They can not be compared: the runs have no reward at the same step."
+        )
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
         return {
+            "verdict": self.verdict.data(),
             "a": _described(self.a),
             "b": _described(self.b),
             "config_differences": [asdict(setting) for setting in self.settings],
             "metrics": [asdict(metric) for metric in self.metrics],
+            "paired": self.unpaired_because is None,
+            "unpaired_because": self.unpaired_because,
         }
 
 
-def compare_runs(client: PlatformClient, a: str, b: str) -> Comparison:
+def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
     """Compare two training runs.
 
     Raises:
@@ -89,9 +134,47 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> Comparison:
     from osmosis_ai.services.training_runs.info import describe_run
 
     first, second = describe_run(client, a), describe_run(client, b)
-    return Comparison(
-        first, second, tuple(_setting_differences(first, second)), tuple(_metric_differences(first, second))
+    other_prompts = _other_prompts(first, second)
+    metrics = _metric_differences(first, second, paired=other_prompts is None)
+    return TrainingComparison(
+        first, second, tuple(_setting_differences(first, second)), tuple(metrics), other_prompts
     )
+
+
+def _verdict(found: MetricDifference, name: str, a: str, b: str) -> TrainingVerdict:
+    difference, low, high = found.difference or 0.0, found.low, found.high
+    if low is None or high is None:
+        why = found.reason or "the runs' numbers allow no interval"
+        told = f"{b} can not be told apart from {a} by the {name}: {difference:+.3f} ({why})."
+        return TrainingVerdict("unclear", found.key, told)
+    how = {
+        "standard-errors": f"at step {found.last_step}, by the runs' standard errors",
+        "paired-steps": f"{found.steps} steps, paired",
+        "unpaired-steps": f"{found.steps} steps, unpaired",
+    }[found.method or "paired-steps"]
+    if low <= 0 <= high:
+        doubts = f"95 % interval {low:.3f} to {high:.3f}, {how}"
+        told = f"{b} can not be told apart from {a} by the {name}: {difference:+.3f} ({doubts})."
+        return TrainingVerdict("unclear", found.key, told)
+    direction: Verdict = "better" if difference > 0 else "worse"
+    least, most = (low, high) if difference > 0 else (-high, -low)
+    doubts = f"95 % interval {least:.3f} to {most:.3f}, {how}"
+    told = f"{b} is {direction} than {a} by {abs(difference):.3f} of the {name} ({doubts})."
+    return TrainingVerdict(direction, found.key, told)
+
+
+def _other_prompts(a: DescribedTraining, b: DescribedTraining) -> str | None:
+    """Return which settings let the runs see different prompts at a step; None where they saw the same."""
+    from osmosis_ai.config.training import TrainingSettings
+
+    defaults = {key: TrainingSettings.model_fields[key].default for key in ("seed", "rollout_batch_size")}
+    settings, differing = (_settings(a), _settings(b)), []
+    for key in _DECIDE_PROMPTS:
+        name = key.rpartition(".")[2]
+        first, second = (found.get(key, defaults.get(name)) for found in settings)
+        if first != second:
+            differing.append(f"{name} {first} and {second}")
+    return ", ".join(differing) or None
 
 
 def _described(run: DescribedTraining) -> dict[str, Any]:
@@ -129,7 +212,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _metric_differences(a: DescribedTraining, b: DescribedTraining) -> Iterator[MetricDifference]:
+def _metric_differences(
+    a: DescribedTraining, b: DescribedTraining, *, paired: bool
+) -> Iterator[MetricDifference]:
     titles = {series.metric_key: series.title for series in a.metrics.metrics} if a.metrics else {}
     for key, title in titles.items():
         curve_a, curve_b = _curve(a, key), _curve(b, key)
@@ -143,7 +228,7 @@ def _metric_differences(a: DescribedTraining, b: DescribedTraining) -> Iterator[
             errors = _curve(a, _STDERR_OF[key]), _curve(b, _STDERR_OF[key])
             yield _at_last_step(found, common[-1], (curve_a, curve_b), errors)
         else:
-            yield _over_last_steps(found, common[-LAST_STEPS:], curve_a, curve_b)
+            yield _over_last_steps(found, common[-LAST_STEPS:], curve_a, curve_b, paired=paired)
 
 
 def _curve(run: DescribedTraining, key: str) -> dict[int, float]:
@@ -176,22 +261,39 @@ def _at_last_step(
 
 
 def _over_last_steps(
-    found: MetricDifference, steps: Sequence[int], curve_a: Mapping[int, float], curve_b: Mapping[int, float]
+    found: MetricDifference,
+    steps: Sequence[int],
+    curve_a: Mapping[int, float],
+    curve_b: Mapping[int, float],
+    *,
+    paired: bool,
 ) -> MetricDifference:
-    """Compare the ends of what both curves cover, paired by step."""
-    from osmosis_ai.evaluation.statistics import paired_difference
+    """Compare the ends of what both curves cover, step by step where both runs saw the same prompts."""
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+    from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
 
-    paired = paired_difference(
-        [curve_b[step] for step in steps], steps, [curve_a[step] for step in steps], steps
+    values_a, values_b = ([curve[step] for step in steps] for curve in (curve_a, curve_b))
+    if paired:
+        pairs = Pairs.of(values_a, steps, values_b, steps)
+        assert pairs is not None  # the steps are common to both
+        estimated = mean_difference(pairs)
+    else:
+        apart = unpaired_difference(values_a, steps, values_b, steps)
+        assert apart is not None  # neither is empty
+        estimated = apart
+    known = len(steps) >= FEWEST_STEPS and estimated.low is not None
+    reason = (
+        "no step differs" if values_a == values_b else f"{len(steps)} common steps do not rule out chance"
     )
-    assert paired is not None  # the steps are common to both
-    trusted = len(steps) >= FEWEST_STEPS and paired.low is not None
     return replace(
         found,
-        difference=paired.value,
-        low=paired.low if trusted else None,
-        high=paired.high if trusted else None,
+        difference=estimated.value,
+        low=estimated.low if known else None,
+        high=estimated.high if known else None,
         steps=len(steps),
         last_step=steps[-1],
-        method="paired-steps" if trusted else None,
+        method=("paired-steps" if paired else "unpaired-steps") if known else None,
+        estimator=estimated.method if known else None,
+        p=estimated.p if known else None,
+        reason=None if known else reason,
     )

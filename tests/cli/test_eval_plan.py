@@ -96,6 +96,8 @@ def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
     assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
     assert any("30 of 30 and 30 rows are common" in note for note in both["notes"])
+    baseline = plan(maze, "--against", "base", "--json").json["resource"]
+    assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
 
 
 def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze) -> None:
@@ -169,6 +171,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
         (("--row-cost", "inf"), "--row-cost must be an amount"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
         (("--metric", "speed"), "speed"),
+        (("--pilot", ""), "name a run"),
         (("--pilot", "pilot", "--icc", "0.3"), "are what is assumed without a run"),
     ],
 )

@@ -225,7 +225,8 @@ def settle(
             "more rows: those there are came out all the same, which says nothing of the spread"
         )
     asked = rows_needed(distance, spread, n, confidence=confidence, power=power, sides=sides)
-    more_rows = None if asked is None else _about(max(asked - rows, 1))
+    # Where t would have been enough, a more careful method was at work: a tenth more is the least that may tell.
+    more_rows = None if asked is None else _about(max(asked - rows, math.ceil(rows / 10)))
     attempts = n_needed(distance, spread, rows, confidence=confidence, power=power, sides=sides)
     if attempts is not None:
         attempts = max(attempts, n + 1)

@@ -80,6 +80,8 @@ class PlanRequest:
         ):
             if number is not None and not low < number < high:
                 raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")
+        if "" in (self.pilot, self.against):
+            raise PlanUsageError("--pilot and --against name a run; leave them out to plan without one.")
         if self.icc is not None and not 0 <= self.icc <= 1:
             raise PlanUsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):

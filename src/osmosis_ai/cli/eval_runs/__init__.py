@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from osmosis_ai.cli.agent_loops.eval_classic import eval_classic
+from osmosis_ai.cli.eval_runs.compare import compare
 from osmosis_ai.cli.eval_runs.delete import delete
 from osmosis_ai.cli.eval_runs.download import download
 from osmosis_ai.cli.eval_runs.export import export
@@ -29,6 +30,7 @@ app.command("rubric")(rubric)
 app.command("submit")(submit)
 app.command("list")(list_)
 app.command("info")(info)
+app.command("compare")(compare)
 app.command("gate")(gate)
 app.command("plan")(plan)
 app.command("watch")(watch)

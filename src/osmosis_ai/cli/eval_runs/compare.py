@@ -1,0 +1,153 @@
+"""`osmosis eval compare`: is B better than A?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.cli.connection import platform_when_needed
+from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.options import MarkdownOption
+from osmosis_ai.cli.output.decision_files import DecisionFiles
+from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+
+_MOST_ROWS = 10_000
+
+
+def compare(
+    baseline: Annotated[
+        str,
+        typer.Argument(
+            help="The run to compare with: a name, the beginning of one, a directory, @last, git:REF; local:NAME and "
+            "platform:NAME say where.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ],
+    candidates: Annotated[
+        list[str],
+        typer.Argument(
+            help="The runs to compare with it, named alike.", show_default=False, autocompletion=complete_run
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="What decides: reward, pass_rate, pass@K, pass^K, unscored, failed, cost_per_row, tokens or latency "
+            "(default: pass_rate, of graded rewards reward).",
+            show_default=False,
+        ),
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="COLUMN",
+            help="Also by the values of a column of the dataset; may be repeated.",
+        ),
+    ] = None,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Of every interval.")] = 0.95,
+    reward_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOW,HIGH",
+            help="The least and the greatest reward there can be; bounds what unscored attempts could change.",
+            show_default=False,
+        ),
+    ] = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also compare runs that are not finished.")
+    ] = False,
+    allow_different_grader: Annotated[
+        bool, typer.Option("--allow-different-grader", help="Also compare runs that were graded differently.")
+    ] = False,
+    allow_same: Annotated[
+        bool, typer.Option("--allow-same", help="Also compare runs of the same seed, model and code.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of what is drawn at random; the same seed, the same output.")
+    ] = 0,
+    rows: Annotated[
+        int, typer.Option(min=0, max=_MOST_ROWS, help="How many rows of each kind are named at most.")
+    ] = 10,
+    markdown: MarkdownOption = None,
+) -> OperationResult:
+    """Compare runs with a baseline, row by row: is it better, worse, or can it not be told? Exits 0 whatever it says.
+
+    Rows are matched by what they are, never by their place. `osmosis eval gate` turns a comparison into an exit code.
+
+    Examples:
+        osmosis eval compare amber-otter-42 keen-owl-7
+    """
+    from osmosis_ai.evaluation.comparison.comparability import Allowances
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+
+    options = CompareOptions(
+        metric=None if metric is None else _checked_metric(metric),
+        slices=tuple(slices or ()),
+        confidence=_checked_confidence(confidence),
+        reward_range=None if reward_range is None else _parsed_range(reward_range),
+        seed=seed,
+        rows_shown=rows,
+        allowances=Allowances(
+            unpaired=unpaired, partial=partial, different_grader=allow_different_grader, same=allow_same
+        ),
+    )
+    return _compared(baseline, candidates, options, DecisionFiles(markdown=markdown).check())
+
+
+def _compared(
+    baseline: str, candidates: Sequence[str], options: CompareOptions, files: DecisionFiles
+) -> OperationResult:
+    from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
+    from osmosis_ai.services.eval_runs.compare import compare as compare_named
+
+    with platform_when_needed() as client:
+        found = compare_named(baseline, candidates, options, client=client)
+    files.write(comparison_document(found))
+    return OperationResult(
+        operation="eval.compare",
+        message=found.sentence,
+        resource=found.data(),
+        blocks=comparison_blocks(found),
+    )
+
+
+def _checked_metric(metric: str) -> str:
+    from osmosis_ai.evaluation.comparison.metric_changes import described
+
+    try:
+        described(metric)
+    except OsmosisError as error:
+        raise typer.BadParameter(
+            f"{error.message.rstrip('.')}; {error.hint}", param_hint="'--metric'"
+        ) from None
+    return metric
+
+
+def _checked_confidence(confidence: float) -> float:
+    if not 0.5 < confidence < 1:
+        raise typer.BadParameter("must be between 0.5 and 1, for instance 0.95.", param_hint="'--confidence'")
+    return confidence
+
+
+def _parsed_range(text: str) -> tuple[float, float]:
+    try:
+        least, most = (float(part) for part in text.split(","))
+    except ValueError:
+        least = most = math.nan
+    if not (math.isfinite(least) and math.isfinite(most) and least < most):
+        raise typer.BadParameter(
+            f"{text!r} is no range; write the least and the greatest reward, for instance 0,1.",
+            param_hint="'--reward-range'",
+        )
+    return least, most

@@ -1,0 +1,255 @@
+"""Runs, compared, as tables: the same ones for a terminal, for plain lines and for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.markdown_report import DecisionDocument
+from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
+from osmosis_ai.evaluation.comparison.metric_changes import described
+from osmosis_ai.evaluation.comparison.verdict import change_words, confidence_words, p_words
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
+    from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
+    from osmosis_ai.evaluation.comparison.numbers import Difference
+    from osmosis_ai.evaluation.comparison.row_outcomes import OutcomesOfKind
+    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
+    from osmosis_ai.evaluation.comparison.slice_changes import SliceChange
+    from osmosis_ai.evaluation.statistics import Estimate
+
+_DIGEST_CHARACTERS = 12
+_TONES: dict[str | None, Tone] = {"better": "good", "worse": "bad", "unclear": "warn", None: "dim"}
+
+
+def comparison_blocks(found: RunComparison) -> list[Table | Text]:
+    """Return everything below the sentence that decides, in the order in which it is read."""
+    return [*_notes(found), *_summary(found), *_rows_of_all(found), *_slices_of_all(found), _totals(found)]
+
+
+def comparison_document(found: RunComparison) -> DecisionDocument:
+    """Return the comparison as a pull request's comment; rows are folded away."""
+    inputs = found.candidates[0].totals.inputs
+    return DecisionDocument(
+        title="osmosis eval compare",
+        marker=f"eval.compare:{inputs.rollout or 'run'}/{inputs.dataset_name or 'dataset'}",
+        verdict=found.sentence,
+        notes=_note_texts(found),
+        blocks=[*_summary(found), *_slices_of_all(found)],
+        details=[*_rows_of_all(found), _totals(found)],
+    )
+
+
+def value_words(metric: str, value: float | None) -> str:
+    """Return a metric's value: ``62.5 %``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
+    if value is None:
+        return formats.MISSING
+    if metric == "cost_per_row":
+        return formats.money(value)
+    if metric == "tokens":
+        return f"{value:,.0f}"
+    if metric == "latency":
+        return formats.duration(value)
+    return formats.percent(value) if described(metric).scale == "share" else f"{value:.3f}"
+
+
+def difference_words(metric: str, change: Difference | None) -> str:
+    """Return a difference with its sign, ``+6.2 points``; a ratio as ``x 1.25``."""
+    if change is None:
+        return formats.MISSING
+    words = change_words(metric, change.value)
+    scale = described(metric).scale
+    if scale == "amount":
+        return f"x {words}"
+    sign = "+" if change.value > 0 else ""
+    return f"{sign}{words}{' points' if scale == 'share' else ''}"
+
+
+def interval_words(metric: str, change: Difference | None) -> str:
+    """Return ``1.9 to 10.5``."""
+    if change is None or change.low is None or change.high is None:
+        return formats.MISSING
+    return f"{change_words(metric, change.low)} to {change_words(metric, change.high)}"
+
+
+def _note_texts(found: RunComparison) -> list[str]:
+    said = {note: None for candidate in found.candidates for note in candidate.comparability.notes}
+    places = ", ".join(f"{run.name} ({_place(run)})" for run in _runs(found))
+    return [f"Compared: {places}.", *said]
+
+
+def _notes(found: RunComparison) -> Iterator[Text]:
+    for note in _note_texts(found):
+        yield Text(note, tone="dim", in_plain=True)
+
+
+def _place(run: RunTotals) -> str:
+    return {"local": "on this machine", "platform": "on the platform", "file": run.location}[run.place]
+
+
+def _runs(found: RunComparison) -> list[RunTotals]:
+    return [found.baseline, *(candidate.totals for candidate in found.candidates)]
+
+
+def _summary(found: RunComparison) -> Iterator[Table]:
+    if found.differs:
+        headings = ["Input", *(run.name for run in _runs(found))]
+        rows = [(each.name, *each.values) for each in found.differs]
+        yield Table(headings, rows, title="What differs", in_plain=True)
+    for candidate in found.candidates:
+        yield _metrics(found, candidate)
+
+
+def _metrics(found: RunComparison, candidate: ComparedCandidate) -> Table:
+    label = candidate.comparability.label
+    return Table(
+        _change_columns(found, candidate, first="Metric"),
+        [
+            row
+            for change in candidate.changes
+            for row in _metric_rows(change, decides=change.metric == found.metric)
+        ],
+        title=f"{candidate.name} against {found.baseline.name}{f' ({label})' if label else ''}",
+        note=_metrics_note(candidate),
+        in_plain=True,
+    )
+
+
+def _change_columns(found: RunComparison, candidate: ComparedCandidate, *, first: str) -> list[Column]:
+    several = len(found.candidates) > 1 and first == "Metric"
+    numbers = (
+        found.baseline.name,
+        candidate.name,
+        "Difference",
+        f"{confidence_words(found.options.confidence)} interval",
+        "p (Holm)" if several else "p (BH)" if first == "Slice" else "p",
+        "Rows",
+    )
+    return [Column(first, keep=True), *(Column(heading, right=True) for heading in numbers)]
+
+
+def _metric_rows(each: MetricChange, *, decides: bool) -> Iterator[Sequence[Cell]]:
+    name = f"{each.metric} (decides)" if decides else each.metric
+    yield (
+        Styled(name, "strong") if decides else name,
+        *_change_cells(each.metric, each.a, each.b, each.change),
+    )
+    if decides and each.bounds is not None:
+        yield ("  unscored at worst", *_change_cells(each.metric, None, None, each.bounds.worst))
+        yield ("  unscored at best", *_change_cells(each.metric, None, None, each.bounds.best))
+
+
+def _change_cells(
+    metric: str, a: Estimate | None, b: Estimate | None, change: Difference | None
+) -> tuple[Cell, ...]:
+    p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
+    return (
+        value_words(metric, a.value if a else None),
+        value_words(metric, b.value if b else None),
+        difference_words(metric, change),
+        interval_words(metric, change),
+        p_words(p),
+        change.rows if change else None,
+    )
+
+
+def _metrics_note(candidate: ComparedCandidate) -> str:
+    said = ["values and differences are of the rows that have a score in both runs"]
+    if candidate.comparability.matched is None:
+        said = ["unpaired: each run's values are of its own rows"]
+    if any(described(each.metric).scale == "amount" for each in candidate.changes):
+        said.append(
+            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
+        )
+    warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
+    return "; ".join([*said, *filter(None, warnings)])
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+
+def _rows_of_all(found: RunComparison) -> Iterator[Table | Text]:
+    for candidate in found.candidates:
+        yield from _rows(found, candidate)
+
+
+def _rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table | Text]:
+    rows = candidate.rows
+    if rows is None:
+        return
+    of = f"{candidate.name}: " if len(found.candidates) > 1 else ""
+    counts = f"{rows.fixed.count:,} fixed, {rows.broken.count:,} broken, {rows.unstable.count:,} unstable"
+    yield Text(f"{of}of {rows.compared:,} rows {counts}.", in_plain=True)
+    for name, kind in (("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)):
+        if kind.shown:
+            yield _rows_of_kind(found, candidate, f"{of}{name} rows ({kind.count:,})", kind)
+
+
+def _rows_of_kind(
+    found: RunComparison, candidate: ComparedCandidate, title: str, kind: OutcomesOfKind
+) -> Table:
+    headings = (found.baseline.name, candidate.name, "p (BH)")
+    left_out = kind.count - len(kind.shown)
+    return Table(
+        [Column("Row", right=True), Column("Digest"), *(Column(heading, right=True) for heading in headings)],
+        [
+            (
+                row.source_row,
+                row.key[:_DIGEST_CHARACTERS],
+                *(f"{passes} of {tried}" for passes, tried in zip(row.passes, row.attempts, strict=True)),
+                p_words(row.p_adjusted),
+            )
+            for row in kind.shown
+        ],
+        title=title,
+        note=f"{left_out:,} more; --rows N shows N" if left_out else None,
+        in_plain=True,
+    )
+
+
+# -- slices, totals ------------------------------------------------------------------------
+
+
+def _slices_of_all(found: RunComparison) -> Iterator[Table]:
+    for candidate in found.candidates:
+        if candidate.slices:
+            yield Table(
+                [*_change_columns(found, candidate, first="Slice"), Column("Verdict")],
+                [_slice_row(each) for each in candidate.slices],
+                title=f"{candidate.name} against {found.baseline.name}: {found.metric} by slice",
+                note="p is adjusted for all slices; a slice of under 10 rows has no verdict",
+                in_plain=True,
+            )
+
+
+def _slice_row(each: SliceChange) -> tuple[Cell, ...]:
+    value = formats.MISSING if each.value is None else each.value
+    change = each.change
+    return (
+        f"{each.column} = {value}",
+        *_change_cells(change.metric, change.a, change.b, change.change),
+        Styled(each.verdict or "too few rows", _TONES[each.verdict]),
+    )
+
+
+def _totals(found: RunComparison) -> Table:
+    headings = ("Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
+    return Table(
+        [Column("Run", keep=True), *(Column(heading, right=True) for heading in headings)],
+        [
+            (
+                run.name,
+                run.rows,
+                run.tried,
+                run.scored,
+                formats.money(run.cost_usd),
+                formats.count(run.tokens),
+                formats.duration(run.duration_s),
+            )
+            for run in _runs(found)
+        ],
+        title="What the runs took",
+        in_plain=True,
+    )

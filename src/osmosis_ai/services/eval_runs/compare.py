@@ -1,0 +1,73 @@
+"""`osmosis eval compare`: runs of this machine and of platforms, found, read and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison, compare_runs
+from osmosis_ai.services.eval_runs.resolver import GIT, find_run_samples
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+
+
+def compare(
+    baseline: str,
+    candidates: Sequence[str],
+    options: CompareOptions,
+    *,
+    client: Callable[[], PlatformClient],
+    start: Path | None = None,
+) -> RunComparison:
+    """Find runs and compare them; where nobody says a reward's range, the decide file of the last run's config does.
+
+    Args:
+        baseline, candidates: as the user named them.
+        options: how they are compared.
+        client: connects with the platform, when it has to be asked.
+        start: a directory of the workspace; the current one when None.
+
+    Raises:
+        OsmosisError: a run is nowhere or may not be compared, and as :func:`compare_runs`.
+    """
+    first, *others = find_runs([baseline, *candidates], client=client, start=start)
+    if options.reward_range is None:
+        options = replace(options, reward_range=_decided_range(others[-1].inputs, start))
+    return compare_runs(first, others, options)
+
+
+def find_runs(
+    references: Sequence[str], *, client: Callable[[], PlatformClient], start: Path | None = None
+) -> list[RunSamples]:
+    """Find runs in the order in which they are named; `git:REF` means one of the config that the others are of.
+
+    Raises:
+        OsmosisError: as :func:`find_run_samples`.
+    """
+    found: dict[int, RunSamples] = {}
+    like = None
+    for place, reference in sorted(enumerate(references), key=lambda each: each[1].startswith(GIT)):
+        found[place] = find_run_samples(reference, client=client, start=start, like=like)
+        like = like or found[place].inputs
+    return [found[place] for place in range(len(references))]
+
+
+def _decided_range(inputs: ComparedInputs, start: Path | None) -> tuple[float, float] | None:
+    """Return the range of rewards that the decide file beside a run's config gives."""
+    from osmosis_ai.workspace.config_files import decisions_about
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        workspace = find_workspace(start, require_scaffold=False)
+    except OsmosisError:
+        return None
+    # What a run says of itself is no reason to read files elsewhere.
+    config = (workspace.root / (inputs.config or "")).resolve()
+    if inputs.config is None or not config.is_relative_to(workspace.root.resolve()):
+        return None
+    return decisions_about(config, workspace).reward_range

@@ -26,7 +26,12 @@ _TONES: dict[str | None, Tone] = {"better": "good", "worse": "bad", "unclear": "
 
 def comparison_blocks(found: RunComparison) -> list[Table | Text]:
     """Return everything below the sentence that decides, in the order in which it is read."""
-    return [*_notes(found), *_summary(found), *_rows_of_all(found), *_slices_of_all(found), _totals(found)]
+    rows = [
+        block
+        for candidate in found.candidates
+        for block in (*_row_counts(found, candidate), *_rows(found, candidate))
+    ]
+    return [*_notes(found), *_summary(found), *rows, *_slices_of_all(found), _totals(found)]
 
 
 def comparison_document(found: RunComparison) -> DecisionDocument:
@@ -37,8 +42,15 @@ def comparison_document(found: RunComparison) -> DecisionDocument:
         marker=f"eval.compare:{inputs.rollout or 'run'}/{inputs.dataset_name or 'dataset'}",
         verdict=found.sentence,
         notes=_note_texts(found),
-        blocks=[*_summary(found), *_slices_of_all(found)],
-        details=[*_rows_of_all(found), _totals(found)],
+        blocks=[
+            *_summary(found),
+            *_slices_of_all(found),
+            *(text for candidate in found.candidates for text in _row_counts(found, candidate)),
+        ],
+        details=[
+            *(table for candidate in found.candidates for table in _rows(found, candidate)),
+            _totals(found),
+        ],
     )
 
 
@@ -170,21 +182,24 @@ def _metrics_note(candidate: ComparedCandidate) -> str:
 # -- rows ----------------------------------------------------------------------------------
 
 
-def _rows_of_all(found: RunComparison) -> Iterator[Table | Text]:
-    for candidate in found.candidates:
-        yield from _rows(found, candidate)
-
-
-def _rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table | Text]:
+def _row_counts(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Text]:
     rows = candidate.rows
-    if rows is None:
-        return
-    of = f"{candidate.name}: " if len(found.candidates) > 1 else ""
-    counts = f"{rows.fixed.count:,} fixed, {rows.broken.count:,} broken, {rows.unstable.count:,} unstable"
-    yield Text(f"{of}of {rows.compared:,} rows {counts}.", in_plain=True)
-    for name, kind in (("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)):
-        if kind.shown:
-            yield _rows_of_kind(found, candidate, f"{of}{name} rows ({kind.count:,})", kind)
+    if rows is not None:
+        counts = f"{rows.fixed.count:,} fixed, {rows.broken.count:,} broken, {rows.unstable.count:,} unstable"
+        yield Text(f"{_of(found, candidate)}{counts} of {rows.compared:,} rows.", in_plain=True)
+
+
+def _rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table]:
+    rows = candidate.rows
+    if rows is not None:
+        for name, kind in (("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)):
+            if kind.shown:
+                title = f"{_of(found, candidate)}{name} rows ({kind.count:,})"
+                yield _rows_of_kind(found, candidate, title, kind)
+
+
+def _of(found: RunComparison, candidate: ComparedCandidate) -> str:
+    return f"{candidate.name}: " if len(found.candidates) > 1 else ""
 
 
 def _rows_of_kind(

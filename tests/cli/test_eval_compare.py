@@ -1,0 +1,203 @@
+"""`osmosis eval compare`: the same numbers wherever they are read, and what odd runs and words get."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.eval_replies import DETAIL, METRICS, RESULTS
+from tests.cli.maze import Maze, Outcome
+from tests.evaluation.comparison.builders import write_journalled_run
+
+HARD = [0, 1, 2, 3, 4, 2] * 5
+BETTER = [1, 2, 3, 4, 4, 3] * 5
+
+
+def passes(counts: Sequence[int], n: int = 4) -> list[list[float | None]]:
+    return [[1.0] * count + [0.0] * (n - count) for count in counts]
+
+
+def record(maze: Maze, name: str, rewards: Sequence[Sequence[float | None]], **inputs: Any) -> Path:
+    model = {"model_path": f"openai/{name}", **inputs}
+    return write_journalled_run(maze.workspace.evals_dir / name, rewards, inputs=model)
+
+
+@pytest.fixture
+def maze(maze: Maze) -> Maze:
+    """With a baseline ``fern`` and a candidate ``moss``, which is better, on 30 rows."""
+    record(maze, "fern", passes(HARD))
+    record(maze, "moss", passes(BETTER))
+    return maze
+
+
+def compare(maze: Maze, *words: str, mode: str = "--plain") -> Outcome:
+    return maze.osmosis("eval", "compare", *words, mode)
+
+
+def resource(maze: Maze, *words: str) -> dict[str, Any]:
+    outcome = compare(maze, *words, mode="--json")
+    assert (outcome.status, outcome.json["operation"]) == (0, "eval.compare")
+    found: dict[str, Any] = outcome.json["resource"]
+    return found
+
+
+def table_of(plain: str, title: str) -> dict[str, list[str]]:
+    """Return the rows of a plain table by their first cell."""
+    lines = plain[plain.index(f"{title}:\n") :].splitlines()[2:]
+    return {line.split("\t")[0]: line.split("\t")[1:] for line in lines if "\t" in line}
+
+
+def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
+    maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plain = compare(maze, "fern", "moss", "--markdown", str(tmp_path / "comment.md"))
+    rows = table_of(plain.out, "moss against fern")
+    shown = html.unescape((tmp_path / "comment.md").read_text("utf-8")).replace("\u200b", "")
+    rich = maze.osmosis("eval", "compare", "fern", "moss").out
+    found = resource(maze, "fern", "moss")["candidates"][0]
+    assert found["sentence"] in plain.out and found["sentence"] in shown
+    assert found["sentence"] in " ".join(rich.split())
+    assert len(rows) >= len(found["metrics"]) == 10
+    for metric in found["metrics"]:
+        name = metric["metric"] + (" (decides)" if metric["metric"] == "pass_rate" else "")
+        cells = rows[name]
+        assert f"| {name} | {' | '.join(cells)} |" in shown
+        assert re.search(r"│ " + re.escape(name) + r"\s+│\s+" + r"\s+│\s+".join(map(re.escape, cells)), rich)
+        if metric["metric"] in ("pass_rate", "pass@2", "pass@4", "pass^2", "pass^4", "unscored"):
+            change = metric["difference"]
+            assert cells == [
+                f"{100 * metric['baseline']['value']:.1f} %",
+                f"{100 * metric['candidate']['value']:.1f} %",
+                f"{'+' if change['value'] > 0 else ''}{100 * change['value']:.1f} points",
+                f"{100 * change['low']:.1f} to {100 * change['high']:.1f}",
+                f"{change['p']:.3f}" if change["p"] >= 0.0005 else "< 0.001",
+                str(change["rows"]),
+            ]
+
+
+def test_the_same_runs_give_the_same_bytes(maze: Maze) -> None:
+    first, second = (compare(maze, "fern", "moss", mode="--json").out for _ in range(2))
+    assert first == second
+
+
+def test_it_exits_0_whatever_the_verdict(maze: Maze) -> None:
+    for words, begins in (
+        (("fern", "moss"), "moss is better by "),
+        (("moss", "fern"), "fern is worse by "),
+        (("fern", "moss", "--metric", "tokens"), "moss and fern can not be told apart: "),
+    ):
+        outcome = compare(maze, *words)
+        assert (outcome.status, outcome.out[: len(begins)], outcome.err) == (0, begins, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--metric", "pass_rat"],
+            "there is no metric 'pass_rat' to compare runs by; did you mean 'pass_rate'?",
+        ),
+        (["--confidence", "95"], "must be between 0.5 and 1"),
+        (["--reward-range", "1,0"], "'1,0' is no range"),
+        (["--reward-range", "nan,1"], "'nan,1' is no range"),
+        (["--rows", "-1"], "-1 is not in the range"),
+        (["--unpared"], "No such option: --unpared. Did you mean --unpaired?"),
+    ],
+)
+def test_a_wrong_word_is_a_wrong_command_line(maze: Maze, words: list[str], said: str) -> None:
+    outcome = compare(maze, "fern", "moss", *words)
+    assert (outcome.status, outcome.out) == (2, "") and said in outcome.err
+
+
+def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path) -> None:
+    for words, said, hint in (
+        (("fern", "fern"), "the run fern is compared with itself", "name two runs"),
+        (("fern", "mos"), "", ""),  # the beginning of a name is one
+        (("local:fern", "local:mosss"), "there is no run `mosss`", "did you mean moss?"),
+        (
+            ("fern", "moss", "--reward-range", "0,0.5"),
+            "has a reward of 1, which is not between 0 and 0.5",
+            "--reward-range",
+        ),
+    ):
+        outcome = compare(maze, *words)
+        if not said:
+            assert outcome.status == 0
+            continue
+        assert (outcome.status, outcome.out) == (1, "")
+        assert said in outcome.err and hint in outcome.err and "Traceback" not in outcome.err
+        assert outcome.err.startswith("Error: ") and outcome.err.count("\n") == 2
+
+
+def test_a_markdown_file_that_cannot_be_written_is_told_before_anything_is_read(maze: Maze) -> None:
+    outcome = compare(maze, "fern", "nowhere", "--markdown", str(maze.workspace.root))
+    assert outcome.status == 1 and "cannot write `--markdown" in outcome.err and "nowhere" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([[1.0]], [[0.0]]),
+        ([[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]]),
+        ([[None, None]] * 12, [[1.0, 0.0]] * 12),
+        ([[0.5]] * 12, [[0.5]] * 12),
+        ([[1.0]] * 12, [[1.0]] * 12),
+    ],
+)
+def test_runs_that_say_little_are_not_told_apart(
+    maze: Maze, a: list[list[float | None]], b: list[list[float | None]]
+) -> None:
+    record(maze, "odd", a)
+    record(maze, "other", b)
+    for mode in ("", "--plain", "--json"):
+        outcome = maze.osmosis("eval", "compare", "odd", "other", *filter(None, [mode]))
+        assert outcome.status == 0 and "can not be told apart" in " ".join(outcome.out.split()), outcome
+
+
+def test_several_candidates_are_each_compared_with_the_baseline(maze: Maze) -> None:
+    record(maze, "reed", passes(HARD[::-1]))
+    found = resource(maze, "fern", "moss", "reed")
+    assert [each["run"]["name"] for each in found["candidates"]] == ["moss", "reed"]
+    rates = [each["metrics"][1]["difference"] for each in found["candidates"]]
+    assert all(rate["p_adjusted"] >= rate["p"] for rate in rates)
+    assert "among 2 candidates" in compare(maze, "fern", "moss", "reed").out
+
+
+def test_a_column_that_the_dataset_has_not_is_refused(maze: Maze) -> None:
+    outcome = compare(maze, "fern", "moss", "--slice", "difficulty")
+    assert outcome.status == 1 and outcome.out == "" and "Error: " in outcome.err
+
+
+def test_a_decide_file_says_between_what_rewards_lie(maze: Maze) -> None:
+    config = {"config": "configs/eval/math.toml"}
+    directory = maze.workspace.evals_dir
+    graded: list[list[float | None]] = [[0.2, 0.9], [0.4, 0.7], [0.1, None]] * 4
+    for name in ("one", "two"):
+        write_journalled_run(directory / name, graded, inputs={"model_path": name}, provenance=config)
+    decide = maze.workspace.root / "configs" / "eval" / "math.decide.toml"
+    decide.parent.mkdir(parents=True, exist_ok=True)
+    decide.write_text("[decide]\nreward_range = [0, 2]\n")
+    found = resource(maze, "one", "two")
+    assert found["reward_range"] == [0, 2] and "unscored_at_worst" in found["candidates"][0]["metrics"][0]
+    assert resource(maze, "one", "two", "--reward-range", "0,1")["reward_range"] == [0, 1]
+
+
+def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
+    record(maze, "evil", passes(BETTER), model_path="x\x1b[31m|</td>\n@octocat `rm`")
+    outcome = compare(maze, "fern", "evil", "--markdown", str(tmp_path / "comment.md"))
+    assert outcome.status == 0 and "\x1b" not in outcome.out
+    comment = (tmp_path / "comment.md").read_text("utf-8")
+    assert "\x1b" not in comment and "</td>" not in comment and "@octocat" not in comment
+
+
+def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: Maze) -> None:
+    maze.get("/eval-runs/cedar").respond(json={**DETAIL, "results": RESULTS})
+    maze.get("/eval-runs/cedar/metrics").respond(json=METRICS)
+    outcome = compare(maze, "fern", "platform:cedar")
+    assert outcome.status == 0 and "unpaired" in outcome.out and "only counts are known" in outcome.out

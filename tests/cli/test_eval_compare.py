@@ -197,7 +197,13 @@ def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
 
 
 def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: Maze) -> None:
-    maze.get("/eval-runs/cedar").respond(json={**DETAIL, "results": RESULTS})
-    maze.get("/eval-runs/cedar/metrics").respond(json=METRICS)
-    outcome = compare(maze, "fern", "platform:cedar")
-    assert outcome.status == 0 and "unpaired" in outcome.out and "only counts are known" in outcome.out
+    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "results": RESULTS})
+    maze.get("/eval-runs/amber-otter-42/metrics").respond(json=METRICS)
+    outcome = compare(maze, "fern", "platform:amber-otter-42")
+    assert outcome.status == 0, outcome.err
+    assert ", unpaired" in outcome.out and "of amber-otter-42 only counts are known" in outcome.out
+    (rate,) = resource(maze, "fern", "platform:amber-otter-42")["candidates"][0]["metrics"]
+    assert (rate["metric"], rate["difference"]["method"]) == ("pass_rate", "newcombe")
+    assert rate["baseline"]["method"] == "wilson" and rate["baseline"]["rows"] == 30
+    refused = compare(maze, "fern", "platform:amber-otter-42", "--metric", "reward")
+    assert refused.status == 0 and "can not be told apart" in refused.out

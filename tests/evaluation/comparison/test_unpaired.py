@@ -65,9 +65,14 @@ def test_counts_alone_have_newcombes_interval() -> None:
     assert at.high == pytest.approx(0, abs=1e-9)
 
 
-def test_counts_of_several_attempts_a_row_say_that_the_interval_is_too_narrow() -> None:
+def test_counts_of_several_attempts_a_row_count_each_row_once() -> None:
     found = difference_of_counts(PassCounts(200, 400, 100), PassCounts(210, 400, 100))
-    assert found.warning is not None and "too narrow" in found.warning
+    assert found.warning is not None and "a row counts once" in found.warning
+    one_attempt = difference_of_counts(PassCounts(50, 100, 100), PassCounts(50, 100, 100))
+    assert found.low is not None and one_attempt.low is not None
+    assert found.high is not None and one_attempt.high is not None
+    assert found.high - found.low == pytest.approx(one_attempt.high - one_attempt.low, abs=1e-3)
+    assert found.samples == 800
 
 
 def test_a_run_without_samples_can_not_be_compared() -> None:

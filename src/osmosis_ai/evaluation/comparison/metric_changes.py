@@ -16,7 +16,7 @@ from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
 from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
 from osmosis_ai.evaluation.comparison.run_pairs import Attempts, LabelledRun, RunPair
-from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
+from osmosis_ai.evaluation.comparison.unpaired import PassCounts, difference_of_counts, unpaired_difference
 from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds
 from osmosis_ai.evaluation.pass_at_k import (
     estimate_pass_at_k,
@@ -95,6 +95,8 @@ class ChangeSettings:
 
 def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
     """Return what became of a metric from the baseline to the candidate."""
+    if pair.a.run.summary is not None or pair.b.run.summary is not None:
+        return _of_counts(pair, metric, settings)
     if metric in RATIO_METRICS:
         return _ratio(pair, metric, settings)
     if attempts_asked(metric) is not None:
@@ -131,6 +133,8 @@ def pass_or_fail(*runs: RunSamples) -> bool:
 
 def metrics_of(pair: RunPair) -> list[str]:
     """Return the metrics that both runs can tell something of; k runs over the powers of two."""
+    if pair.a.run.summary is not None or pair.b.run.summary is not None:
+        return ["pass_rate"]
     attempts = [int(side.pass_counts().counts.max(initial=0)) for side in (pair.a, pair.b)]
     ks = [1 << exponent for exponent in range(1, min(attempts).bit_length())]
     of_k = [f"{name}{k}" for name in ("pass@", "pass^") for k in ks]
@@ -277,3 +281,45 @@ def _quantity(side: LabelledRun, metric: str) -> Attempts:
         return side.recorded("tokens")
     milliseconds, rows = side.recorded("duration_ms")
     return Attempts(milliseconds / 1000, rows)
+
+
+# -- counts --------------------------------------------------------------------------------
+
+
+def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
+    """Compare the pass rate of runs of which one tells no attempts; of other metrics they tell too little."""
+    a, b = _pass_counts(pair.a), _pass_counts(pair.b)
+    if metric != "pass_rate" or a is None or b is None:
+        return MetricChange(metric, None, None, None)
+    change = difference_of_counts(a, b, confidence=settings.confidence)
+    return MetricChange(metric, _rate_of(a, settings), _rate_of(b, settings), change)
+
+
+def _pass_counts(side: LabelledRun) -> PassCounts | None:
+    """Return how many attempts passed, of how many with a score; None for none, and where it is not known."""
+    told = side.run.summary
+    if told is None:
+        counts, passes = side.pass_counts()
+        return (
+            PassCounts(int(passes.sum()), int(counts.sum()), int((counts > 0).sum()))
+            if counts.any()
+            else None
+        )
+    if not told.scored or told.passed is None:
+        return None
+    return PassCounts(told.passed, told.scored, told.rows or told.scored)
+
+
+def _rate_of(counts: PassCounts, settings: ChangeSettings) -> Estimate:
+    found = counts.interval(settings.confidence)
+    return Estimate(
+        counts.rate,
+        None,
+        found.low,
+        found.high,
+        counts.samples,
+        counts.rows,
+        found.method,
+        found.at_least,
+        found.at_most,
+    )

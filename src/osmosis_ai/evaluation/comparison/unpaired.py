@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
 
-COUNTS_ONLY = "from counts alone: attempts on one row count as independent, so the interval is too narrow"
+COUNTS_ONLY = (
+    "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
+)
 
 _LEAST_P = 1e-12
 
@@ -49,6 +51,15 @@ class PassCounts:
     def rate(self) -> float:
         """The share of samples that passed."""
         return self.passes / self.samples
+
+    @property
+    def observations(self) -> int:
+        """As many as there are rows: however alike attempts on one row are, bounds from these hold."""
+        return min(self.samples, self.rows)
+
+    def interval(self, confidence: float) -> Interval:
+        """Return Wilson's interval of the rate."""
+        return wilson_interval(self.rate, self.observations, confidence)
 
 
 def unpaired_difference(
@@ -115,7 +126,7 @@ def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CO
     return _of_two_rates(
         replace(plain, warning=COUNTS_ONLY if many_attempts else None),
         [a.rate, b.rate],
-        lambda level: (wilson_interval(a.rate, a.samples, level), wilson_interval(b.rate, b.samples, level)),
+        lambda level: (a.interval(level), b.interval(level)),
         confidence,
     )
 

@@ -74,7 +74,7 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
     """Return what the metric that decides says of the candidate."""
     change = found.change
     if change is None:
-        why = "no row has a score in both" if known.paired else "a run has no score"
+        why = "no row has a score in both" if known.paired else f"the {_named(found.metric)} is not known of both"
         return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
     direction = direction_of(found, known.confidence)
     if direction == "unclear":

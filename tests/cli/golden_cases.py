@@ -11,6 +11,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.cli import benchmark_replies, eval_replies, train_replies
 from tests.cli.maze import Maze
 from tests.datasets.builders import jsonl, prompt_rows
+from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import passing, write_run
 from tests.logins import VERIFIED
 
@@ -179,6 +180,14 @@ def shaky_run(maze: Maze) -> None:
         RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
 
 
+def compared_runs(maze: Maze) -> None:
+    """Leave a baseline and a candidate that is better on 12 rows."""
+    for name, counts in (("fern", [0, 1, 1, 2] * 3), ("moss", [1, 2, 1, 2] * 3)):
+        rewards = [[1.0] * count + [0.0] * (2 - count) for count in counts]
+        if not (maze.workspace.evals_dir / name).exists():
+            write_journalled_run(maze.workspace.evals_dir / name, rewards, inputs={"model_path": f"fern/{name}"})
+
+
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
     """Answer as a platform of ours, which deletes."""
     return lambda maze: maze.get(path).respond(
@@ -228,6 +237,7 @@ CASES: tuple[Case, ...] = (
             answers("get", "/eval-runs/er_8/samples/manifest", {"files": [], "totals": {}}),
         ),
     ),
+    Case("eval compare fern moss --rows 2", compared_runs),
     Case("eval gate good --min pass_rate=0.6", local_run),
     Case(
         "eval plan configs/eval/maze.toml --pilot good --detect 0.05 --max-cost 5",

@@ -185,7 +185,9 @@ def compared_runs(maze: Maze) -> None:
     for name, counts in (("fern", [0, 1, 1, 2] * 3), ("moss", [1, 2, 1, 2] * 3)):
         rewards = [[1.0] * count + [0.0] * (2 - count) for count in counts]
         if not (maze.workspace.evals_dir / name).exists():
-            write_journalled_run(maze.workspace.evals_dir / name, rewards, inputs={"model_path": f"fern/{name}"})
+            write_journalled_run(
+                maze.workspace.evals_dir / name, rewards, inputs={"model_path": f"fern/{name}"}
+            )
 
 
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.eval_replies import DETAIL, METRICS, RESULTS
+from tests.cli.eval_replies import METRICS, RESULTS, run
 from tests.cli.maze import Maze, Outcome
 from tests.evaluation.comparison.builders import write_journalled_run
 
@@ -197,8 +197,8 @@ def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
 
 
 def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: Maze) -> None:
-    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "results": RESULTS})
-    maze.get("/eval-runs/amber-otter-42/metrics").respond(json=METRICS)
+    maze.get("/eval-runs/amber-otter-42").respond(json={**run("finished"), "results": RESULTS})
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
     outcome = compare(maze, "fern", "platform:amber-otter-42")
     assert outcome.status == 0, outcome.err
     assert ", unpaired" in outcome.out and "of amber-otter-42 only counts are known" in outcome.out

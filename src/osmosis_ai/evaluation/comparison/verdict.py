@@ -74,7 +74,11 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
     """Return what the metric that decides says of the candidate."""
     change = found.change
     if change is None:
-        why = "no row has a score in both" if known.paired else f"the {_named(found.metric)} is not known of both"
+        why = (
+            "no row has a score in both"
+            if known.paired
+            else f"the {_named(found.metric)} is not known of both"
+        )
         return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
     direction = direction_of(found, known.confidence)
     if direction == "unclear":
@@ -139,7 +143,7 @@ def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> 
     if change.excludes_none and change.p_adjusted is not None:
         said = f"{reason}; alone it would count, among {known.candidates} candidates it may be chance."
         return CompareVerdict("unclear", f"{_untold(known)}: {said}", said)
-    least = _detectable(found, change, known)
+    least = _detectable(change, known.confidence)
     shown = _shown(found, change, least, known)
     said = f"{reason}; {shown}" if shown else f"{reason}."
     return CompareVerdict("unclear", f"{_untold(known)}: {said}", said, least)
@@ -183,15 +187,20 @@ def _shown(found: MetricChange, change: Difference, least: float | None, known: 
     return f"{design} would have shown {change_words(found.metric, least)}{_unit(found.metric)} or more in 8 of 10 cases."
 
 
-def _detectable(found: MetricChange, change: Difference, known: Circumstances) -> float | None:
-    from osmosis_ai.evaluation.comparison.design import detectable
-    from osmosis_ai.evaluation.variance import VarianceComponents
+def _detectable(change: Difference, confidence: float) -> float | None:
+    """Return the difference that such an interval leaves out none of in ``POWER`` of all cases; None without one.
 
-    if not found.spread:
+    ``(t[1-a/2] + t[power])`` standard errors (Cohen 1988, 12.2), where the interval is ``t[1-a/2]`` of them wide towards
+    no difference, whichever method it is by.
+    """
+    if change.low is None or change.high is None or change.kind == "ratio" or change.rows < 2:
         return None
-    # As measured, whatever the attempts: the spread of rows' differences has both parts in it.
-    measured = VarianceComponents(found.spread, None, change.rows, 1.0)
-    return detectable(measured, change.rows, 1, confidence=known.confidence, power=POWER)
+    from scipy.special import stdtrit
+
+    below, above = change.value - change.low, change.high - change.value
+    half = below if change.value > 0 else above if change.value < 0 else max(below, above)
+    degrees = change.rows - 1
+    return half * (1 + float(stdtrit(degrees, POWER)) / float(stdtrit(degrees, (1 + confidence) / 2)))
 
 
 def _turned_by_unscored(found: MetricChange, change: Difference) -> Difference | None:

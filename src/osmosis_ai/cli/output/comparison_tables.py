@@ -26,11 +26,9 @@ _TONES: dict[str | None, Tone] = {"better": "good", "worse": "bad", "unclear": "
 
 def comparison_blocks(found: RunComparison) -> list[Table | Text]:
     """Return everything below the sentence that decides, in the order in which it is read."""
-    rows = [
-        block
-        for candidate in found.candidates
-        for block in (*_row_counts(found, candidate), *_rows(found, candidate))
-    ]
+    rows: list[Table | Text] = []
+    for candidate in found.candidates:
+        rows += [*_row_counts(found, candidate), *_rows(found, candidate)]
     return [*_notes(found), *_summary(found), *rows, *_slices_of_all(found), _totals(found)]
 
 

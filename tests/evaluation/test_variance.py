@@ -74,6 +74,20 @@ def test_one_row_says_nothing() -> None:
     assert VarianceComponents.of_pairs([1, 2], [0, 1], [3, 4], [1, 2]) is None
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 7e7])
+def test_values_that_are_all_the_same_have_exactly_no_spread(value: float) -> None:
+    rows = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
+    found = VarianceComponents.of([value] * 11, rows)
+    assert found is not None and (found.between, found.within, found.icc) == (0.0, 0.0, None)
+    pair = VarianceComponents.of_pairs([value] * 11, rows, [value * 3] * 11, rows)
+    assert pair is not None and (pair.between, pair.within) == (0.0, 0.0)
+
+
+def test_numbers_whose_squares_overflow_have_no_components() -> None:
+    assert VarianceComponents.of([1e200, -1e200, 0.0], [0, 1, 2]) is None
+    assert VarianceComponents.of_pairs([1e200, 1.0], [0, 1], [0.0, 1.0], [0, 1]) is None
+
+
 def test_of_two_runs_it_is_the_difference_that_varies() -> None:
     # Differences of row means 2, 4 and 0 vary by 4; noise of 2 from each run's pair of attempts is taken off: 2/2 + 2/2.
     a, b = [0, 2, 4, 6, 10, 12], [2, 4, 8, 10, 10, 12]

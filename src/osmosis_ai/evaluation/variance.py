@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
 
+# The squares of so many such numbers can be added up.
+_LARGEST = 1e140
+
 
 @dataclass(frozen=True, slots=True)
 class VarianceComponents:
@@ -46,7 +49,7 @@ class VarianceComponents:
 
     @classmethod
     def of(cls, values: Values, rows: Labels) -> VarianceComponents | None:
-        """Return the components of scored attempts; None below two rows.
+        """Return the components of scored attempts; None below two rows, and where squares are too large to add up.
 
         With R rows of n_i attempts, N in all: ``s2_w = MSW`` and ``s2_b = (MSB - MSW) / n_0``, where
         ``n_0 = (N - sum n_i^2 / N) / (R - 1)`` (Donner 1986).
@@ -58,11 +61,12 @@ class VarianceComponents:
         import numpy as np
 
         found = _Rows.of(values, rows)
-        count, total = found.means.size, int(found.counts.sum())
-        if count < 2:
+        if found is None or found.means.size < 2:
             return None
-        grand = float(found.counts @ found.means) / total
-        among = float(found.counts @ np.square(found.means - grand)) / (count - 1)
+        count, total = found.means.size, int(found.counts.sum())
+        away = found.means - found.means[0]  # equal rows then have exactly no spread
+        grand = float(found.counts @ away) / total
+        among = float(found.counts @ np.square(away - grand)) / (count - 1)
         if found.within is None:
             return cls(among, None, count, 1.0, degrees=_degrees(found.means))
         attempts = (total - float(np.square(found.counts).sum()) / total) / (count - 1)
@@ -75,7 +79,7 @@ class VarianceComponents:
     def of_pairs(
         cls, values_a: Values, rows_a: Labels, values_b: Values, rows_b: Labels
     ) -> VarianceComponents | None:
-        """Return the components of the difference of two runs on the rows that both have; None below two.
+        """Return the components of the difference of two runs on the rows that both have; None as :meth:`of`.
 
         The variance of the rows' differences is expected to be ``s2_b + s2_wA mean(1/n_A) + s2_wB mean(1/n_B)``,
         and ``s2_w`` of each run is its own mean square.
@@ -83,11 +87,13 @@ class VarianceComponents:
         import numpy as np
 
         a, b = _Rows.of(values_a, rows_a), _Rows.of(values_b, rows_b)
+        if a is None or b is None:
+            return None
         common, at_a, at_b = np.intersect1d(a.labels, b.labels, assume_unique=True, return_indices=True)
         if common.size < 2:
             return None
         differences = b.means[at_b] - a.means[at_a]
-        measured, degrees = float(np.var(differences, ddof=1)), _degrees(differences)
+        measured, degrees = float(np.var(differences - differences[0], ddof=1)), _degrees(differences)
         attempts = float(a.counts[at_a].mean() + b.counts[at_b].mean()) / 2
         if a.within is None or b.within is None:
             return cls(measured, None, common.size, attempts, degrees=degrees)
@@ -151,16 +157,21 @@ class _Rows:
     within: float | None
 
     @classmethod
-    def of(cls, values: Values, rows: Labels) -> _Rows:
+    def of(cls, values: Values, rows: Labels) -> _Rows | None:
+        """Return them; None for no values, and for such that are too large."""
         import numpy as np
 
         data = np.asarray(values, dtype=np.float64)
-        labels, which, counts = np.unique(
-            np.asarray(rows, dtype=np.int64), return_inverse=True, return_counts=True
+        if not data.size or np.abs(data).max() > _LARGEST:
+            return None
+        labels, first, which, counts = np.unique(
+            np.asarray(rows, dtype=np.int64), return_index=True, return_inverse=True, return_counts=True
         )
         which = which.reshape(-1)
-        sums = np.bincount(which, weights=data, minlength=labels.size)
-        means = sums / np.maximum(counts, 1)
+        # From the row's first value, so that equal values have exactly their own mean.
+        away = data - data[first][which]
+        middles = np.bincount(which, weights=away) / counts
+        residuals: NDArray[np.float64] = away - middles[which]
         spare = data.size - labels.size
-        residuals: NDArray[np.float64] = data - means[which]
-        return cls(labels, means, counts, float(residuals @ residuals) / spare if spare else None)
+        within = float(residuals @ residuals) / spare if spare else None
+        return cls(labels, data[first] + middles, counts, within)

@@ -281,6 +281,7 @@ class _Evidence:
         values, rows = _scored(run, request.metric)
         spread = VarianceComponents.of(values, rows)
         if spread is None:
+            _require_usual_size(run, values)
             raise _too_small(run, values)
         if spread.of_a_row(1) == 0:
             raise _no_spread(f"every attempt of the pilot {run.name}")
@@ -308,6 +309,7 @@ class _Evidence:
         a, b = _scored(base, request.metric, matched.index_a), _scored(run, request.metric, matched.index_b)
         spread = VarianceComponents.of_pairs(*a, *b)
         if spread is None:
+            _require_usual_size(run, a[0], b[0])
             raise OsmosisError(
                 f"{run.name} and {base.name} have {'no' if not matched.common else 'fewer than two'} rows with a score "
                 f"in common: {matched.words}.",
@@ -461,6 +463,11 @@ def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
     return OsmosisError(
         f"the pilot {run.name} has {said}.", hint="assume the spread instead: --pass-rate 0.6 --icc 0.3"
     )
+
+
+def _require_usual_size(run: RunSamples, *values: Floats) -> None:
+    if any(each.size and float(abs(each).max()) > 1e100 for each in values):
+        raise OsmosisError(f"{run.name} has rewards that are too large to compute a spread from.")
 
 
 def _no_spread(what: str) -> OsmosisError:

@@ -58,8 +58,8 @@ def test_every_rule_tells_what_it_was_decided_by(maze: Maze) -> None:
     }
     rate, infrastructure = resource["rules"]
     assert set(rate) == {
-        *("metric", "bound", "limit", "value", "at_least", "at_most"),
-        *("rows", "samples", "verdict", "reason"),
+        *("metric", "bound", "limit", "slice", "value", "at_least", "at_most"),
+        *("rows", "samples", "number", "verdict", "reason", "settles"),
     }
     assert (rate["value"], rate["rows"], rate["samples"], rate["verdict"]) == (0.9, 10, 40, "pass")
     assert rate["at_least"] >= 0.6 and "it is at least" in rate["reason"]

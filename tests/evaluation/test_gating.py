@@ -16,6 +16,7 @@ from osmosis_ai.evaluation.gating import (
     judge,
     overall,
     parse_rules,
+    require_rules,
     weakest,
 )
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
@@ -125,8 +126,9 @@ def test_of_several_judges_the_one_that_meets_a_rule_least_decides() -> None:
         ("pass_rate=", "is no rule", "--min METRIC=NUMBER"),
         ("pass_rate=most", "'most' is no number", "--min pass_rate=0.8"),
         ("reward=nan", "'nan' is no number", "--min reward=0.8"),
-        ("pass_rate=80", "is a share, from 0 to 1", "0.8"),
-        ("pass@4=1.5", "is a share, from 0 to 1", "0.8"),
+        ("pass_rate=80", "is a share, from 0 to 1: write 80 % as 0.8", ""),
+        ("pass@4=1.5", "is a share, from 0 to 1: write 80 % as 0.8", ""),
+        ("cost_per_row=-1", "is never below 0, got -1", ""),
     ],
 )
 def test_what_is_no_rule_is_told_with_what_is(text: str, said: str, hint: str) -> None:
@@ -141,5 +143,41 @@ def test_rules_are_read_in_the_order_they_are_given() -> None:
         Rule("pass@4", "min", 0.5),
         Rule("unscored", "max", 0.0),
     ]
+    assert parse_rules([], [], ["pass^2=0.1", "latency=0"])[0].kind == "pass^K"
     with pytest.raises(OsmosisError, match="at least one rule"):
-        parse_rules([], [])
+        require_rules(parse_rules([], []))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pass_rate=-0.1", "0 or more, got -0.1"),
+        ("pass_rate=3", "a margin of 3 accepts every run"),
+        ("cost_per_row=20", "accepts 21 times as much: write 10 % as 0.1"),
+        ("infrastructure=0.1", "is not compared with a baseline"),
+        ("alpha=0.1", "is not compared with a baseline"),
+        ("pass_rate=inf", "'inf' is no number"),
+    ],
+)
+def test_a_margin_that_makes_no_sense_is_told(text: str, said: str) -> None:
+    with pytest.raises(OsmosisError, match=said):
+        parse_rules([], [], [text])
+
+
+def test_a_rule_reads_as_what_it_asks() -> None:
+    assert [
+        str(rule)
+        for rule in parse_rules(
+            [], ["cost_per_row=0.02"], ["pass_rate=0.03", "latency=0.1", "unscored=0.02", "reward=0.5"]
+        )
+    ] == [
+        "cost_per_row <= 0.02",
+        "pass_rate >= baseline - 3 points",
+        "latency <= baseline + 10 %",
+        "unscored <= baseline + 2 points",
+        "reward >= baseline - 0.5",
+    ]
+    assert (
+        str(Rule("pass_rate", "min", 0.5, ("difficulty", None)))
+        == "pass_rate >= 0.5 where difficulty is missing"
+    )

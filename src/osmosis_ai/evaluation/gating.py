@@ -4,50 +4,84 @@ A rule compares a number with a limit, and a number that was measured on a sampl
 ``--min`` passes when the one-sided 95 % lower bound is at or above the limit, fails when the upper bound is below it,
 and is unclear in between: the run is too small to tell. ``--max`` is the mirror image. So a gate lets an agent that is
 below the limit pass at most once in twenty times, however small the run. Nothing passes on missing evidence.
+``--margin`` is about a baseline, and judged by :mod:`~osmosis_ai.evaluation.comparison.gate_rules`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from osmosis_ai.config.decisions import (
+    METRICS,
+    Metric,
+    attempts_asked,
+    limit_problem,
+    margin_problem,
+    metric_named,
+    suggested_metric,
+)
 from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.intervals import ClusteredRate, korn_graubard_interval, student_interval
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 
-Bound = Literal["min", "max"]
+Bound = Literal["min", "max", "margin"]
 Verdict = Literal["pass", "fail", "unclear"]
 
 SHARES = ("unscored", "failed", "infrastructure")
 """Shares of the attempts that a run made; what they count is known, so a limit of 0 is meant as it stands."""
-RUN_METRICS = ("reward", "pass_rate", "pass@K", *SHARES)
+RUN_METRICS = tuple(METRICS)
 RUBRIC_METRICS = ("score", "alpha", "unscored")
 """What the result file of a judge knows: its mean score, how far it repeats itself, calls without a score."""
-
-_RATES = ("pass_rate", "pass@K", *SHARES)
-
-_PASS_AT_K = re.compile(r"pass@([1-9][0-9]*)")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``metric`` must be at least (``min``) or at most (``max``) ``limit``."""
+    """``metric`` must be at least (``min``) or at most (``max``) ``limit``, or at most that much worse (``margin``).
+
+    Attributes:
+        slice: the column and the value of the rows that it is about; None for all rows.
+    """
 
     metric: str
     bound: Bound
     limit: float
+    slice: tuple[str, str | None] | None = None
 
     @property
     def kind(self) -> str:
         """The metric as :data:`RUN_METRICS` names it."""
-        return "pass@K" if _PASS_AT_K.fullmatch(self.metric) else self.metric
+        described = metric_named(self.metric)
+        return self.metric if described is None else described.name
+
+    @property
+    def described(self) -> Metric:
+        """What the metric is; one that only a judge's result file has is a value."""
+        return metric_named(self.metric) or Metric(self.metric, True, "value", compared=False)
 
     def __str__(self) -> str:
-        return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {self.limit:g}"
+        sign = (
+            ">="
+            if self.bound == "min" or (self.bound == "margin" and self.described.higher_is_better)
+            else "<="
+        )
+        text = f"{self.metric} {sign} {self._limit_words()}"
+        if self.slice is None:
+            return text
+        column, value = self.slice
+        return f"{text} where {column} {'is missing' if value is None else f'= {value}'}"
+
+    def _limit_words(self) -> str:
+        if self.bound != "margin":
+            return f"{self.limit:g}"
+        metric = self.described
+        unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
+        return (
+            f"baseline {'-' if metric.higher_is_better else '+'} {unit.get(metric.scale, f'{self.limit:g}')}"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,6 +93,9 @@ class Evidence:
         at_least, at_most: its one-sided 95 % bounds; None where the data say nothing about the spread.
         rows, samples: how many it is over.
         note: what is to be known of the bounds, or why there are none; a clause.
+        low, high: its two-sided interval.
+        method: how the bounds were made.
+        p, p_adjusted: of no difference from a baseline.
     """
 
     value: float | None = None
@@ -67,16 +104,32 @@ class Evidence:
     rows: int | None = None
     samples: int | None = None
     note: str = ""
+    low: float | None = None
+    high: float | None = None
+    method: str | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+
+    def number(self) -> dict[str, Any]:
+        """Return it as every document shows a number (``comparison.numbers.number_data``)."""
+        reason = self.note or None if self.at_least is None and self.at_most is None else None
+        names = ("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted")
+        return {**{name: getattr(self, name) for name in names}, "reason": reason}
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What a rule came to, and why, in a sentence."""
+    """What a rule came to, and why, in a sentence.
+
+    Attributes:
+        settles: of what is unclear, what would settle it: "about 140 more rows, or n = 8: $3.10".
+    """
 
     rule: Rule
     evidence: Evidence
     verdict: Verdict
     reason: str
+    settles: str | None = None
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
@@ -85,28 +138,39 @@ class RuleResult:
             "metric": rule.metric,
             "bound": rule.bound,
             "limit": rule.limit,
+            "slice": None if rule.slice is None else dict(zip(("column", "value"), rule.slice, strict=True)),
             "value": evidence.value,
             "at_least": evidence.at_least,
             "at_most": evidence.at_most,
             "rows": evidence.rows,
             "samples": evidence.samples,
+            "number": evidence.number(),
             "verdict": self.verdict,
             "reason": self.reason,
+            "settles": self.settles,
         }
 
 
-def parse_rules(minima: Iterable[str], maxima: Iterable[str]) -> list[Rule]:
+def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[str] = ()) -> list[Rule]:
     """Read ``METRIC=X`` rules.
 
     Raises:
-        OsmosisError: there is none, or one is no rule; the message says what one looks like.
+        OsmosisError: one is no rule; the message says what one looks like.
     """
-    rules = [_rule(text, "min") for text in minima] + [_rule(text, "max") for text in maxima]
+    given: tuple[tuple[Bound, Iterable[str]], ...] = (("min", minima), ("max", maxima), ("margin", margins))
+    return [_rule(text, bound) for bound, texts in given for text in texts]
+
+
+def require_rules(rules: Sequence[Rule]) -> None:
+    """Check that there is a rule.
+
+    Raises:
+        OsmosisError: there is none.
+    """
     if not rules:
         raise OsmosisError(
             "a gate needs at least one rule.", hint="for instance --min pass_rate=0.8 --max unscored=0.05"
         )
-    return rules
 
 
 def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:
@@ -126,15 +190,15 @@ def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> Non
 
 
 def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
-    """Check that rules about pass@k ask for a k that a finished run has: a rule nothing can decide gates nothing.
+    """Check that rules about pass@k and pass^k ask for a k that a finished run has: others could never be decided.
 
     Raises:
         OsmosisError: a rule asks for another.
     """
     for rule in rules:
-        match = _PASS_AT_K.fullmatch(rule.metric)
-        if match is not None and int(match[1]) not in known:
-            listed = ", ".join(f"pass@{k}" for k in known)
+        asked = attempts_asked(rule.metric)
+        if asked is not None and asked not in known:
+            listed = ", ".join(f"{rule.metric[:5]}{k}" for k in known)
             raise OsmosisError(
                 f"the run has no {rule.metric}.",
                 hint=f"it has {listed}" if known else "it made one attempt a row: ask for pass_rate",
@@ -191,12 +255,12 @@ def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None =
     """
     if metric in SHARES and estimates.get(metric) is None:
         return _counted_share(metric, estimates.get("counts") or {}, rows)
-    match = _PASS_AT_K.fullmatch(metric)
-    if match is not None:
-        known = estimates.get("pass_at_k") or {}
-        found = known.get(match[1])
+    asked = attempts_asked(metric)
+    if asked is not None:
+        known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
+        found = known.get(str(asked))
         if found is None:
-            return Evidence(note=_unknown_k(match[1], known))
+            return Evidence(note=_unknown_k(metric, known))
     else:
         found = estimates.get(metric)
     if not isinstance(found, Mapping):
@@ -208,6 +272,9 @@ def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None =
         rows=found.get("clusters"),
         samples=found.get("n"),
         note=_clause(found),
+        low=found.get("low"),
+        high=found.get("high"),
+        method=found.get("method"),
     )
 
 
@@ -267,10 +334,10 @@ def _rule(text: str, bound: Bound) -> Rule:
     shown = f"--{bound} {text}"
     if not equals or not name or not number:
         raise OsmosisError(f"`{shown}` is no rule.", hint=f"write it as --{bound} METRIC=NUMBER")
-    rule = Rule(name, bound, 0.0)
+    rule, metric = Rule(name, bound, 0.0), metric_named(name)
     known = list(dict.fromkeys((*RUN_METRICS, *RUBRIC_METRICS)))
-    if rule.kind not in known:
-        meant = closest(name, (*known, "pass@1"))
+    if metric is None and name not in RUBRIC_METRICS:
+        meant = suggested_metric(name) or closest(name, RUBRIC_METRICS)
         raise OsmosisError(
             f"`{shown}`: there is no metric '{name}'.",
             details={"metric": name, "metrics": known, "suggestion": meant},
@@ -282,8 +349,9 @@ def _rule(text: str, bound: Bound) -> Rule:
         limit = math.nan
     if not math.isfinite(limit):
         raise OsmosisError(f"`{shown}`: '{number}' is no number.", hint=f"for instance --{bound} {name}=0.8")
-    if rule.kind in _RATES and not 0 <= limit <= 1:
-        raise OsmosisError(f"`{shown}`: {name} is a share, from 0 to 1.", hint="write 80 % as 0.8")
+    problem = (margin_problem if bound == "margin" else limit_problem)(rule.described, limit)
+    if problem:
+        raise OsmosisError(f"`{shown}`: {name} {problem}.")
     return replace(rule, limit=limit)
 
 
@@ -316,10 +384,11 @@ def _first(found: Mapping[str, Any], *names: str) -> float | None:
     return next((float(found[name]) for name in names if found.get(name) is not None), None)
 
 
-def _unknown_k(k: str, known: Mapping[str, Any]) -> str:
+def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
+    name = metric[: len("pass@")]
     if not known:
-        return "the run has no pass@k: it made one attempt a row (then ask for pass_rate), or no sample has a score."
-    return f"the run has no pass@{k}, but {', '.join(f'pass@{each}' for each in sorted(known, key=int))}."
+        return f"the run has no {name}k: it made one attempt a row (then ask for pass_rate), or no sample has a score."
+    return f"the run has no {metric}, but {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
 
 
 def _no_spread(evidence: Evidence) -> str:

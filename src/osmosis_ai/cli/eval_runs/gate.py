@@ -61,11 +61,12 @@ def gate(
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
     """
-    from osmosis_ai.evaluation.gating import parse_rules
+    from osmosis_ai.evaluation.gating import parse_rules, require_rules
     from osmosis_ai.services.eval_runs.gate import gate_run
 
     with _usage():
         rules = parse_rules(minima or [], maxima or [])
+        require_rules(rules)
     found = _find(run, allow_imported=allow_imported)
     with _usage():
         found.require(rules)

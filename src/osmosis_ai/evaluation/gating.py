@@ -68,6 +68,8 @@ class Rule:
             if self.bound == "min" or (self.bound == "margin" and self.described.higher_is_better)
             else "<="
         )
+        if self.bound == "margin" and self.limit == 0:
+            sign = sign.rstrip("=")
         text = f"{self.metric} {sign} {self._limit_words()}"
         if self.slice is None:
             return text
@@ -77,6 +79,8 @@ class Rule:
     def _limit_words(self) -> str:
         if self.bound != "margin":
             return f"{self.limit:g}"
+        if self.limit == 0:
+            return "baseline"
         metric = self.described
         unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
         return (
@@ -205,14 +209,18 @@ def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
             )
 
 
-def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> RuleResult:
+def judge(
+    rule: Rule, evidence: Evidence, *, unfinished: str | None = None, confidence: float = CONFIDENCE
+) -> RuleResult:
     """Apply a rule.
 
     Args:
         rule: what is asked.
         evidence: what the run knows.
         unfinished: why the run is not all there, in a sentence; nothing is decided on a part of a run.
+        confidence: of the evidence's bounds.
     """
+    level = f"with {100 * confidence:g} % confidence"
     if unfinished is not None:
         return RuleResult(rule, evidence, "unclear", unfinished)
     if evidence.value is None:
@@ -227,9 +235,9 @@ def judge(rule: Rule, evidence: Evidence, *, unfinished: str | None = None) -> R
         met, missed = low is not None and low >= limit, high is not None and high < limit
         safe, beyond = f"at least {_number(low)}", f"at most {_number(high)}"
     if met:
-        return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} with 95 % confidence", evidence))
+        return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
     if missed:
-        return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} with 95 % confidence", evidence))
+        return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
         return RuleResult(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
     between = f"it is between {_number(low)} and {_number(high)}; evaluate more rows"
@@ -351,7 +359,7 @@ def _rule(text: str, bound: Bound) -> Rule:
         raise OsmosisError(f"`{shown}`: '{number}' is no number.", hint=f"for instance --{bound} {name}=0.8")
     problem = (margin_problem if bound == "margin" else limit_problem)(rule.described, limit)
     if problem:
-        raise OsmosisError(f"`{shown}`: {name} {problem}.")
+        raise OsmosisError(f"`{shown}`: {problem if bound == 'margin' else f'{name} {problem}'}.")
     return replace(rule, limit=limit)
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
+from osmosis_ai.cli.options import JunitOption, MarkdownOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.cli.output.decision_files import DecisionFiles
     from osmosis_ai.evaluation.gating import RuleResult, Verdict
-    from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
+    from osmosis_ai.services.eval_runs.gate import GateReport
+    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
 
 _STATUSES: dict[Verdict, OperationStatus] = {"pass": "success", "fail": "failed", "unclear": "unclear"}
 _TONES: dict[Verdict, Tone] = {"pass": "good", "fail": "bad", "unclear": "warn"}
@@ -29,12 +33,19 @@ _MESSAGES: dict[Verdict, str] = {
 }
 
 
+class Unclear(str, Enum):
+    """What a gate that cannot tell ends as."""
+
+    PASS = "pass"
+    FAIL = "fail"
+
+
 def gate(
     run: Annotated[
         str,
         typer.Argument(
-            help="Name of a run of this machine, or its directory; a run of the platform, by name or id; or a result "
-            "file of `osmosis eval rubric`.",
+            help="A run of this machine or of the platform: its name, a unique beginning of it, its directory, @last, "
+            "git:REF; or a result file of `osmosis eval rubric`.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -47,39 +58,116 @@ def gate(
         list[str] | None,
         typer.Option("--max", metavar="METRIC=X", help="The metric must be at most X; may be repeated."),
     ] = None,
+    margins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--margin",
+            metavar="METRIC=X",
+            help="The metric may be at most X worse than the baseline's: 0.03 of a rate is 3 points, 0.1 of cost_per_row, "
+            "tokens or latency 10 %; may be repeated.",
+        ),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules",
+            metavar="FILE",
+            help="A .decide.toml with rules; without it the one beside the run's config.",
+        ),
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="COLUMN",
+            help="Every rule must hold in each value of a column of the dataset, too; may be repeated.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            "--confidence", metavar="C", help="Of every bound; 0.95 unless you or the rules say otherwise."
+        ),
+    ] = None,
+    unclear: Annotated[
+        Unclear | None,
+        typer.Option(
+            "--unclear",
+            help="End as pass (0) or fail (1) where there is not enough evidence, instead of with 3.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="RUN",
+            help="The baseline, named like the run.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Compare unfinished runs, too; they never pass.")
+    ] = False,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
+    allow_different_grader: Annotated[
+        bool,
+        typer.Option("--allow-different-grader", help="Compare runs that were graded by different rules."),
+    ] = False,
+    allow_same: Annotated[
+        bool, typer.Option("--allow-same", help="Compare runs of the same seed, model and code.")
+    ] = False,
     allow_imported: Annotated[
         bool,
         typer.Option("--allow-imported", help="Also take a run of the platform that was executed elsewhere."),
     ] = False,
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
 ) -> OperationResult:
     """Hold a run against rules, by what it proves: exits 0 when it passes, 1 when it fails, 3 when it cannot tell.
 
     A --min rule passes when the one-sided 95 % lower bound of the metric is at or above X, and fails when the upper
-    bound is below it. Metrics: reward, pass_rate, pass@K, and of all attempts the shares unscored, failed and
+    bound is below it. A --margin rule passes when the run is surely less than X worse than the baseline, and fails
+    when it is surely worse and does not pass. All rules must pass. Metrics: reward, pass_rate, pass@K, pass^K,
+    cost_per_row (USD), tokens and latency (seconds) of an attempt, and of all attempts the shares unscored, failed and
     infrastructure; of a judge's result file score, alpha and unscored. What is not finished never passes.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
+        osmosis eval gate @last --against git:main --margin pass_rate=0.03 --max cost_per_row=0.02 --slice difficulty
     """
-    from osmosis_ai.evaluation.gating import parse_rules, require_rules
-    from osmosis_ai.services.eval_runs.gate import gate_run
+    from osmosis_ai.cli.output.decision_files import DecisionFiles
+    from osmosis_ai.evaluation.comparison.comparability import Allowances
+    from osmosis_ai.evaluation.gating import parse_rules
+    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
 
     with _usage():
-        rules = parse_rules(minima or [], maxima or [])
-        require_rules(rules)
-    found = _find(run, allow_imported=allow_imported)
-    with _usage():
-        found.require(rules)
-    report = gate_run(found, rules)
+        asked = parse_rules(minima or [], maxima or [], margins or [])
+    _require_confidence(confidence)
+    files = DecisionFiles(markdown, junit).check()
+    question = GateQuestion(
+        rules=tuple(asked),
+        against=against,
+        rules_file=rules,
+        slices=tuple(dict.fromkeys(slices or [])),
+        confidence=confidence,
+        allowed=Allowances(unpaired, partial, allow_different_grader, allow_same),
+        allow_imported=allow_imported,
+    )
+    report = _decided(run, question)
     for warning in report.warnings:
         current().warn(warning)
-    return OperationResult(
+    ended = _ended_as(report, unclear)
+    result = OperationResult(
         operation="eval.gate",
-        status=_STATUSES[report.verdict],
-        message=f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}",
-        resource=report.resource(),
-        blocks=[_table(report), *(Text(_line(each), in_plain=True) for each in report.judgements)],
+        status=_STATUSES[ended],
+        message=_message(report, ended),
+        resource={**report.resource(), "ended_as": ended},
+        blocks=[*_tables(report), *(Text(_line(each), in_plain=True) for each in report.judgements)],
     )
+    _write(files, report, result)
+    return result
 
 
 @contextmanager
@@ -88,36 +176,86 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except OsmosisError as error:
+        raise _wrong(error) from None
+
+
+def _wrong(error: OsmosisError) -> typer.BadParameter:
+    return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
+
+
+def _require_confidence(confidence: float | None) -> None:
+    if confidence is not None and not 0.5 < confidence < 1:
         raise typer.BadParameter(
-            f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message
-        ) from None
+            f"it is between 0.5 and 1, such as 0.95, not {confidence:g}.", param_hint="'--confidence'"
+        )
 
 
-def _find(run: str, *, allow_imported: bool) -> GatedRun:
-    from osmosis_ai.services.eval_runs.gate import local_run, platform_run, rubric_results
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
-    from osmosis_ai.services.eval_runs.watch import run_nowhere
+def _decided(run: str, question: GateQuestion) -> GateReport:
+    from osmosis_ai.services.eval_runs.gate_decision import GateUsageError, gate
 
-    file = Path(run).expanduser()
-    if file.is_file():
-        return rubric_results(file)
     try:
-        directory = find_local_run(run)
-    except NotFoundError as missing:
-        name = name_elsewhere(run, missing)
-        try:
-            with platform_context() as context, current().status("Fetching evaluation run"):
-                return platform_run(context.client, name, allow_imported=allow_imported)
-        except OsmosisError as error:
-            raise run_nowhere(name, missing, error) from None
-    return local_run(directory)
+        with platform_when_needed() as client:
+            return gate(run, question, client=client)
+    except GateUsageError as error:
+        raise _wrong(error) from None
 
 
-def _table(report: GateReport) -> Table:
+def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
+    """Return what the gate ends as: `--unclear` is about what cannot be told, and lets nothing through that is not finished."""
+    if report.verdict != "unclear" or unclear is None:
+        return report.verdict
+    if unclear is Unclear.PASS:
+        return "unclear" if report.undecided is not None or report.without_number else "pass"
+    return "fail"
+
+
+def _message(report: GateReport, ended: Verdict) -> str:
+    said = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
+    if ended != report.verdict:
+        return f"{said} It ends as {ended}, as --unclear says."
+    settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
+    return f"{said} It would take {settles[0]}." if len(settles) == 1 else said
+
+
+def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
+    from osmosis_ai.cli.output.junit import JunitCase
+    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+
+    met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
+    document = DecisionDocument(
+        title="osmosis eval gate",
+        marker=f"eval.gate:{report.run.subject}",
+        verdict=result.message or report.verdict,
+        notes=report.warnings,
+        blocks=[
+            *(block for block in result.blocks if isinstance(block, Table)),
+            *(Text(_line(each)) for each in report.judgements if each.verdict != "pass"),
+        ],
+        details=[Table(("Rule", "Why"), met, title="Why the other rules are met")] if met else [],
+    )
+    files.write(document, [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements])
+
+
+def _tables(report: GateReport) -> list[Table]:
+    """Return what the rules came to: limits with the run's own numbers, margins with differences from the baseline."""
+    limits = [each for each in report.judgements if each.rule.bound != "margin"]
+    margins = [each for each in report.judgements if each.rule.bound == "margin"]
+    level = f"bounds are one-sided, each at {100 * report.confidence:g} % confidence"
+    found = []
+    if limits:
+        found.append(_table(limits, report.run.name, "Value", level))
+    if margins:
+        against = report.baseline.name if report.baseline is not None else "the baseline"
+        title = f"{report.run.name} against {against}"
+        found.append(_table(margins, title, "Difference", f"{level}; of amounts the ratio"))
+    return found
+
+
+def _table(judgements: list[RuleResult], title: str, value: str, note: str) -> Table:
     return Table(
         (
             "Rule",
-            Column("Value", right=True),
+            Column(value, right=True),
             Column("At least", right=True),
             Column("At most", right=True),
             Column("Rows", right=True),
@@ -132,16 +270,22 @@ def _table(report: GateReport) -> Table:
                 each.evidence.rows,
                 Styled(each.verdict, _TONES[each.verdict]),
             )
-            for each in report.judgements
+            for each in judgements
         ],
-        title=report.run.name,
-        note="bounds are one-sided, each at 95 % confidence",
+        title=title,
+        note=note,
     )
 
 
 def _line(judgement: RuleResult) -> str:
     # A reason may repeat an agent's error, and CI reads lines as commands.
-    return one_line(f"{judgement.verdict}: {judgement.rule}: {judgement.reason}")
+    return one_line(f"{judgement.verdict}: {judgement.rule}: {_why(judgement)}")
+
+
+def _why(judgement: RuleResult) -> str:
+    if judgement.settles is None:
+        return judgement.reason
+    return f"{judgement.reason} To settle it: {judgement.settles}."
 
 
 def _number(value: float | None) -> str | None:

@@ -139,7 +139,7 @@ def metrics_of(pair: RunPair) -> list[str]:
     ks = [1 << exponent for exponent in range(1, min(attempts).bit_length())]
     of_k = [f"{name}{k}" for name in ("pass@", "pass^") for k in ks]
     sides = (pair.a, pair.b)
-    recorded = [name for name in RATIO_METRICS if all(_quantity(side, name).values.size for side in sides)]
+    recorded = [name for name in RATIO_METRICS if all(quantity(side, name).values.size for side in sides)]
     return ["reward", "pass_rate", *of_k, "unscored", *recorded]
 
 
@@ -177,7 +177,7 @@ def _of_attempts(
     """Compare the mean of a number that every attempt has."""
     sides = []
     for side, unscored_as in zip((pair.a, pair.b), unscored or (None, None), strict=True):
-        sides.append(_values(side, metric, unscored_as))
+        sides.append(values_of(side, metric, unscored_as))
     a, b = _on_common_rows(pair, *sides)
     if not a.values.size or not b.values.size:
         return (*_estimates(metric, a, b, settings), None, None)
@@ -188,7 +188,8 @@ def _of_attempts(
     return (*_estimates(metric, a, b, settings), *_difference(pairs, settings))
 
 
-def _values(side: LabelledRun, metric: str, unscored_as: float | None) -> Attempts:
+def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) -> Attempts:
+    """Return a number of each attempt: a reward, or whether it passed, failed, has no score."""
     if metric == "reward":
         return side.rewards(unscored_as)
     if metric == "pass_rate":
@@ -267,13 +268,13 @@ def _difference(pairs: Pairs | None, settings: ChangeSettings) -> tuple[Differen
 
 
 def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
-    a, b = _on_common_rows(pair, _quantity(pair.a, metric), _quantity(pair.b, metric))
+    a, b = _on_common_rows(pair, quantity(pair.a, metric), quantity(pair.b, metric))
     pairs = Pairs.of(*a, *b) if pair.paired else None
     change = None if pairs is None else ratio_of_means(pairs, confidence=settings.confidence)
     return MetricChange(metric, *_estimates(metric, a, b, settings), change)
 
 
-def _quantity(side: LabelledRun, metric: str) -> Attempts:
+def quantity(side: LabelledRun, metric: str) -> Attempts:
     """Return tokens and seconds of each attempt, US dollars of each row."""
     if metric == "cost_per_row":
         return side.row_costs()

@@ -57,7 +57,7 @@ def slice_changes(
     found = [
         SliceChange(column, value, change_of(chosen, metric, settings), None)
         for column in columns
-        for value, chosen in _slices(pair, column).items()
+        for value, chosen in pairs_by_value(pair, column).items()
     ]
     judged = [each for each in found if each.rows >= FEWEST_ROWS]
     adjusted = iter(
@@ -75,7 +75,7 @@ def _judged(found: SliceChange, p_adjusted: float | None, settings: ChangeSettin
     return replace(found, change=adjusted, verdict=direction_of(adjusted, settings.confidence))
 
 
-def _slices(pair: RunPair, column: str) -> Mapping[str | None, RunPair]:
+def pairs_by_value(pair: RunPair, column: str) -> Mapping[str | None, RunPair]:
     """Return the pair of each value; where rows are paired, they have the values of the baseline's dataset."""
     values_a = _values(pair.a, column)
     values_b = values_a if pair.paired else _values(pair.b, column)

@@ -25,15 +25,16 @@ from osmosis_ai.evaluation.gating import (
     evidence_of_figure,
     evidence_of_mean,
     evidence_of_share,
-    judge,
     overall,
     require_known,
     require_pass_at,
     weakest,
 )
+from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
 LEAST_SCORED = 0.9
@@ -54,6 +55,7 @@ class GatedRun:
         unverified: results that may have been changed by hand without a trace.
         passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
         notes: what is to be known of the evidence, a sentence each.
+        subject: what stays the same from run to run, such as the config.
     """
 
     name: str
@@ -68,6 +70,7 @@ class GatedRun:
     unverified: int = 0
     passes_at: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    subject: str = ""
 
     def require(self, rules: Sequence[Rule]) -> None:
         """Check that the rules are about what it may know.
@@ -82,16 +85,32 @@ class GatedRun:
 
 @dataclass(frozen=True)
 class GateReport:
-    """What all rules came to."""
+    """What all rules came to.
+
+    Attributes:
+        confidence: of each bound.
+        baseline: what the run is compared with.
+        decided_by: the decide file that rules came from, as people know it.
+        undecided: why nothing could be decided at all, in a sentence; such a run is never let through.
+    """
 
     run: GatedRun
     judgements: tuple[RuleResult, ...]
     warnings: tuple[str, ...]
+    confidence: float = CONFIDENCE
+    baseline: RunTotals | None = None
+    decided_by: str | None = None
+    undecided: str | None = None
 
     @property
     def verdict(self) -> Verdict:
         """That of all rules together."""
         return overall(self.judgements)
+
+    @property
+    def without_number(self) -> bool:
+        """Whether a rule is about a number that the run does not have."""
+        return any(judgement.evidence.value is None for judgement in self.judgements)
 
     def resource(self) -> dict[str, Any]:
         """Return the report as scripts see it."""
@@ -106,15 +125,12 @@ class GateReport:
                 "scored": run.scored,
                 "tried": run.tried,
             },
+            "baseline": None if self.baseline is None else self.baseline.data(),
+            "confidence": self.confidence,
+            "decided_by": self.decided_by,
             "rules": [judgement.data() for judgement in self.judgements],
             "warnings": list(self.warnings),
         }
-
-
-def gate_run(run: GatedRun, rules: Sequence[Rule]) -> GateReport:
-    """Hold a run against rules."""
-    judgements = [judge(rule, run.evidence(rule), unfinished=run.unfinished) for rule in rules]
-    return GateReport(run, tuple(judgements), tuple(_warnings(run, rules)))
 
 
 def local_run(directory: Path) -> GatedRun:
@@ -145,7 +161,15 @@ def local_run(directory: Path) -> GatedRun:
         ),
         unverified=found.unverified,
         passes_at=_passes_at(estimates) if unfinished is None else None,
+        subject=_subject(directory),
     )
+
+
+def _subject(directory: Path) -> str:
+    from osmosis_ai.evaluation.local_samples import read_inputs
+
+    inputs = read_inputs(directory)
+    return inputs.config or f"{inputs.rollout}/{inputs.dataset_name}"
 
 
 def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -211,6 +235,11 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         evidence=evidence,
         passes_at=passes_at,
         notes=tuple(estimates.get("warnings") or ())[:1] if found.merged is not None else (),
+        subject="/".join(
+            part.name
+            for part in (found.detail.rollout, found.detail.dataset)
+            if part is not None and part.name
+        ),
     )
 
 
@@ -264,6 +293,7 @@ def rubric_results(file: Path) -> GatedRun:
         tried=scored + unscored,
         evidence=evidence,
         metrics=RUBRIC_METRICS,
+        subject=file.name,
     )
 
 
@@ -344,7 +374,8 @@ def _unfinished(status: str, error: str | None) -> str:
     return f"the run is {status}, not finished{said}: a part of a run proves nothing."
 
 
-def _warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
+def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
+    """Return what is to be known beside the verdict, a sentence each."""
     found = [*run.notes, *_unscored_warnings(run, rules)]
     if run.unverified:
         found.append(

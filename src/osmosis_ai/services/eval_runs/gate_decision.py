@@ -1,0 +1,390 @@
+"""A gate: the rules that were given and those beside the config, applied to a run and, where they ask for it, its baseline.
+
+What a rule needs is read when a rule needs it: a run without a baseline is decided by its own estimates alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.config.decisions import Decisions
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.comparability import (
+    Allowances,
+    Comparability,
+    require_comparable,
+    require_vouched_for,
+)
+from osmosis_ai.evaluation.gating import Evidence, Rule, RuleResult, judge, require_rules
+from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.services.eval_runs.gate import (
+    GatedRun,
+    GateReport,
+    local_run,
+    platform_run,
+    rubric_results,
+    warnings_of,
+)
+from osmosis_ai.services.eval_runs.resolver import (
+    Client,
+    FoundRun,
+    find_run_samples,
+    read_run_directory,
+    resolve_run,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
+    from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
+
+_OF_SAMPLES = ("cost_per_row", "tokens", "latency")
+"""Metrics that no run's estimates have: they are worked out from its samples."""
+
+
+class GateUsageError(OsmosisError):
+    """A question that cannot be asked of this run, or of any: a wrong command line, not a run that fails."""
+
+
+@dataclass(frozen=True)
+class GateQuestion:
+    """What a gate is asked.
+
+    Attributes:
+        rules: of the command line; of the same metric and bound they go before those of a file.
+        against: the baseline; None for that of the file, if any.
+        rules_file: a decide file; None for the one beside the run's config, if there is one.
+        slices: columns; none for those of the file.
+        confidence: None for that of the file, or 95 %.
+        reward_range: the least and the greatest reward there can be.
+        allowed: what is refused otherwise.
+        allow_imported: take runs that were executed elsewhere.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    against: str | None = None
+    rules_file: Path | None = None
+    slices: tuple[str, ...] = ()
+    confidence: float | None = None
+    reward_range: tuple[float, float] | None = None
+    allowed: Allowances = field(default_factory=Allowances)
+    allow_imported: bool = False
+
+
+def gate(reference: str, question: GateQuestion, *, client: Client) -> GateReport:
+    """Decide whether a run meets its rules.
+
+    Args:
+        reference: the run, as people name runs; or a result file of `osmosis eval rubric`.
+        question: the rules.
+        client: connects with the platform, when it has to be asked.
+
+    Raises:
+        GateUsageError: there is no rule, or one that cannot be asked of this run.
+        OsmosisError: a run is nowhere, damaged, or may not be compared.
+    """
+    file = Path(reference).expanduser()
+    if file.is_file() and not (file.parent / "manifest.json").is_file():
+        return _Gate(
+            rubric_results(file), None, _asked(question, _decisions(question, None)), client
+        ).report()
+    found = resolve_run(reference, client=client)
+    asked = _asked(question, _decisions(question, found))
+    if found.directory is not None:
+        run = local_run(found.directory)
+    else:
+        run = platform_run(client(), found.name, allow_imported=question.allow_imported)
+    return _Gate(run, found, asked, client).report()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question with what the decide file adds."""
+
+    rules: tuple[Rule, ...]
+    against: str | None
+    slices: tuple[str, ...]
+    confidence: float
+    reward_range: tuple[float, float] | None
+    allowed: Allowances
+    allow_imported: bool
+    decided_by: str | None
+
+    @property
+    def margins(self) -> list[Rule]:
+        """The rules about a baseline."""
+        return [rule for rule in self.rules if rule.bound == "margin"]
+
+
+def _asked(question: GateQuestion, decisions: Decisions) -> _Asked:
+    given = {(rule.metric, rule.bound) for rule in question.rules}
+    written = [rule for rule in rules_of(decisions) if (rule.metric, rule.bound) not in given]
+    asked = _Asked(
+        rules=(*question.rules, *written),
+        against=question.against or decisions.against,
+        slices=question.slices or decisions.slices,
+        confidence=question.confidence or decisions.confidence,
+        reward_range=question.reward_range or decisions.reward_range,
+        allowed=question.allowed,
+        allow_imported=question.allow_imported,
+        decided_by=decisions.shown if written else None,
+    )
+    _require_askable(question, asked)
+    return asked
+
+
+def rules_of(decisions: Decisions) -> Iterator[Rule]:
+    """Yield the rules that a decide file has."""
+    for metric, limit in decisions.minima.items():
+        yield Rule(metric, "min", limit)
+    for metric, limit in decisions.maxima.items():
+        yield Rule(metric, "max", limit)
+    for metric, limit in decisions.margins.items():
+        yield Rule(metric, "margin", limit)
+
+
+def _require_askable(question: GateQuestion, asked: _Asked) -> None:
+    from osmosis_ai.config.decisions import margin_problem
+
+    try:
+        require_rules(asked.rules)
+    except OsmosisError as error:
+        raise GateUsageError(error.message, hint=error.hint) from None
+    if asked.margins and asked.against is None:
+        raise GateUsageError(
+            f"`{asked.margins[0]}` is about a baseline, and none is named.", hint="name a run: --against BASE"
+        )
+    if question.against is not None and not asked.margins:
+        raise GateUsageError(
+            "nothing is asked about the baseline.",
+            hint="say how much worse is accepted: --margin pass_rate=0.03",
+        )
+    for rule in asked.margins:
+        problem = margin_problem(rule.described, rule.limit, asked.reward_range)
+        if problem:
+            raise GateUsageError(f"`--margin {rule.metric}={rule.limit:g}`: {problem}.")
+
+
+def _decisions(question: GateQuestion, found: FoundRun | None) -> Decisions:
+    """Return what the decide file says: the one that was named, else the one beside the run's config."""
+    from osmosis_ai.errors import WorkspaceRequiredError
+    from osmosis_ai.evaluation.local_samples import read_inputs
+    from osmosis_ai.workspace.config_files import decisions_about, load_decisions
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        workspace = find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        workspace = None
+    if question.rules_file is not None:
+        named = question.rules_file.expanduser().absolute()
+        if not named.is_file():
+            raise GateUsageError(
+                f"there is no file `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
+            )
+        return load_decisions(named, workspace)
+    if found is None or found.directory is None or workspace is None:
+        return Decisions.none()
+    config = read_inputs(found.directory).config
+    # A path of a manifest that leads out of the workspace is nobody's config.
+    beside = workspace.root / config if config is not None else None
+    if beside is None or not beside.resolve().is_relative_to(workspace.eval_configs_dir.resolve()):
+        return Decisions.none()
+    return decisions_about(beside, workspace)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The run beside its baseline."""
+
+    pair: RunPair
+    comparability: Comparability
+    baseline: RunTotals
+
+
+class _Gate:
+    """One decision; samples are read when a rule needs them, once."""
+
+    def __init__(self, run: GatedRun, found: FoundRun | None, asked: _Asked, client: Client) -> None:
+        self._run = run
+        self._found = found
+        self._asked = asked
+        self._client = client
+        self._read: RunSamples | None = None
+        self._notes: list[str] = []
+
+    def report(self) -> GateReport:
+        """Apply all rules: those of the whole run as they were given, then those of slices."""
+        asked, run = self._asked, self._run
+        self._require_known()
+        whole = {rule: self._of_whole(rule) for rule in asked.rules if rule.bound != "margin"}
+        in_slices = self._absolute_in_slices()
+        compared = self._compare() if asked.margins else None
+        margins = self._margins(compared) if compared is not None else {}
+        results = [whole[rule] if rule in whole else margins.pop(rule) for rule in asked.rules]
+        return GateReport(
+            run,
+            (*results, *in_slices, *margins.values()),
+            tuple(dict.fromkeys([*warnings_of(run, asked.rules), *self._notes])),
+            confidence=asked.confidence,
+            baseline=compared.baseline if compared is not None else None,
+            decided_by=asked.decided_by,
+            undecided=run.unfinished or (compared.comparability.undecided if compared is not None else None),
+        )
+
+    def _require_known(self) -> None:
+        asked, run = self._asked, self._run
+        if run.source == "rubric" and (asked.margins or asked.slices or asked.confidence != CONFIDENCE):
+            raise GateUsageError(
+                "a judge's result file is held against limits alone.",
+                hint="compare it with another: osmosis eval rubric --baseline FILE",
+            )
+        try:
+            run.require([rule for rule in asked.rules if rule.bound != "margin"])
+        except OsmosisError as error:
+            raise GateUsageError(error.message, hint=error.hint) from None
+
+    @property
+    def _settings(self) -> ChangeSettings:
+        from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
+
+        return ChangeSettings(confidence=self._asked.confidence, reward_range=self._asked.reward_range)
+
+    def _samples(self) -> RunSamples:
+        if self._read is None:
+            assert self._found is not None  # a judge's file was refused
+            if self._found.directory is None:
+                reference = f"platform:{self._found.name}"
+                self._read = find_run_samples(reference, client=self._client)
+            else:
+                self._read = read_run_directory(
+                    self._found.directory, place=self._found.place, client=self._client
+                )
+        return self._read
+
+    # -- limits ----------------------------------------------------------------------------
+
+    def _of_whole(self, rule: Rule) -> RuleResult:
+        from osmosis_ai.evaluation.comparison.gate_evidence import alone, sampled_evidence
+
+        run, asked = self._run, self._asked
+        sampled = rule.metric in _OF_SAMPLES or (rule.kind == "pass^K" and run.source == "local")
+        if not sampled and asked.confidence == CONFIDENCE:
+            evidence = run.evidence(rule)
+        elif self._samples().summary is not None:
+            evidence = Evidence(note=f"the platform does not tell what `{rule}` with this confidence takes.")
+        else:
+            evidence = sampled_evidence(alone(self._samples()), rule, self._settings)
+        found = judge(rule, evidence, unfinished=run.unfinished, confidence=asked.confidence)
+        if found.verdict != "unclear" or run.unfinished is not None or run.source != "local":
+            return found
+        return settled_by(found, alone(self._samples()), asked.confidence)
+
+    def _absolute_in_slices(self) -> list[RuleResult]:
+        """Apply limits to slices; many are many chances to fail, so that failing takes more confidence."""
+        from osmosis_ai.evaluation.comparison.gate_evidence import alone, sampled_evidence
+
+        rules = [rule for rule in self._asked.rules if rule.bound != "margin"]
+        if not rules or not self._asked.slices:
+            return []
+        asked = [
+            (replace(rule, slice=where), part)
+            for where, part in self._parts(alone(self._samples())).items()
+            for rule in rules
+        ]
+        settings, results = self._settings, []
+        stricter = replace(settings, confidence=1 - (1 - settings.confidence) / max(1, len(asked)))
+        for rule, part in asked:
+            found, surer = (
+                judge(
+                    rule,
+                    sampled_evidence(part, rule, each),
+                    unfinished=self._run.unfinished,
+                    confidence=each.confidence,
+                )
+                for each in (settings, stricter)
+            )
+            results.append(
+                found
+                if found.verdict != "fail" or surer.verdict == "fail"
+                else _one_of_many(found, len(asked))
+            )
+        return results
+
+    # -- margins ---------------------------------------------------------------------------
+
+    def _compare(self) -> _Compared:
+        from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+        from osmosis_ai.evaluation.comparison.run_totals import RunTotals
+
+        asked, run = self._asked, self._samples()
+        assert asked.against is not None  # required with a margin
+        baseline = find_run_samples(asked.against, client=self._client, like=run.inputs)
+        for each in (run, baseline):
+            require_vouched_for(each, allow_imported=asked.allow_imported)
+        comparability = require_comparable(baseline, run, asked.allowed)
+        self._notes += comparability.notes
+        if comparability.label:
+            self._notes.append(comparability.label)
+        pair = RunPair.of(baseline, run, comparability.matched)
+        return _Compared(pair, comparability, RunTotals.of(baseline, baseline.name))
+
+    def _margins(self, compared: _Compared) -> dict[Rule, RuleResult]:
+        from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
+        from osmosis_ai.evaluation.comparison.gate_rules import judge_margins
+
+        undecided = self._run.unfinished or compared.comparability.undecided
+        asked = [(rule, compared.pair) for rule in self._asked.margins]
+        for where, part in self._parts(compared.pair).items():
+            asked += [(replace(rule, slice=where), part) for rule in self._asked.margins]
+        known = [(rule, margin_evidence(part, rule, self._settings, undecided)) for rule, part in asked]
+        results = judge_margins(known, confidence=self._asked.confidence)
+        return {result.rule: result for result in results}
+
+    def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
+        """Return the slices that are large enough for a verdict, and note the others."""
+        from osmosis_ai.evaluation.comparison.gate_evidence import by_slice, rows_of
+        from osmosis_ai.evaluation.comparison.slice_changes import FEWEST_ROWS
+
+        parts = {}
+        for column in self._asked.slices:
+            for where, part in by_slice(pair, column).items():
+                if rows_of(part) >= FEWEST_ROWS:
+                    parts[where] = part
+                else:
+                    said = f"{column} = {where[1]}" if where[1] is not None else f"no {column}"
+                    self._notes.append(
+                        f"slice {said}: {rows_of(part)} rows; below {FEWEST_ROWS} there is no verdict."
+                    )
+        return parts
+
+
+def _one_of_many(found: RuleResult, count: int) -> RuleResult:
+    why = f"{found.reason.rstrip('.')}; among {count} rules of slices that may be chance."
+    return replace(found, verdict="unclear", reason=why)
+
+
+def settled_by(found: RuleResult, pair: RunPair, confidence: float) -> RuleResult:
+    """Add to what is unclear what would settle it, where that is known."""
+    from osmosis_ai.evaluation.comparison.design import settle
+    from osmosis_ai.evaluation.comparison.gate_evidence import attempts_of, cost_of_attempt, spread_of_run
+
+    evidence, rule = found.evidence, found.rule
+    if evidence.value is None or evidence.rows is None:
+        return found
+    spread = spread_of_run(pair, rule.metric)
+    if spread is None:
+        return found
+    words = settle(
+        spread,
+        evidence.value - rule.limit,
+        evidence.rows,
+        attempts_of(pair.b.run),
+        confidence=confidence,
+        cost_attempt=cost_of_attempt(pair.b.run),
+    ).words
+    return replace(found, settles=words)

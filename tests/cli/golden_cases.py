@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -158,6 +159,25 @@ def local_run(maze: Maze) -> None:
         write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
 
 
+def run_and_baseline(maze: Maze) -> None:
+    """Two runs of the same 40 rows, which are too near to each other to be told apart."""
+    rows = [
+        {**row, "difficulty": "easy" if place % 2 else "hard"} for place, row in enumerate(prompt_rows(40))
+    ]
+    data = jsonl(rows)
+    (maze.workspace.data_dir / "walks.jsonl").write_text(data)
+    described = {"sha256": hashlib.sha256(data.encode()).hexdigest(), "selected_source_rows": "0-39"}
+    for seed, (name, passes) in enumerate({"base": 90, "near": 86}.items()):
+        if not (maze.workspace.evals_dir / name).exists():
+            write_journalled_run(
+                maze.workspace.evals_dir / name,
+                passing(40, 4, passes),
+                digests=[hashlib.md5(str(row).encode()).hexdigest() for row in range(40)],
+                inputs={"dataset": described, "seed": seed},
+                provenance={"dataset_name": "walks"},
+            )
+
+
 def _planned(maze: Maze) -> None:
     (maze.workspace.root / "configs/eval/maze.toml").write_text(PLANNED_CONFIG)
     rollout = maze.workspace.root / "rollouts/maze"
@@ -241,6 +261,10 @@ CASES: tuple[Case, ...] = (
     ),
     Case("eval compare fern moss --rows 2", compared_runs),
     Case("eval gate good --min pass_rate=0.6", local_run),
+    Case(
+        "eval gate near --against base --margin pass_rate=0.03 --min reward=0.4 --slice difficulty",
+        run_and_baseline,
+    ),
     Case(
         "eval plan configs/eval/maze.toml --pilot good --detect 0.05 --max-cost 5",
         together(local_run, _planned),

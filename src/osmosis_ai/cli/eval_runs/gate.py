@@ -247,7 +247,10 @@ def _tables(report: GateReport) -> list[Table]:
     if margins:
         against = report.baseline.name if report.baseline is not None else "the baseline"
         title = f"{report.run.name} against {against}"
-        found.append(_table(margins, title, "Difference", f"{level}; of amounts the ratio"))
+        ratios = any(each.rule.described.scale == "amount" for each in margins)
+        found.append(
+            _table(margins, title, "Difference", f"{level}; of amounts the ratio" if ratios else level)
+        )
     return found
 
 

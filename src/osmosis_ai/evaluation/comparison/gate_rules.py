@@ -171,8 +171,8 @@ def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
 def _settles(margin: _Margin, change: Difference) -> str:
     found = margin.found
     value = margin.turned(change.value)
-    # Nearer to passing than to failing, more of the same would show which; else it is to be told from no worse.
-    distance = value - margin.limit if value > margin.limit else value
+    # If the value stayed, it would pass once it is told from the margin, or fail once it is told from no worse.
+    distance = max(value - margin.limit, -value)
     return settle(
         found.spread,
         distance,

@@ -30,7 +30,7 @@ from osmosis_ai.services.eval_runs.gate import (
 )
 from osmosis_ai.services.eval_runs.resolver import (
     Client,
-    FoundRun,
+    ResolvedRun,
     find_run_samples,
     read_run_directory,
     resolve_run,
@@ -169,7 +169,7 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
             raise GateUsageError(f"`--margin {rule.metric}={rule.limit:g}`: {problem}.")
 
 
-def _decisions(question: GateQuestion, found: FoundRun | None) -> Decisions:
+def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     """Return what the decide file says: the one that was named, else the one beside the run's config."""
     from osmosis_ai.errors import WorkspaceRequiredError
     from osmosis_ai.evaluation.local_samples import read_inputs
@@ -209,7 +209,7 @@ class _Compared:
 class _Gate:
     """One decision; samples are read when a rule needs them, once."""
 
-    def __init__(self, run: GatedRun, found: FoundRun | None, asked: _Asked, client: Client) -> None:
+    def __init__(self, run: GatedRun, found: ResolvedRun | None, asked: _Asked, client: Client) -> None:
         self._run = run
         self._found = found
         self._asked = asked

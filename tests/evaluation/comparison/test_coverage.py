@@ -79,6 +79,14 @@ def test_unpaired_intervals_hold_the_true_difference(rows: int, rate: float) -> 
     assert coverage.enough and coverage.contradicted == 0, str(coverage)
 
 
+def test_intervals_of_skewed_rewards_without_a_range_hold_the_true_difference() -> None:
+    draw, coverage = np.random.default_rng(SEED), Coverage()
+    counts = np.ones(30, dtype=np.int64)
+    for rewards in draw.lognormal(0, 1, (200, 30)):
+        coverage.add(mean_difference(Pairs(np.zeros(30), rewards, counts, counts)), math.exp(0.5))
+    assert coverage.enough and coverage.contradicted == 0, str(coverage)
+
+
 def tolerated(share: float) -> float:
     """Return how many of the replications an error of that share may reach by luck: three standard errors."""
     return REPLICATIONS * share + 3 * math.sqrt(REPLICATIONS * share * (1 - share))

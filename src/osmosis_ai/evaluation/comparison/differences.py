@@ -4,9 +4,9 @@ Which method makes the interval depends on the rows alone:
 
 - no row differs: Wilson's bound of zero, or nothing where rewards have no known range;
 - one binary attempt a row, fewer than 20 rows differ: McNemar's mid-p with Tango's interval;
-- skewed rewards without a range, under 100 rows: the bootstrap-t;
 - fewer than 20 rows differ: sign flips, with the score test beside them where hardly any row differs;
-- else Student's t of the rows' differences, R-1 degrees of freedom.
+- else Student's t of the rows' differences, R-1 degrees of freedom;
+- skewed rewards without a range, under 100 rows: the wider of that and the bootstrap-t, with a warning.
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences of row means).
@@ -220,24 +220,27 @@ def _difference(rows: _Rows, pairs: Pairs, unit: float) -> Difference:
 
 def _invert(rows: _Rows) -> tuple[str | None, Inversion | None, str | None]:
     """Return (method, what it says, warning) of the method that fits the rows."""
+    method: str | None
+    found: Inversion | None
     if rows.differing == 0 and rows.bounded:
         return "wilson-no-row-differs", score_interval(rows.by_row, confidence=rows.confidence), None
     if rows.differing < FEW_DIFFERING and rows.one_binary_attempt:
         return "mcnemar-mid-p", _mcnemar_and_tango(rows), None
-    if not rows.bounded:
-        skew = skewness(rows.by_row)
-        if rows.count < SKEWED_ROWS and abs(skew) > MOST_SKEW:
-            warning = f"the differences are skewed ({skew:+.1f}): with {rows.count} rows the interval may miss the mean"
-            return (
-                "bootstrap-t",
-                bootstrap_t(rows.by_row, confidence=rows.confidence, seed=rows.seed),
-                warning,
-            )
     if rows.differing == 0:
         return None, None, None
     if rows.differing < FEW_DIFFERING:
-        return "sign-flip", _sign_flip(rows), None
-    return _student(rows)
+        method, found = "sign-flip", _sign_flip(rows)
+    else:
+        method, found = _student(rows)
+    skew = 0.0 if rows.bounded or rows.count >= SKEWED_ROWS else skewness(rows.by_row)
+    if found is None or abs(skew) <= MOST_SKEW:
+        return method, found, None
+    # Symmetric differences may look skewed, and there the bootstrap alone held 88 to 92 %.
+    resampled = bootstrap_t(rows.by_row, confidence=rows.confidence, seed=rows.seed).or_wider(found)
+    warning = (
+        f"the differences are skewed ({skew:+.1f}): with {rows.count} rows the interval may miss the mean"
+    )
+    return "bootstrap-t", resampled, warning
 
 
 def _sign_flip(rows: _Rows) -> Inversion:
@@ -272,7 +275,7 @@ def _mcnemar_and_tango(rows: _Rows) -> Inversion:
     return found
 
 
-def _student(rows: _Rows) -> tuple[str | None, Inversion | None, str | None]:
+def _student(rows: _Rows) -> tuple[str | None, Inversion | None]:
     """Return the paired t, beside it the score test where nearly all rows differ by the same."""
     mean, stderr = float(rows.by_row.mean()), float(rows.by_row.std(ddof=1)) / math.sqrt(rows.count)
     if stderr <= _ROUNDING * float(rows.by_row[-1] - rows.by_row[0] + abs(mean)):
@@ -281,7 +284,7 @@ def _student(rows: _Rows) -> tuple[str | None, Inversion | None, str | None]:
     if rows.bounded and rows.off_the_commonest < FEW_DIFFERING:
         score = score_interval(rows.by_row, confidence=rows.confidence)
     if not stderr:
-        return ("score", score, None) if score else (None, None, None)
+        return ("score" if score else None), score
     from scipy.special import stdtr, stdtrit
 
     half = float(stdtrit(rows.count - 1, (1 + rows.confidence) / 2)) * stderr
@@ -290,7 +293,7 @@ def _student(rows: _Rows) -> tuple[str | None, Inversion | None, str | None]:
     found = Inversion(mean - half, mean + half, mean - one_sided, mean + one_sided, p)
     if rows.bounded:
         found = found.within(1.0)
-    return "paired-t", found.or_wider(score) if score else found, None
+    return "paired-t", found.or_wider(score) if score else found
 
 
 def _unit(pairs: Pairs) -> float:

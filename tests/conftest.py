@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,11 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# What the tests write is read once: where memory serves as a disk, it need not reach one.
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
 # Nobody has its key and no test reaches a host that could: reading the real authorities takes longer than most tests.
@@ -62,8 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _imports_much(item: pytest.Item) -> bool:
-    return item.get_closest_marker("imports_much") is not None or (
-        isinstance(item, pytest.Function) and item.module.__name__ in WAITING
+    if not isinstance(item, pytest.Function):
+        return False
+    return (
+        item.get_closest_marker("imports_much") is not None
+        or item.module.__name__ in WAITING
+        # The process that others are forked from imports everything, too.
+        or hasattr(item.module, "warm_osmosis")
+        or not {"warm_children", "warm_children_without_torch"}.isdisjoint(item.fixturenames)
     )
 
 

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "osmosis_ai"
+import pytest
+
+from tests.package_source import SOURCE, syntax_trees
+
+pytestmark = pytest.mark.imports_much
 
 # Short for a reason: paths that users know, nouns of the wire with a single call or model.
 SHORT = {
@@ -78,8 +82,7 @@ CLASSES_OF_TWO_FRAMEWORKS = {"OsmosisRolloutModel"}
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return path below the package -> syntax tree of every module, but for the schema's steps."""
-    paths = (path for path in SOURCE.rglob("*.py") if "versions" not in path.parts)
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text("utf-8")) for path in paths}
+    return {path: tree for path, tree in syntax_trees().items() if "versions" not in Path(path).parts}
 
 
 @cache

@@ -15,6 +15,7 @@ import pytest
 import osmosis_ai
 from osmosis_ai.config.checks import EVAL, TRAINING
 from osmosis_ai.config.reference import SECTIONS
+from tests.package_source import syntax_trees
 
 PACKAGE = Path(osmosis_ai.__file__).parent
 ADDED = {
@@ -67,18 +68,19 @@ def test_the_body_of_a_submit_has_a_part_for_every_section() -> None:
 
 _NOT_A_CONFIG = {
     # `osmosis eval -m` reads none: its options have defaults, bounds and meanings of their own.
-    PACKAGE / "services" / "agent_loops" / "classic_eval.py",
+    "services/agent_loops/classic_eval.py",
     # What a finished run elsewhere was made from: objects with digests where a config has names.
-    PACKAGE / "api" / "wire" / "eval_imports.py",
+    "api/wire/eval_imports.py",
 }
 
 
+@pytest.mark.imports_much
 def test_no_key_is_declared_or_listed_a_second_time() -> None:
     again = [
-        f"{file.relative_to(PACKAGE)}:{line} {section}"
-        for file in sorted(PACKAGE.rglob("*.py"))
-        if not file.is_relative_to(PACKAGE / "config") and file not in _NOT_A_CONFIG
-        for line, section in _declared_again(ast.parse(file.read_text(encoding="utf-8")))
+        f"{path}:{line} {section}"
+        for path, tree in syntax_trees().items()
+        if not path.startswith("config/") and path not in _NOT_A_CONFIG
+        for line, section in _declared_again(tree)
     ]
     assert again == []
 

@@ -15,6 +15,8 @@ from osmosis_ai.llm.client import ModelCallError, ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.standin_model import Reply, StandInModel, error_reply
 
+pytestmark = pytest.mark.imports_much
+
 SECRET = "sk-very-secret-0123456789"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello there"}]}
 TOOL = {

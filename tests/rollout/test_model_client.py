@@ -13,6 +13,8 @@ from aiohttp import web
 from osmosis_ai.rollout import RolloutContext, model_client
 from osmosis_ai.rollout.model_client import close_shared_connections
 
+pytestmark = pytest.mark.imports_much
+
 REPLY = {
     "id": "c",
     "object": "chat.completion",

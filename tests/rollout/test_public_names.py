@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.imports_much
+
 PATHS = {
     "osmosis_ai.rollout.agent_workflow": "AgentWorkflow",
     "osmosis_ai.rollout.grader": "Grader",

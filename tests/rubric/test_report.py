@@ -16,9 +16,10 @@ from osmosis_ai.rubric import report_records
 from osmosis_ai.rubric.report import ReportRecord, write_report
 from osmosis_ai.rubric.scores import ScoreTable
 from osmosis_ai.rubric.trust import trust_report
+from tests.lazily import needs
 from tests.rubric.tables import NAN, simulated, table
 
-pytest.importorskip("plotly")
+needs("plotly")
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

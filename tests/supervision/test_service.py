@@ -123,9 +123,9 @@ async def test_one_that_is_late_is_said_to_be_late_and_nothing_else(tmp_path: Pa
 
 
 async def test_one_that_is_late_shows_what_it_answered_last(tmp_path: Path) -> None:
-    spec = answering(tmp_path, status=503, start_timeout_s=5.0)
+    spec = answering(tmp_path, status=503, start_timeout_s=2.0)
     error = await refused(spec)
-    assert error.message.startswith("the thing was not ready after 5 s (`GET /health` on port ")
+    assert error.message.startswith("the thing was not ready after 2 s (`GET /health` on port ")
     assert "no answer" in error.message or "status 503" in error.message
 
 

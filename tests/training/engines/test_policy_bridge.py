@@ -310,6 +310,7 @@ async def test_a_turn_that_the_template_writes_differently_is_realigned() -> Non
         assert_exact(sequence)
 
 
+@pytest.mark.imports_much
 async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
     """As Qwen 3's does with an earlier turn's thinking."""
     template = (MODEL_DIR / "chat_template.jinja").read_text()

@@ -411,6 +411,42 @@ async def test_the_preflight_fails_in_the_provider_s_words(model: StandInModel, 
     assert len(model.requests) <= 2
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_redirect_is_told_and_neither_key_nor_conversation_follow_it(streaming: bool) -> None:
+    from aiohttp import web
+
+    asked: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "http://127.0.0.1:9/v1?key=sk-canary"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", elsewhere)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = ModelEndpoint(
+        "openai/m", "openai", "m", "openai", f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "sk-canary"
+    )
+    transport = direct.DirectTransport(endpoint, timeout_s=60)
+
+    async def call() -> None:
+        if streaming:
+            _ = [chunk async for chunk in transport.stream({"messages": []})]
+        else:
+            await transport.complete({"messages": []})
+
+    try:
+        with pytest.raises(ModelCallError, match=r"redirects to http://127\.0\.0\.1 \(HTTP 307\)") as refused:
+            await call()
+    finally:
+        await transport.aclose()
+        await runner.cleanup()
+    assert asked == ["/v1/chat/completions"] and "canary" not in refused.value.message
+    assert not refused.value.retryable
+
+
 async def test_the_preflight_fails_when_nobody_answers() -> None:
     nowhere = ModelEndpoint("openai/m", "openai", "m", "openai", "http://127.0.0.1:9/v1", None)
     async with ModelClient(nowhere) as calling:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
@@ -143,8 +144,10 @@ class DirectTransport:
             )
         try:
             async with self._session.post(
-                self._url, data=self._encoded(body), headers=self._headers, **options
+                self._url, data=self._encoded(body), headers=self._headers, allow_redirects=False, **options
             ) as response:
+                if 300 <= response.status < 400:
+                    raise self._redirected(response)
                 yield response
         except asyncio.TimeoutError:
             raise self._error("timeout", f"no answer within {self._timeout_s:g} s") from None
@@ -152,6 +155,16 @@ class DirectTransport:
             raise self._error("connection", str(error), retryable=False) from None
         except (aiohttp.ClientError, OSError) as error:
             raise self._error("connection", connection_failure(error)) from None
+
+    def _redirected(self, response: aiohttp.ClientResponse) -> ModelCallError:
+        """Following it would take the key and the conversation to wherever the reply says."""
+        target = _host_of(response.headers.get("Location", ""))
+        where = f" to {target}" if target else ""
+        return self._error(
+            "not_found",
+            f"it redirects{where} (HTTP {response.status}), which is not followed; "
+            "set the address to the one that answers by itself",
+        )
 
     def _encoded(self, body: Mapping[str, Any]) -> bytes:
         try:
@@ -196,6 +209,15 @@ def _decoded(content: bytes) -> Any:
         return loads(content)
     except ValueError:
         return None
+
+
+def _host_of(location: str) -> str:
+    """Where a redirect leads, without a path or a query that may hold what is secret."""
+    try:
+        parts = urlsplit(location)
+        return f"{parts.scheme}://{parts.hostname}" if parts.hostname else ""
+    except ValueError:
+        return ""
 
 
 def _excerpt(content: bytes) -> str:

@@ -48,7 +48,7 @@ def serve(
 ) -> StreamResult:
     """Serve an agent loop until Ctrl-C: `POST /v1/rollout/init` starts a rollout, its outcome is called back.
 
-    It is registered with the platform you are logged in to. Rollouts that are cut off by the end are reported as
+    It is registered with the platform you are logged in to until it ends. Rollouts that are cut off by the end are reported as
     failed.
 
     Examples:

@@ -16,6 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop import network
 from osmosis_ai.rollout.loop.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.loop.settings import RolloutServerSettings, RolloutSettings
+from tests.logins import make_checkout
 from tests.workspace.builders import git, make_workspace
 
 from .agents import Calculator
@@ -47,12 +48,21 @@ class Platform:
         }
         self.registrations: list[dict[str, Any]] = []
         self.repositories: list[str | None] = []
+        self.listed: list[dict[str, Any]] = []
+        self.removed: list[str] = []
 
     async def _register(self, request: web.Request) -> web.Response:
         sent = {**await request.json(), "authorization": request.headers["Authorization"]}
         self.repositories.append(request.headers.get("X-Osmosis-Git"))
         self.registrations.append(sent)
         return web.json_response(self.answer, status=self.status)
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return web.json_response({"rollout_servers": self.listed, "total_count": len(self.listed)})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        self.removed.append(request.match_info["name"])
+        return web.json_response({})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({})
@@ -61,6 +71,8 @@ class Platform:
     async def serving(self) -> AsyncIterator[Platform]:
         app = web.Application()
         app.router.add_post("/api/cli/rollout-server/register", self._register)
+        app.router.add_get("/api/cli/rollout-servers", self._list)
+        app.router.add_delete("/api/cli/rollout-servers/{name}", self._remove)
         # The server under test has no socket of its own here: this is who answers its readiness check.
         app.router.add_get("/health", self._health)
         runner = web.AppRunner(app, access_log=None)
@@ -92,14 +104,16 @@ def asked_for_address(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
-async def register(platform: Platform, **options: Any) -> str:
-    """Serve an agent until its registration is told of; return what was told."""
-    told: asyncio.Queue[str] = asyncio.Queue()
+async def register(platform: Platform, *, told: list[str] | None = None, **options: Any) -> str:
+    """Serve an agent until its registration is told of; return what was told, and keep what is told afterwards."""
+    lines: asyncio.Queue[str] = asyncio.Queue()
     login = Credentials(token="osm_u_canary", platform_url=platform.url, source="environment")
     options = {"server_host": "127.0.0.1", "server_port": platform.port, "credentials": login, **options}
-    async with served(Calculator(), settings=SOON, say=told.put_nowait, **options) as server:
-        line = await asyncio.wait_for(told.get(), 60)
+    async with served(Calculator(), settings=SOON, say=lines.put_nowait, **options) as server:
+        line = await asyncio.wait_for(lines.get(), 60)
         assert (await server.get("/health")).status_code == 200
+    while told is not None and not lines.empty():
+        told.append(lines.get_nowait())
     return line
 
 
@@ -192,4 +206,35 @@ async def test_a_shutdown_waits_for_a_registration_under_way(platform: Platform)
         server_port=platform.port,
     ):
         pass
-    assert len(platform.registrations) == len(told) == 1
+    assert len(platform.registrations) == 1 and told[0].startswith("[OK] Registered with ")
+
+
+async def test_who_registered_itself_withdraws_at_its_end_unless_another_has_its_name(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_checkout(tmp_path / "maze").root)
+    own = {
+        "id": "rs_1",
+        "name": "calculator",
+        "host": "127.0.0.1",
+        "port": platform.port,
+        "status": "healthy",
+    }
+    platform.listed = [{**own, "host": "10.0.0.7"}]
+    await register(platform)
+    assert platform.removed == []
+    platform.listed = [own]
+    await register(platform)
+    assert platform.removed == ["calculator"]
+
+
+async def test_a_registration_that_cannot_be_withdrawn_is_told_with_the_command(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_checkout(tmp_path / "maze").root)
+    platform.listed = [{"id": "rs_1"}]
+    told: list[str] = []
+    await register(platform, told=told)
+    assert told == [
+        f"[WARNING] Still registered with {platform.url}: osmosis rollout server remove calculator"
+    ]

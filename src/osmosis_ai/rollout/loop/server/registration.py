@@ -1,4 +1,4 @@
-"""Telling a platform of a served agent, once it answers: whatever comes of it, the server goes on.
+"""Telling a platform of a served agent, once it answers, and when it ends: whatever comes of it, the server goes on.
 
 The network is asked for this machine's public address only here, and only when a server that binds to every address
 was not told its own, for a platform on another machine.
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.credentials import Credentials
     from osmosis_ai.api.wire.rollout_servers import RegisteredRolloutServer
 
@@ -56,7 +57,7 @@ class Registration:
 async def registering(
     registration: Registration, settings: RolloutSettings | None, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Register in the background while the body runs; at its end wait a while for what is under way.
+    """Register in the background while the body runs; at its end take that back, after what is under way.
 
     Args:
         registration: what is told.
@@ -72,10 +73,13 @@ async def registering(
     finally:
         await asyncio.wait({task}, timeout=limits.registration_shutdown_timeout_seconds)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        (host,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(host, str):
+            await _withdraw(registration, host, limits.registration_shutdown_timeout_seconds, say)
 
 
-async def _register(registration: Registration, limits: Any, say: Callable[[str], None]) -> None:
+async def _register(registration: Registration, limits: Any, say: Callable[[str], None]) -> str | None:
+    """Register, and return as what host; None where that failed."""
     platform_url = registration.credentials.platform_url
     try:
         await _until_it_answers(registration, limits)
@@ -84,20 +88,42 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
     except OsmosisError as error:
         hint = f" ({error.hint})" if error.hint else ""
         say(f"[WARNING] Failed to register with {platform_url}: {error.message}{hint}")
-        return
+        return None
     except Exception as error:  # the edge of this task: nobody awaits it
         logger.debug("registration failed", exc_info=True)
         say(f"[WARNING] Failed to register with {platform_url}: {type(error).__name__}: {error}")
-        return
+        return None
     found = reply.health_check_result
     if reply.status == "healthy":
         active = found.server_info.active_rollouts if found.server_info is not None else 0
         say(f"[OK] Registered with {platform_url} as {host}:{registration.port} ({active} active rollouts)")
-        return
+        return host
     why = found.error or f"it says {reply.status!r}"
     say(
         f"[WARNING] Registered but health check failed: {platform_url} did not reach {host}:{registration.port}: {why}"
     )
+    return host
+
+
+async def _withdraw(
+    registration: Registration, host: str, timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Have the platform forget the server, whose runs would else fail one by one to reach it."""
+    name, platform_url = registration.agent_loop_name, registration.credentials.platform_url
+    try:
+        await asyncio.wait_for(asyncio.to_thread(_forget, registration, host), timeout_s)
+    except (OsmosisError, asyncio.TimeoutError) as error:
+        logger.debug("the registration was not withdrawn", exc_info=error)
+        say(f"[WARNING] Still registered with {platform_url}: osmosis rollout server remove {name}")
+
+
+def _forget(registration: Registration, host: str) -> None:
+    """Remove the agent, unless somebody has registered another server under its name since."""
+    with _client(registration) as client:
+        listed = client.rollout_servers.list().rollout_servers
+        ours = (registration.agent_loop_name, host, registration.port)
+        if any((server.name, server.host, server.port) == ours for server in listed):
+            client.rollout_servers.remove(registration.agent_loop_name)
 
 
 async def _until_it_answers(registration: Registration, limits: Any) -> None:
@@ -147,7 +173,6 @@ def reachable_host(registration: Registration) -> str:
 
 
 def _send(registration: Registration, host: str) -> RegisteredRolloutServer:
-    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.rollout_servers import RolloutServerRegistration
 
     told = RolloutServerRegistration(
@@ -156,10 +181,16 @@ def _send(registration: Registration, host: str) -> RegisteredRolloutServer:
         agent_loop_name=registration.agent_loop_name,
         api_key=registration.api_key,
     )
-    with PlatformClient.from_credentials(
-        registration.credentials, git_identity=_git_identity(), timeout_s=REGISTRATION_TIMEOUT_S
-    ) as client:
+    with _client(registration) as client:
         return client.rollout_servers.register(told)
+
+
+def _client(registration: Registration) -> PlatformClient:
+    from osmosis_ai.api.client import PlatformClient
+
+    return PlatformClient.from_credentials(
+        registration.credentials, git_identity=_git_identity(), timeout_s=REGISTRATION_TIMEOUT_S
+    )
 
 
 def _git_identity() -> str | None:

@@ -174,3 +174,11 @@ def test_what_is_wrong_with_model_info_is_named(
 def test_the_key_is_not_in_the_judges_representation() -> None:
     judge = resolve_judge({"provider": "openai", "model": "gpt-4o", "api_key": CANARY}, env={})
     assert CANARY not in f"{judge!r} {judge} {judge.endpoint!r}"
+
+
+def test_what_no_environment_variable_can_be_called_is_refused_as_a_name_of_one() -> None:
+    with pytest.raises(JudgeArgumentError, match="the name of no environment variable"):
+        resolve_judge({"provider": "openai", "model": "m", "api_key_env": "WE IRD-KEY"}, env={})
+    with pytest.raises(MissingAPIKeyError) as refused:
+        resolve_judge({"provider": "we ird-x", "model": "m"}, env={"WE IRD-X_API_KEY": CANARY})
+    assert "WE IRD" not in str(refused.value)

@@ -22,6 +22,7 @@ from osmosis_ai.rubric.judge_model import (
     DEFAULT_REQUEST_TIMEOUT_SECONDS,
     JudgeModel,
     find_api_key,
+    guessed_key_variable,
     resolve_judge,
 )
 from osmosis_ai.rubric.task import JudgeTask
@@ -146,8 +147,10 @@ def _require_key(provider: str, api_key: str | None) -> None:
 
 
 def _missing_key(provider: str) -> MissingAPIKeyError:
-    variables = (DEFAULT_API_KEY_ENV.get(provider), *key_variables(provider), f"{provider.upper()}_API_KEY")
-    variable = next(filter(None, variables))
+    variables = (DEFAULT_API_KEY_ENV.get(provider), *key_variables(provider), guessed_key_variable(provider))
+    variable = next(filter(None, variables), None)
+    if variable is None:
+        return MissingAPIKeyError(f"`{provider}` is no provider of models; write `model` as provider/model.")
     return MissingAPIKeyError(
         f"Environment variable '{variable}' is not set. It should hold the key of `{provider}`: "
         f'export {variable}="..." (or pass the key as `api_key`).'

@@ -179,13 +179,18 @@ def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str,
     """Return the key of ``provider``; None where none is needed, or the credentials are no single key.
 
     Raises:
-        JudgeArgumentError: ``api_key`` or ``api_key_env`` is no string.
+        JudgeArgumentError: ``api_key`` or ``api_key_env`` is no string, or the latter no name of a variable.
         MissingAPIKeyError: there is none; the message holds the line that sets it.
     """
     if inline := _text(model_info, "api_key"):
         return inline
     clouds = _CLOUD_CREDENTIALS.get(provider, ())
     if named := _text(model_info, "api_key_env"):
+        if not is_variable_name(named):
+            raise JudgeArgumentError(
+                f"`api_key_env` is {named!r}, which can be the name of no environment variable; "
+                "write one such as `MY_API_KEY`."
+            )
         value = env.get(named, "").strip()
         if not value:
             raise MissingAPIKeyError(
@@ -195,14 +200,25 @@ def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str,
         return None if named in clouds else value
     usual = DEFAULT_API_KEY_ENV.get(provider)
     variables = dict.fromkeys([*([usual] if usual else []), *key_variables(provider)])
-    if not variables:
-        variables = {f"{provider.upper()}_API_KEY": None}
+    if not variables and (guessed := guessed_key_variable(provider)):
+        variables = {guessed: None}
     found = next((name for name in variables if env.get(name, "").strip()), None)
     if found is not None:
         return None if found in clouds else env[found].strip()
     if any(env.get(name, "").strip() for name in clouds) or not _needs_key(provider, model_info, env):
         return None
     raise _missing_key(provider)
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether a shell could set a variable of this name."""
+    return name.isascii() and name.isidentifier()
+
+
+def guessed_key_variable(provider: str) -> str | None:
+    """Return what a provider that nobody here knows would call its key; None where that could be no variable."""
+    name = f"{provider.upper()}_API_KEY"
+    return name if is_variable_name(name) else None
 
 
 def _needs_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, str]) -> bool:

@@ -98,6 +98,7 @@ def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
         (select_rows(200, limit=None, rows=None).drawn, "all 200 rows"),
         (select_rows(200, limit=20, rows=None).drawn, "20 of 200 rows, the first"),
         (select_rows(200, limit=None, rows="3,7-9").drawn, "4 of 200 rows, chosen by number"),
+        (select_rows(200, limit=None, rows="0-4").drawn, "5 of 200 rows, the first"),
         (sample_rows(200, fraction=0.1, seed=7).drawn, "20 of 200 rows, random 10 %, seed 7"),
         (RowsDrawn(20, 200), "20 of 200 rows"),
         (RowsDrawn(1, None), "1 row"),

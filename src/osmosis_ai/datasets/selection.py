@@ -99,7 +99,10 @@ def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Sele
         OsmosisError: ``rows`` cannot be read or names a row that the file does not have.
     """
     if rows is not None:
-        return Selection(_parse_rows(rows, total_rows), total_rows)
+        named = _parse_rows(rows, total_rows)
+        # As whoever only sees which they are has to call them: a platform that such a run is uploaded to.
+        first = isinstance(named, range) and named.start == 0
+        return Selection(named, total_rows, "first" if first else "chosen")
     if limit is not None and limit < 0:
         raise OsmosisError(f"limit must not be negative, found {limit}.")
     return Selection(range(min(limit or total_rows, total_rows)), total_rows, "first")

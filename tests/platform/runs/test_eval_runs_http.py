@@ -417,7 +417,7 @@ def test_runs_are_listed_newest_first_page_by_page(
     names = [run["name"] for run in first["eval_runs"] + rest["eval_runs"]]
     assert len(set(names)) == 71
     row = first["eval_runs"][0]
-    assert row["model"] == {"name": "osmosis/tiny"}
+    assert row["model"] == {"id": "osmosis/tiny", "name": "osmosis/tiny"}
     assert row["dataset"]["name"] == row["rollout"]["name"] == "multiply"
     pages = {run["name"]: run["platform_url"] for run in first["eval_runs"] + rest["eval_runs"]}
     assert pages == {name: f"http://127.0.0.1:8733/fern/evals/{name}" for name in names}

@@ -82,7 +82,7 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
         "platform_url": run["platform_url"],
     }
     assert (by_name["model"], by_name["dataset"]["name"], by_name["rollout"]["name"]) == (
-        {"name": "osmosis/tiny"},
+        {"id": "osmosis/tiny", "name": "osmosis/tiny"},
         "multiply",
         "multiply",
     )
@@ -112,7 +112,7 @@ def test_a_list_row_says_what_a_detail_says_in_other_keys(api: TestClient, membe
                 "creator_name": "Mara",
                 "creator_email": member.user.email,
                 "platform_url": run["platform_url"],
-                "model": {"model_name": "osmosis/tiny"},
+                "model": {"id": "osmosis/tiny", "model_name": "osmosis/tiny"},
                 "dataset": {
                     "id": api.get(f"{RUNS}/{run['id']}").json()["dataset"]["id"],
                     "file_name": "multiply",

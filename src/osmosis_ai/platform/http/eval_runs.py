@@ -152,7 +152,7 @@ def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
     return wire.EvalRunRow(
         **runs.summary_fields(run, below),
         **_origin(run),
-        model=runs.named(None, run.model_path),
+        model=runs.named(run.model_path, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         results=_results(run),

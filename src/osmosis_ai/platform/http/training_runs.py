@@ -32,7 +32,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
             wire.TrainingRunRow(
                 **runs.summary_fields(run, below),
                 **_standing(run.results),
-                model=wire.NamedModel(model_name=run.model_path),
+                model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),
                 rollout=runs.named(run.rollout_id, run.rollout_name),
             )
@@ -65,7 +65,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
                 },
             ),
         ),
-        model=runs.named(None, run.model_path),
+        model=runs.named(run.model_path, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         config=effective_training_config(request),

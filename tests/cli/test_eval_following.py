@@ -198,3 +198,13 @@ def test_a_platform_that_is_not_well_is_told_by_its_code(
     maze.router.get(url__regex=".*/api/cli/.*").respond(**reply)
     outcome = maze.osmosis("eval", *arguments, "--json")
     assert (outcome.status, outcome.error["code"]) == (1, code)
+
+
+def test_a_page_is_waited_for_only_from_a_platform_that_has_answered_before(maze: Maze) -> None:
+    page = httpx.Response(200, html="<h1>Sign in</h1>")
+    looks = maze.router.get(url__regex=".*/eval-runs/[^/]+$")
+    looks.side_effect = [*replies(progress(1)), page, page, *replies(run("finished"), run("finished"))]
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    assert maze.osmosis("eval", "watch", "amber", "--plain").status == 0
+    looks.side_effect = [page]
+    assert maze.osmosis("eval", "watch", "amber", "--json").error["code"] == "PLATFORM_ERROR"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.http_errors import UnreadableReply
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.errors import OsmosisError
 
@@ -32,14 +32,14 @@ def decode(content: bytes, model: type[M], call: str) -> M:
     """Return the message that a success reply to ``call`` is; an empty one has no fields.
 
     Raises:
-        PlatformError: it is no such message; of its values none is repeated.
+        UnreadableReply: it is no such message; of its values none is repeated.
     """
     try:
         value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise PlatformError(
+        raise UnreadableReply(
             "Invalid JSON response from platform", hint="is OSMOSIS_PLATFORM_URL a platform's URL?"
         )
     try:
@@ -49,6 +49,6 @@ def decode(content: bytes, model: type[M], call: str) -> M:
             f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
             for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
         ]
-        raise PlatformError(
+        raise UnreadableReply(
             f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
         ) from None

@@ -69,6 +69,10 @@ class PlatformError(OsmosisError):
         return self.platform_code in _GIT_SCOPE
 
 
+class UnreadableReply(PlatformError):
+    """Something answered, and not as a platform does: a proxy's page, for instance."""
+
+
 @dataclass(frozen=True)
 class RequestInfo:
     """Who asked: what the texts need to know of the request."""

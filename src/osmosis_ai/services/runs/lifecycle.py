@@ -137,21 +137,23 @@ def watch_run(
     Raises:
         PlatformError: what ``look`` raised, when waiting does not help or :data:`PATIENCE_S` were not enough.
     """
-    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.api.http_errors import PlatformError, UnreadableReply
 
     answered = clock()
-    waiting = False
+    waiting = begun = False
     while True:
         try:
             seen = look()
         except PlatformError as error:
-            if not is_away(error) or clock() - answered > PATIENCE_S:
+            # A page instead of a reply may be a proxy's for a while; of who never answered it is a wrong address.
+            passes = is_away(error) and (begun or not isinstance(error, UnreadableReply))
+            if not passes or clock() - answered > PATIENCE_S:
                 raise
             if not waiting:
                 tell(f"{error.message}; waiting for the platform to come back")
             waiting = True
         else:
-            answered, waiting = clock(), False
+            answered, waiting, begun = clock(), False, True
             yield seen
             if seen.ended:
                 return

@@ -133,6 +133,19 @@ def test_scripts_get_the_mapping(capsys: pytest.CaptureFixture[str]) -> None:
     assert imported("out.jsonl")[0]["metadata"] == {"level": "easy", "by": "me"}
 
 
+def test_the_mapping_names_the_turns_of_a_conversation_that_become_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat = turns(("system", "Be short."), ("user", "2+2?"), ("assistant", "4"))
+    write(Path(), "qa.jsonl", jsonl([{"messages": chat}] * 4))
+    assert main(["dataset", "import", "qa.jsonl", "-o", "out.jsonl", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["resource"]["mapping"] == [
+        {"column": "messages", "becomes": "user_prompt", "guessed": True},
+        {"column": "messages (system turn)", "becomes": "system_prompt", "guessed": True},
+        {"column": "messages (last turn)", "becomes": "ground_truth", "guessed": True},
+    ]
+
+
 def test_a_file_that_is_there_is_told_before_anybody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path(), "qa.jsonl", jsonl([{"question": "2+2?", "answer": "4"}] * 4))
     write(Path(), "out.jsonl", "mine")

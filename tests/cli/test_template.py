@@ -98,6 +98,20 @@ def test_force_leaves_what_the_template_has_and_nothing_beside_it(cli: Cli, repo
     assert tree(repository) == {**fresh, "data/other.jsonl": b"kept"}
 
 
+def test_a_template_that_is_there_word_for_word_changes_nothing(cli: Cli, repository: Path) -> None:
+    cli("template", "apply", "multiply")
+    (repository / "rollouts/multiply/__pycache__").mkdir()
+    (repository / "rollouts/multiply/__pycache__/main.pyc").touch()
+    before = tree(repository)
+    for force in ((), ("--force",)):
+        done = json.loads(cli("template", "apply", "multiply", *force, "--json").out)
+        assert (done["status"], done["resource"]["files"]) == ("noop", [])
+    assert "nothing was changed" in cli("template", "apply", "multiply").out
+    assert tree(repository) == before
+    (repository / "rollouts/multiply/mine.py").touch()
+    assert cli("template", "apply", "multiply").status == 1
+
+
 def test_an_identical_data_file_is_no_conflict_and_is_not_written_again(cli: Cli, repository: Path) -> None:
     cli("template", "apply", "multiply")
     data = (repository / "data/multiply.jsonl").stat().st_mtime_ns

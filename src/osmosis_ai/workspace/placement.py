@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +17,8 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.workspace import gitignore
 from osmosis_ai.workspace.differences import difference, join_differences, shortened
 from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+_LEFT_BEHIND = ("__pycache__", ".venv")
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,16 @@ class PlacedRollout:
         return f"configs/training/{self.name}.toml"
 
 
-def place(workspace: WorkspaceDirectory, rollout: RolloutFiles, *, force: bool) -> PlacedRollout:
+def place(
+    workspace: WorkspaceDirectory, rollout: RolloutFiles, *, force: bool, keep_same: bool = False
+) -> PlacedRollout:
     """Write a rollout's files into ``workspace``: all of them, or none.
 
     Args:
         workspace: where to; directories that it lacks are made.
         rollout: what to write.
         force: replace a rollout directory, configs and data that are there.
+        keep_same: leave what is there word for word, all of it, instead of calling it a conflict.
 
     Raises:
         ConflictError: when a target exists and ``force`` is not set, or is a link or of another kind, or lies behind
@@ -102,6 +107,8 @@ def place(workspace: WorkspaceDirectory, rollout: RolloutFiles, *, force: bool) 
         OSError: when it cannot be written; the workspace is as it was.
     """
     root = workspace.root
+    if keep_same and all(_is_same(root, target, rollout) for target in rollout.targets):
+        return PlacedRollout(rollout.name, rollout.targets, ())
     pending = [target for target in rollout.targets if not _is_same_data(root, target, rollout)]
     _check_targets(root, pending, rollout, force=force)
     with tempfile.TemporaryDirectory(prefix=".osmosis-new-", dir=root, ignore_cleanup_errors=True) as beside:
@@ -128,10 +135,34 @@ def _target_of(path: str, targets: Sequence[str]) -> str | None:
 
 
 def _is_same_data(root: Path, target: str, rollout: RolloutFiles) -> bool:
-    path = root / target
-    if not target.startswith("data/") or path.is_symlink() or not path.is_file():
+    return target.startswith("data/") and _is_same_file(root / target, rollout.contents[target])
+
+
+def _is_same(root: Path, target: str, rollout: RolloutFiles) -> bool:
+    """Whether a file, or a directory, is what would be written; what Python and uv leave in it does not count."""
+    if obstacle_on_the_way(root, target) is not None:
         return False
-    content = rollout.contents[target]
+    if target in rollout.contents:
+        return _is_same_file(root / target, rollout.contents[target])
+    if (root / target).is_symlink() or not (root / target).is_dir():
+        return False
+    own = {path: content for path, content in rollout.contents.items() if path.startswith(f"{target}/")}
+    found = {path.relative_to(root).as_posix() for path in _files_below(root / target)}
+    return found == own.keys() and all(_is_same_file(root / path, content) for path, content in own.items())
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if path.name not in _LEFT_BEHIND:
+                yield from _files_below(path)
+        else:
+            yield path
+
+
+def _is_same_file(path: Path, content: bytes) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 

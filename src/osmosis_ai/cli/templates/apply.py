@@ -44,7 +44,10 @@ def apply(
     evaluations = [path for path in applied.configs if path.startswith("configs/eval/")]
     return OperationResult(
         operation="template.apply",
-        message=f"Applied template '{name}'.",
+        status="success" if applied.written.files else "noop",
+        message=f"Applied template '{name}'."
+        if applied.written.files
+        else f"Template '{name}' is here already, word for word: nothing was changed.",
         resource=resource,
         next_steps=[
             *written_lines(resource),

@@ -25,6 +25,7 @@ from osmosis_ai.datasets.mapping import (
     resolve_mapping,
 )
 from osmosis_ai.datasets.reader import Record, StopReading, name_of_type, quote_names
+from osmosis_ai.datasets.rows import SYSTEM_COLUMN
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import replacing
 
@@ -278,12 +279,11 @@ def mapping_rows(plan: ImportPlan) -> list[dict[str, Any]]:
         for name, columns in plan.mapping.items()
         for column in columns
     ]
+    guessed = "prompt" in plan.guessed
+    if "system" not in plan.mapping and any(row.get(SYSTEM_COLUMN) for row in plan.preview):
+        column = plan.mapping["prompt"][0]
+        rows.append({"column": f"{column} (system turn)", "becomes": SYSTEM_COLUMN, "guessed": guessed})
     if plan.answer_in_conversation:
         column = plan.mapping["prompt"][0]
-        answer = {
-            "column": f"{column} (last turn)",
-            "becomes": "ground_truth",
-            "guessed": "prompt" in plan.guessed,
-        }
-        rows.append(answer)
+        rows.append({"column": f"{column} (last turn)", "becomes": "ground_truth", "guessed": guessed})
     return rows + [{"column": column, "becomes": None, "guessed": False} for column in plan.left_out]

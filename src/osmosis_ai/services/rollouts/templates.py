@@ -59,8 +59,10 @@ def apply_template(name: str, *, force: bool = False, start: Path | None = None)
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
         NotFoundError: there is no such template.
-        ConflictError: something of it exists already; an identical data file is no conflict.
+        ConflictError: something of it exists already; what is there word for word is none.
     """
     workspace = find_workspace(start, require_scaffold=False)
     template = find_template(name)
-    return AppliedTemplate(place(workspace, template.read(), force=force), template.config_paths)
+    return AppliedTemplate(
+        place(workspace, template.read(), force=force, keep_same=True), template.config_paths
+    )

@@ -51,6 +51,7 @@ _LISTS = {
     "/models/lora": "models",
     "/benchmarks": "benchmarks",
     "/benchmark-runs": "benchmark_runs",
+    "/rollout-servers": "rollout_servers",
 }
 
 

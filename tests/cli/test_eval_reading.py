@@ -27,6 +27,8 @@ from tests.cli.eval_replies import (
     run,
 )
 from tests.cli.maze import Maze, replies
+from tests.evaluation.recorded_runs import write_run
+from tests.workspace.builders import git
 
 
 @pytest.fixture
@@ -331,3 +333,34 @@ def test_a_repeated_call_says_nothing_on_stdout_where_structlog_is_installed(
     maze.get("/eval-runs").side_effect = [httpx.Response(503), *replies({"eval_runs": [], "total_count": 0})]
     outcome = maze.osmosis("eval", "list", "--json")
     assert (outcome.status, outcome.json["items"]) == (0, [])
+
+
+def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_pointed_to(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    for words in (("list",), ("info", "amber")):
+        hint = maze.osmosis("eval", *words, "--json").error["hint"]
+        assert hint.endswith(
+            "runs of this machine need no platform: `osmosis eval watch NAME` shows them (good)"
+        )
+    git(maze.workspace.root, "remote", "remove", "origin")
+    error = maze.osmosis("eval", "info", "good", "--json").error
+    assert error["hint"].endswith("`osmosis eval watch good` shows the run of that name on this machine")
+
+
+def test_a_run_that_only_this_machine_has_is_pointed_to(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    for name, told in (("good", True), ("nosuch", False)):
+        maze.get(f"/eval-runs/{name}").respond(404, json={"error": "there is none"})
+        assert ("osmosis eval watch good" in maze.osmosis("eval", "info", name).err) is told
+
+
+def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    maze.get("/eval-runs").respond(json={"eval_runs": [ROW], "total_count": 1})
+    lines = maze.osmosis("eval", "list").out.splitlines()
+    assert len(lines) == 5 and "50.0 % pass, 8 of 10 scored, 1 failed" in lines[3]

@@ -18,6 +18,11 @@ LISTS = {
     "/eval-runs": {"eval_runs": [{**RUN, "name": "amber-otter-42"}, {**RUN, "name": "quiet-fern-7"}]},
     "/training-runs": {"training_runs": [{**RUN, "name": "copper-finch"}, {**RUN, "name": None}]},
     "/datasets": {"datasets": [{"id": "ds_1", "file_name": "maze-walks"}]},
+    "/rollout-servers": {
+        "rollout_servers": [
+            {**RUN, "name": "calculator", "host": "10.1.2.3", "port": 9000, "status": "healthy"}
+        ]
+    },
     "/models/lora": {"models": [{"id": "lo_1", "model_name": "copper-finch-step-40"}]},
 }
 
@@ -88,6 +93,10 @@ def test_a_suggestion_that_can_not_be_had_changes_nothing(maze: Maze) -> None:
         (("dataset", "info", "m"), ["maze-walks"]),
         (("model", "deploy", ""), ["copper-finch-step-40"]),
         (("model", "deploy", "x"), []),
+        (("rollout", "server", "probe", "calc"), ["calculator"]),
+        (("rollout", "server", "remove", ""), ["calculator"]),
+        (("eval", "upload", "g"), ["good"]),
+        (("eval", "watch", ""), ["good", "amber-otter-42", "quiet-fern-7"]),
     ],
 )
 def test_tab_completes_names(
@@ -97,6 +106,7 @@ def test_tab_completes_names(
     words: tuple[str, ...],
     fitting: list[str],
 ) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
     assert tab(maze, monkeypatch, capsys, *words) == fitting
 
 

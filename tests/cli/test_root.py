@@ -66,6 +66,21 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
         (["zzz"], "No such command 'zzz'.", "osmosis"),
         (["fleet", "lst"], "No such command 'lst'. Did you mean 'list'?", "osmosis fleet"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),
+        (
+            ["rollout", "server", "add"],
+            "No such command 'add'. Did you mean 'register'?",
+            "osmosis rollout server",
+        ),
+        (
+            ["rollout", "server", "rm"],
+            "No such command 'rm'. Did you mean 'remove'?",
+            "osmosis rollout server",
+        ),
+        (
+            ["rollout", "server", "ping"],
+            "No such command 'ping'. Did you mean 'probe'?",
+            "osmosis rollout server",
+        ),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],
 )

@@ -25,10 +25,14 @@ def complete_run(ctx: Any, incomplete: str) -> list[str]:
     return _names(ctx, _KINDS.get(group, "eval"), incomplete)
 
 
+def complete_local_run(incomplete: str) -> list[str]:
+    """Return the names of evaluations of this machine that begin with what was typed."""
+    return [name for name in _within(LIMIT_S, _names_here) if name.startswith(incomplete)]
+
+
 def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of evaluations of this machine, then of the platform, that begin with what was typed."""
-    here = [name for name in _within(LIMIT_S, _names_here) if name.startswith(incomplete)]
-    return list(dict.fromkeys([*here, *_names(ctx, "eval", incomplete)]))
+    return list(dict.fromkeys([*complete_local_run(incomplete), *_names(ctx, "eval", incomplete)]))
 
 
 def _names_here() -> list[str]:
@@ -50,6 +54,11 @@ def complete_dataset(ctx: Any, incomplete: str) -> list[str]:
 def complete_model(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of LoRA models that begin with what was typed."""
     return _names(ctx, "model", incomplete)
+
+
+def complete_served_agent(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of served agents that begin with what was typed."""
+    return _names(ctx, "rollout_server", incomplete)
 
 
 def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 # What other tools call what is here found under another name.
-_OTHER_WORDS = dict.fromkeys(("metrics", "graph", "export", "show", "status"), "info")
+_OTHER_WORDS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
+    **dict.fromkeys(("show", "status", "info", "check", "ping", "health"), ("info", "probe")),
+    **dict.fromkeys(("add", "create"), ("register",)),
+    **dict.fromkeys(("rm", "delete", "unregister", "deregister"), ("delete", "remove")),
+}
 
 _INFO = "`osmosis train info RUN` shows it"
 _ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"
@@ -50,6 +55,6 @@ def no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> 
         return f"No such command {name!r}: {former}."
     from difflib import get_close_matches
 
-    meant = _OTHER_WORDS.get(name)
-    near = [meant] if meant in visible else get_close_matches(name, visible, n=1, cutoff=0.5)
+    meant = [word for word in _OTHER_WORDS.get(name, ()) if word in visible]
+    near = meant or get_close_matches(name, visible, n=1, cutoff=0.5)
     return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")

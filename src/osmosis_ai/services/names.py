@@ -1,4 +1,4 @@
-"""The names there are of runs, datasets and models: for a suggestion, and for the shell's Tab."""
+"""The names there are of runs, datasets, models and served agents: for a suggestion, and for the shell's Tab."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.base import Page
 
-Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run"]
+Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run", "rollout_server"]
 LOOK_TIMEOUT_S = 5.0
 _LISTED_BY: Mapping[Kind, str] = {
     "eval": "eval list",
@@ -19,6 +19,7 @@ _LISTED_BY: Mapping[Kind, str] = {
     "model": "model list",
     "benchmark": "benchmark list",
     "benchmark_run": "benchmark runs list",
+    "rollout_server": "rollout server list",
 }
 _LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
 
@@ -73,6 +74,7 @@ def _asked(path: str) -> tuple[Kind, str] | None:
         routes.LORA_MODELS.rpartition("/")[0]: "model",
         routes.BENCHMARKS: "benchmark",
         routes.BENCHMARK_RUNS: "benchmark_run",
+        routes.ROLLOUT_SERVERS: "rollout_server",
     }
     for prefix, kind in owners.items():
         if path.startswith(f"{prefix}/"):
@@ -87,6 +89,7 @@ def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
     from osmosis_ai.api.wire.datasets import DatasetList
     from osmosis_ai.api.wire.eval_runs import EvalRunList
     from osmosis_ai.api.wire.models import LoraModelList
+    from osmosis_ai.api.wire.rollout_servers import RolloutServerList
     from osmosis_ai.api.wire.training_runs import TrainingRunList
 
     return {
@@ -96,4 +99,5 @@ def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
         "model": (routes.LORA_MODELS, LoraModelList, "models", "model_name"),
         "benchmark": (routes.BENCHMARKS, BenchmarkList, "benchmarks", "source_ref"),
         "benchmark_run": (routes.BENCHMARK_RUNS, BenchmarkRunList, "benchmark_runs", "name"),
+        "rollout_server": (routes.ROLLOUT_SERVERS, RolloutServerList, "rollout_servers", "name"),
     }

@@ -30,5 +30,7 @@ def info(
         osmosis eval info amber-otter-42 -o results.json
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.services.eval_runs.local_runs import pointing_to_local_runs
 
-    return VIEW.info(run, output)
+    with pointing_to_local_runs(run):
+        return VIEW.info(run, output)

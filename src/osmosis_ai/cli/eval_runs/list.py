@@ -14,5 +14,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         osmosis eval list --limit 5 --json
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.services.eval_runs.local_runs import pointing_to_local_runs
 
-    return VIEW.list_runs(limit=limit, everything=everything)
+    with pointing_to_local_runs():
+        return VIEW.list_runs(limit=limit, everything=everything)

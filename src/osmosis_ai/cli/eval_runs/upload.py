@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
@@ -31,6 +32,7 @@ def upload(
             metavar="RUN_DIR",
             help="Directory of a finished run of this machine, or its name.",
             show_default=False,
+            autocompletion=complete_local_run,
         ),
     ],
 ) -> OperationResult:

@@ -26,6 +26,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
 
     kind = "eval"
     model_heading = "Model"
+    shows_who = False
 
     def fetch(
         self, client: PlatformClient, *, limit: int, everything: bool
@@ -60,7 +61,8 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     def own_columns(self) -> Sequence[Column]:
         return (
             Column("Rollout", "rollout"),
-            Column("Result, over scored samples", value=_result),
+            Column("Result, over scored samples", value=_result, in_rich=False),
+            Column("Result, over scored samples", value=_short_result, in_plain=False),
             Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
         )
 
@@ -137,6 +139,21 @@ def _result(item: Mapping[str, Any]) -> str | None:
     related = item.get("retry_of")
     retry = [f"retry of {related.get('name') or related.get('id')}"] if related else []
     return "; ".join([*told, *([rows] if rows else []), *retry]) or None
+
+
+def _short_result(item: Mapping[str, Any]) -> str | None:
+    """The same in a terminal's width of 120."""
+    headline, related = item["headline"], item.get("retry_of")
+    told = ["imported"] if "imported" in item else []
+    if headline is not None:
+        rate, failed = headline["pass_rate"], headline["failed"]
+        told.append(
+            f"{formats.percent(rate)} pass, " * (rate is not None)
+            + f"{headline['scored']:,} of {headline['planned']:,} scored"
+            + f", {failed:,} failed" * bool(failed)
+        )
+    told += [f"retry of {related.get('name') or related.get('id')}"] if related else []
+    return "; ".join(told) or None
 
 
 def _related(described: DescribedEvaluation) -> Iterator[Row]:

@@ -60,6 +60,7 @@ class Column:
         right: align to the right, as numbers are.
         keep: keep on one line while other columns can shrink (names).
         in_plain: whether plain lines have it; where they are a contract, what we add is for people only.
+        in_rich: whether people see it; a terminal has room for only so much.
     """
 
     heading: str
@@ -68,6 +69,7 @@ class Column:
     right: bool = False
     keep: bool = False
     in_plain: bool = True
+    in_rich: bool = True
 
     def cell(self, item: Mapping[str, Any]) -> Cell:
         """Return what this column shows of ``item``."""

@@ -155,8 +155,9 @@ def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
         _print_text(console, "Nothing here yet.", style="dim")
         return
-    rows = [[column.cell(item) for column in result.columns] for item in result.items]
-    console.print(_table(result.columns, rows))
+    columns = [column for column in result.columns if column.in_rich]
+    rows = [[column.cell(item) for column in columns] for item in result.items]
+    console.print(_table(columns, rows))
     if result.has_more:
         shown, total = len(result.items), result.total_count
         of_total = f" of {total}" if total is not None else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.name_completion import complete_served_agent
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.rollout_servers import RegisteredRolloutServer
 
 Name = Annotated[str, typer.Argument(help="The agent's name.")]
+Registered = Annotated[
+    str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent, show_default=False)
+]
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
@@ -65,7 +69,7 @@ def register(
     )
 
 
-def probe(name: Name) -> OperationResult:
+def probe(name: Registered) -> OperationResult:
     """Have the platform ask a served agent how it does; ends with 1 when it does not do well.
 
     Examples:
@@ -87,7 +91,7 @@ def probe(name: Name) -> OperationResult:
     )
 
 
-def remove(name: Name, yes: YesOption = False) -> OperationResult:
+def remove(name: Registered, yes: YesOption = False) -> OperationResult:
     """Forget a served agent and its key. It goes on being served; runs cannot name it any more.
 
     Examples:

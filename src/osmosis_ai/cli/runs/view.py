@@ -65,6 +65,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     kind: ClassVar[RunKind]
     model_heading: ClassVar[str]
+    shows_who: ClassVar[bool] = True
+    """Whether people see in a list who submitted a run."""
 
     # What differs
 
@@ -129,7 +131,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             Column("Status", value=lambda item: Status(item["status"]), keep=True),
             *self.own_columns(),
             Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
-            Column("Submitted By", "creator_name"),
+            Column("Submitted By", "creator_name", in_rich=self.shows_who),
         )
         with platform_context() as context, current().status(f"Fetching {NOUNS[self.kind]} runs"):
             listing, item = self.fetch(context.client, limit=limit, everything=everything)

@@ -74,6 +74,8 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     }
     assert listed[0]["imported"] == detail["eval_run"]["imported"] == origin
     assert detail["eval_run"]["status"] == "finished"
+    assert len(detail["dataset_sha256"]) == 64
+    assert "request" not in detail
     assert detail["eval_run"]["started_at"] == "2026-11-02T08:00:00.000Z"
     assert detail["config"] == {"model_path": "openai/gpt-5-mini", "n": 2, "pass_threshold": 1.0}
     results = detail["results"]

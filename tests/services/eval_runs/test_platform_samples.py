@@ -114,7 +114,7 @@ def test_a_platform_that_tells_no_attempts_gives_counts(hosted: Replies, client:
 def test_an_imported_run_is_marked_and_its_rows_are_known_by_dataset_and_place(
     ours: Replies, client: PlatformClient
 ) -> None:
-    origin = {"sdk_version": "0.3.11", "git_head": "1a2b3c4", "git_dirty": True}
+    origin = {"local_run_id": "0f" * 16, "sdk_version": "0.3.11", "git_head": "1a2b3c4", "git_dirty": True}
     ours.run({**FINISHED, "eval_run": {**OWN, "status": "finished", "imported": origin}})
     bare = {name: value for name, value in FIRST.items() if name != "row_digest"}
     ours.get("/eval-runs/er_8/samples", {"samples": [bare]})
@@ -123,6 +123,8 @@ def test_an_imported_run_is_marked_and_its_rows_are_known_by_dataset_and_place(
     assert (run.keyed_by, run.row_keys) == ("dataset-and-index", (f"{'d' * 64}:7",))
     assert "their place in it" in run.notes[0]
     assert run.inputs.dirty is True
+    # What was uploaded is the run that it was uploaded from.
+    assert run.run_id == "0f" * 16
 
 
 def test_a_run_that_goes_on_is_unfinished_and_one_without_rows_is_not_read(

@@ -79,7 +79,6 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 
 @router.get("/{name_or_id}/samples")
-@quick_read
 def eval_run_samples(
     services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
 ) -> wire.EvalSamplePage:

@@ -216,12 +216,11 @@ def configuration(run: DbRun) -> dict[str, Any]:
 
 
 def _repeatable(run: DbRun) -> dict[str, Any]:
-    """Return what is needed to submit a run again; nothing of one that was executed elsewhere."""
+    """Return what is needed to submit a run again; of one that was executed elsewhere, only which rows it has."""
+    rows = {"dataset_sha256": (run.selection or {}).get("sha256")}
     if run.imported is not None:
-        return {}
-    sha256 = (run.selection or {}).get("sha256")
-    known = {"request": run.request, "dataset_sha256": sha256, "platform_version": run.platform_version}
-    return present(known)
+        return present(rows)
+    return present({"request": run.request, **rows, "platform_version": run.platform_version})
 
 
 def named(id: str | None, name: str) -> Named:

@@ -163,8 +163,10 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
 
 
 def _family(detail: EvalRunDetail) -> str:
-    """Return what tells a run and its retries, which are one evaluation, from all others."""
-    original = detail.retry_of
+    """Return what tells a run, with its retries and what it was uploaded from, from all others."""
+    original, imported = detail.retry_of, detail.eval_run.imported
+    if imported is not None and imported.local_run_id is not None:
+        return imported.local_run_id
     if original is not None and original.status is not None and original.id is not None:
         return original.id
     return detail.eval_run.id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 import stamina
 
+from osmosis_ai.services.datasets.cached import CachedDataset
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.eval_replies import (
     CONFIG,
@@ -257,6 +259,39 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     assert saved.read_bytes() == METRICS_FILE
     assert str(saved) in rich.out
     assert (maze.workspace.state_dir / ".gitignore").exists()
+
+
+def test_a_run_is_shown_by_the_values_of_a_column(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "walks.jsonl"
+    dataset.write_text("".join(f'{{"user_prompt": "{n}", "size": "{n % 2}"}}\n' for n in range(5)))
+    fetched = CachedDataset(dataset, "d" * 64, "cache")
+    monkeypatch.setattr("osmosis_ai.services.datasets.cached.fetch_dataset", lambda *_: fetched)
+    offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
+    maze.get("/eval-runs/amber-otter-42").respond(
+        json={**run("finished"), "dataset_sha256": "d" * 64}, **offering
+    )
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS, **offering)
+    samples = [
+        {"row": row, "attempt": 0, "status": "success", "source_row_index": row, "reward": float(row > 1)}
+        for row in range(5)
+    ]
+    maze.get("/eval-runs/er_8/samples").respond(json={"samples": samples}, **offering)
+    data = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "size", "--json").json["data"]
+    assert [(each["value"], each["rows"], each["pass_rate"]["value"]) for each in data["slices"]] == [
+        ("0", 3, pytest.approx(2 / 3)),
+        ("1", 2, 0.5),
+    ]
+    shown = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "size", "--plain").out
+    assert "By size:\n\tRows\tSamples\tPass rate" in shown and "\n1\t2\t2\t50.0 %" in shown
+
+
+def test_a_hosted_run_can_not_be_sliced(maze: Maze) -> None:
+    maze.get("/eval-runs/amber-otter-42").respond(json=run("finished"))
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    refused = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "size", "--json")
+    assert refused.status == 1 and "does not tell the attempts" in refused.error["message"]
 
 
 def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze: Maze) -> None:

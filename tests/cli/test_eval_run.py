@@ -140,6 +140,19 @@ async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_ro
 
 
 @pytest.mark.e2e
+async def test_results_are_shown_by_the_values_of_a_column(world: World) -> None:
+    world.rows(["one", "raise", "three"])
+    outcome = await world.osmosis("run", CONFIG, "--yes", "--plain", "--slice", "user_prompt")
+    assert "By user_prompt:\n\tRows\tSamples\tPass rate" in outcome.out
+    assert "one\t1\t1\t100.0 %\t2.5 – 100.0 %\t1.000" in outcome.out
+    assert "raise\t1\t0\t" in outcome.out
+    again = await world.run(
+        "--name", outcome.out.split("\n")[0].rpartition("/")[2].rstrip("."), "--slice", "ground_truth"
+    )
+    assert [(each["value"], each["rows"]) for each in again.resource["slices"]] == [("ok", 3)]
+
+
+@pytest.mark.e2e
 async def test_it_asks_before_spending_and_tells_scripts_how_to_agree(world: World) -> None:
     outcome = await world.osmosis("run", CONFIG, "--json")
     error = json.loads(outcome.err)["error"]

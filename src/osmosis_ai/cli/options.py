@@ -28,6 +28,15 @@ TrainingConfigArgument = Annotated[
 DataFileArgument = Annotated[
     Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)
 ]
+SliceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slice",
+        metavar="COLUMN",
+        help="Also by the values of a column of the dataset, or of a key of its metadata; repeatable.",
+        show_default=False,
+    ),
+]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(

@@ -152,3 +152,16 @@ async def test_litellm_finds_the_configs_variables_only_while_the_model_is_open(
         assert endpoint.transport == "litellm"
         assert os.environ["AWS_REGION_NAME"] == "eu-west-1"
     assert "AWS_REGION_NAME" not in os.environ
+
+
+def test_slices_are_those_asked_for_and_those_of_decide_toml_and_a_typo_is_found_before_the_run(
+    workspace: WorkspaceDirectory,
+) -> None:
+    (workspace.root / "configs/eval/multiply.decide.toml").write_text('[decide]\nslices = ["ground_truth"]\n')
+    assert prepare(workspace, slices=("user_prompt", "ground_truth")).slices == (
+        "user_prompt",
+        "ground_truth",
+    )
+    with pytest.raises(OsmosisError, match="has no column 'ground_thruth'") as refused:
+        prepare(workspace, slices=("ground_thruth",))
+    assert refused.value.hint == "did you mean 'ground_truth'?"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.options import RunArgument
+from osmosis_ai.cli.options import RunArgument, SliceOption
 from osmosis_ai.cli.output.results import DetailResult
 
 
@@ -22,15 +22,17 @@ def info(
             show_default=False,
         ),
     ] = None,
+    slices: SliceOption = None,
 ) -> DetailResult:
     """Show a run of the platform: how far it is, how it was configured, what came of it.
 
     Examples:
         osmosis eval info amber-otter-42
         osmosis eval info amber-otter-42 -o results.json
+        osmosis eval info amber-otter-42 --slice difficulty
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.local_runs import pointing_to_local_runs
 
     with pointing_to_local_runs(run):
-        return VIEW.info(run, output)
+        return VIEW.sliced_info(run, output, slices or ())

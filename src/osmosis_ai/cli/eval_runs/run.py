@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.options import EvalConfigArgument, parse_duration
+from osmosis_ai.cli.options import EvalConfigArgument, SliceOption, parse_duration
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -77,6 +77,7 @@ def run(
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
+    slices: SliceOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
 ) -> OperationResult:
     """Evaluate an agent on this machine; the same command continues an interrupted run.
@@ -109,6 +110,7 @@ def run(
         budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
         rollout_port=rollout_port,
         verbose=verbose,
+        slices=tuple(slices or ()),
     )
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
@@ -138,7 +140,7 @@ def _operation(result: EvalRunResult) -> OperationResult:
         status="success" if summary.complete else "partial",
         message=tables.message(summary),
         resource=_resource(result),
-        blocks=tables.results(summary),
+        blocks=tables.results(summary, result.slices),
         next_steps=tables.next_steps(result),
         next_steps_structured=tables.next_steps_structured(result),
     )
@@ -166,6 +168,8 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "git": {"identity": None, "remote_url": prepared.origin},
         "workspace_directory": str(prepared.workspace.root),
     }
+    if prepared.slices:
+        resource["slices"] = [each.data() for each in result.slices]
     if summary.stop is not None:
         resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
     return resource

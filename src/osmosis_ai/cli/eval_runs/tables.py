@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
@@ -14,6 +15,7 @@ from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, score
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.driving.machine import LimitName
+    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Percentiles
@@ -58,12 +60,13 @@ def message(summary: RunSummary) -> str:
     return f"Evaluation run interrupted: {where}{why}. {left}."
 
 
-def results(summary: RunSummary) -> list[Block]:
-    """Return the failures and the numbers."""
+def results(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> list[Block]:
+    """Return the failures and the numbers, those of slices too."""
     failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
     return [
         *failures,
         *numbers(summary.metrics.estimates, summary.rows, list(_of_this_machine(summary))),
+        *slices(by_slice),
         headline(summary.headline),
     ]
 
@@ -91,6 +94,32 @@ def numbers(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = 
         Table(("", ""), [*_sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
         *_row_behaviour(estimates),
     ]
+
+
+def slices(found: Sequence[RunSlice]) -> list[Block]:
+    """Return a table for each column of slices."""
+    headings = ("Rows", "Samples", "Pass rate", "95 % interval", "Reward", "95 % interval")
+    columns = (Column("", keep=True), *(Column(heading, right=True) for heading in headings))
+    return [
+        Table(columns, [_slice_cells(each) for each in chosen], title=f"By {column}", in_plain=True)
+        for column, chosen in groupby(found, key=lambda each: each.column)
+    ]
+
+
+def _slice_cells(found: RunSlice) -> Sequence[Cell]:
+    name = formats.MISSING if found.value is None else formats.one_line(found.value)
+    rate, reward = found.pass_rate, found.reward
+    if rate is None or reward is None:
+        return name, found.rows, 0, None, None, None, None
+    return (
+        name,
+        found.rows,
+        rate.n,
+        formats.percent(rate.value),
+        formats.interval(rate, percent=True),
+        f"{reward.value:.3f}",
+        formats.interval(reward),
+    )
 
 
 def headline(found: Headline) -> Text:

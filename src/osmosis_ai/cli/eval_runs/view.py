@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.eval_runs import tables
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.results import Block, Column, Row, Section, Styled, Table
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Block, Column, DetailResult, Row, Section, Styled, Table
 from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
 from osmosis_ai.cli.runs.view import RunView
 from osmosis_ai.services.eval_runs import info
@@ -35,6 +38,21 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
 
     def describe(self, client: PlatformClient, name: str) -> DescribedEvaluation:
         return info.describe_run(client, name)
+
+    def sliced_info(self, name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
+        """Return one run in full as ``info`` does, and its numbers by the values of columns."""
+        shown = self.info(name, output)
+        if not columns:
+            return shown
+        from osmosis_ai.services.eval_runs.slices import platform_slices
+
+        with platform_context() as context, current().status("Fetching samples"):
+            found = platform_slices(context.client, name, columns)
+        return replace(
+            shown,
+            data={**shown.data, "slices": [each.data() for each in found]},
+            blocks=[*shown.blocks, *tables.slices(found)],
+        )
 
     def look(self, client: PlatformClient, name: str) -> EvaluationLook:
         return EvaluationLook(client, name)

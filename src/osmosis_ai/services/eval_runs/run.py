@@ -17,6 +17,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
     from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
     from osmosis_ai.evaluation.hooks import RunHooks
     from osmosis_ai.evaluation.rollout_source import RolloutSource
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
@@ -36,6 +37,7 @@ class EvalRunRequest:
         rows: ``"3,7,10-20"``, overrides the config's ``limit``.
         output: directory of runs; ``.osmosis/evals`` of the workspace by default.
         secret_values: values for ``[secrets].required``; the environment comes second.
+        slices: columns of the dataset by which results are shown, beside those that the config's decide.toml names.
     """
 
     config: Path
@@ -52,6 +54,7 @@ class EvalRunRequest:
     budget: Budget | None = None
     rollout_port: int | None = None
     verbose: bool = False
+    slices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class PreparedEvalRun:
     Attributes:
         notes: what the user should know before agreeing (pins that differ, ignored sections).
         served: whether the policy is one of our own models, which costs nothing.
+        slices: columns of the dataset that have few enough values.
     """
 
     request: EvalRunRequest
@@ -75,14 +79,16 @@ class PreparedEvalRun:
     origin: str | None
     notes: tuple[str, ...]
     served: bool
+    slices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EvalRunResult:
-    """How the run ended and where it belongs."""
+    """How the run ended and where it belongs, and its numbers by slice where they were asked for."""
 
     prepared: PreparedEvalRun
     summary: RunSummary
+    slices: tuple[RunSlice, ...] = ()
 
 
 def prepare_eval_run(
@@ -101,7 +107,8 @@ def prepare_eval_run(
     from osmosis_ai.datasets import count_records, file_digest, select_rows
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.inference import served_models
-    from osmosis_ai.workspace.config_files import load_eval_config
+    from osmosis_ai.services.eval_runs.slices import require_sliceable
+    from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
     from osmosis_ai.workspace.layout import find_workspace
 
     workspace = find_workspace(start)
@@ -112,6 +119,8 @@ def prepare_eval_run(
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
     selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
+    slices = tuple(dict.fromkeys((*request.slices, *decisions_about(config.path, workspace).slices)))
+    require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path)
     return PreparedEvalRun(
         request=request,
@@ -126,6 +135,7 @@ def prepare_eval_run(
         origin=_origin(workspace),
         notes=notes,
         served=served,
+        slices=slices,
     )
 
 
@@ -139,6 +149,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     from osmosis_ai.evaluation.policy import open_policy
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.spec import EvalRunOptions
+    from osmosis_ai.services.eval_runs.slices import local_slices
 
     request = prepared.request
     if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
@@ -166,7 +177,10 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         config_stem=prepared.config.path.stem,
     )
     summary = await runner.run()
-    return EvalRunResult(prepared, summary) if summary is not None else None
+    if summary is None:
+        return None
+    slices = local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
+    return EvalRunResult(prepared, summary, slices)
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig) -> RolloutSource:

@@ -81,6 +81,18 @@ def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
             ]
 
 
+def test_a_gate_against_the_same_baseline_has_the_same_numbers(maze: Maze) -> None:
+    margins = ["--margin", "pass_rate=0.03", "--margin", "pass^4=0.05", "--margin", "latency=0.1"]
+    gated = maze.osmosis("eval", "gate", "moss", "--against", "fern", *margins, "--json")
+    numbers = {rule["metric"]: rule["number"] for rule in gated.json["resource"]["rules"]}
+    found = resource(maze, "fern", "moss")["candidates"][0]["metrics"]
+    changes = {each["metric"]: each.get("difference") or each["ratio"] for each in found}
+    assert set(numbers) == {"pass_rate", "pass^4", "latency"}
+    for metric, number in numbers.items():
+        # A gate's p-values are adjusted for all its rules.
+        assert {**number, "p_adjusted": None} == changes[metric]
+
+
 def test_the_same_runs_give_the_same_bytes(maze: Maze) -> None:
     first, second = (compare(maze, "fern", "moss", mode="--json").out for _ in range(2))
     assert first == second

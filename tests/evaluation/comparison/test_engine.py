@@ -156,6 +156,14 @@ def test_a_verdict_that_the_unscored_attempts_could_turn_is_unclear() -> None:
     assert each["unscored_at_worst"]["value"] <= 0 < each["unscored_at_best"]["value"]
 
 
+def test_unscored_attempts_are_put_at_the_worst_and_then_at_the_best() -> None:
+    found = compared([[1.0], [0.0], [None], [1.0]], [[None], [1.0], [1.0], [None]]).candidates[0]
+    bounds = next(change.bounds for change in found.changes if change.metric == "pass_rate")
+    assert bounds is not None
+    assert (bounds.worst.value, bounds.best.value) == (-0.25, 0.5)
+    assert (bounds.unscored_a, bounds.unscored_b) == (1, 2)
+
+
 def test_a_few_unscored_attempts_leave_a_clear_verdict_alone() -> None:
     some = passes(BETTER)
     some[0] = [None, *some[0][1:]]
@@ -254,6 +262,12 @@ def test_runs_on_different_rows_are_compared_unpaired_and_it_is_said() -> None:
     found = compare_runs(a, [b], CompareOptions(allowances=Allowances(unpaired=True)))
     assert "200 rows, unpaired" in found.sentence
     assert found.data()["candidates"][0]["rows"] is None
+
+
+def test_a_candidate_that_is_named_twice_is_one_too_many() -> None:
+    fern, moss = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
+    with pytest.raises(OsmosisError, match="moss is named twice"):
+        compare_runs(fern, [moss, moss], CompareOptions())
 
 
 def test_runs_of_one_name_are_told_apart_by_their_place() -> None:

@@ -11,7 +11,6 @@ from scipy.stats import fisher_exact, ttest_1samp
 from osmosis_ai.evaluation.comparison.differences import Pairs
 from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
 from osmosis_ai.evaluation.comparison.row_changes import fisher_exact_p, row_changes
-from osmosis_ai.evaluation.comparison.unscored_bounds import worst_and_best
 
 
 def test_a_row_is_broken_when_an_exact_test_says_so_among_all_rows() -> None:
@@ -77,12 +76,3 @@ def test_rows_that_cost_nothing_are_left_out_and_said() -> None:
     assert found.warning is not None and "1 of 3 rows" in found.warning
     assert found.low is None and found.reason is not None
     assert ratio_of_means(Pairs(np.zeros(3), np.ones(3), counts, counts)) is None
-
-
-def test_unscored_attempts_are_put_at_the_worst_and_then_at_the_best() -> None:
-    a, b = [1.0, 0.0, math.nan, 1.0], [math.nan, 1.0, 1.0, math.nan]
-    found = worst_and_best(a, [0, 1, 2, 3], b, [0, 1, 2, 3], scale=(0.0, 1.0))
-    assert found is not None
-    assert (found.worst.value, found.best.value) == (-0.25, 0.5)
-    assert (found.unscored_a, found.unscored_b) == (1, 2)
-    assert worst_and_best([1.0], [0], [1.0], [1], scale=(0.0, 1.0)) is None

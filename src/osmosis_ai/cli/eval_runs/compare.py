@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.options import MarkdownOption
 from osmosis_ai.cli.output.decision_files import DecisionFiles
 from osmosis_ai.cli.output.results import OperationResult
@@ -28,13 +28,15 @@ def compare(
             help="The run to compare with: a name, the beginning of one, a directory, @last, git:REF; local:NAME and "
             "platform:NAME say where.",
             show_default=False,
-            autocompletion=complete_run,
+            autocompletion=complete_run_anywhere,
         ),
     ],
     candidates: Annotated[
         list[str],
         typer.Argument(
-            help="The runs to compare with it, named alike.", show_default=False, autocompletion=complete_run
+            help="The runs to compare with it, named alike.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
         ),
     ],
     metric: Annotated[

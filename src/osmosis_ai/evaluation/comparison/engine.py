@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.comparability import Allowances, Comparability, require_comparable
 from osmosis_ai.evaluation.comparison.input_differences import InputDifference, input_differences
 from osmosis_ai.evaluation.comparison.metric_changes import (
@@ -155,6 +155,7 @@ def compare_runs(
     runs = (baseline, *candidates)
     if options.metric is not None:
         described(options.metric)
+    _require_once(candidates)
     _require_in_range(runs, options.reward_range)
     metric = options.metric or default_metric(runs)
     names = run_names(runs)
@@ -238,6 +239,13 @@ def _candidate(
         slices=slice_changes(found.pair, options.slices, metric, options.settings),
         verdict=decide(deciding, known),
     )
+
+
+def _require_once(candidates: Sequence[RunSamples]) -> None:
+    ids = [run.run_id for run in candidates]
+    for run in candidates:
+        if ids.count(run.run_id) > 1:
+            raise ConflictError(f"the run {run.name} is named twice.", hint="name each candidate once")
 
 
 def _require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:

@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
 from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
 from osmosis_ai.evaluation.comparison.run_pairs import Attempts, LabelledRun, RunPair
 from osmosis_ai.evaluation.comparison.unpaired import PassCounts, difference_of_counts, unpaired_difference
-from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds
+from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds, worst_and_best
 from osmosis_ai.evaluation.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,
@@ -153,11 +153,13 @@ def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Fi
     scale = _scale_of(pair, metric, settings)
     a, b, change, spread = find(pair, metric, settings, scale, None)
     bounds = None
-    missing = [int(side.unscored().values.sum()) for side in (pair.a, pair.b)]
+    missing = int(pair.a.unscored().values.sum()), int(pair.b.unscored().values.sum())
     if scale is not None and metric not in ("unscored", "failed") and any(missing):
-        worst, best = (find(pair, metric, settings, scale, at)[2] for at in ((scale[1], scale[0]), scale))
-        if worst is not None and best is not None:
-            bounds = UnscoredBounds(worst, best, *missing)
+
+        def with_unscored(of_a: float, of_b: float) -> Difference | None:
+            return find(pair, metric, settings, scale, (of_a, of_b))[2]
+
+        bounds = worst_and_best(with_unscored, scale=scale, unscored=missing)
     return MetricChange(metric, a, b, change, bounds, spread)
 
 

@@ -10,15 +10,10 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.statistics import CONFIDENCE
-
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Labels, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +33,21 @@ class UnscoredBounds:
 
 
 def worst_and_best(
-    values_a: Values,
-    rows_a: Labels,
-    values_b: Values,
-    rows_b: Labels,
+    difference: Callable[[float, float], Difference | None],
     *,
     scale: tuple[float, float],
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    unscored: tuple[int, int],
 ) -> UnscoredBounds | None:
     """Return the difference with everything unscored against B, then in its favour.
 
     Args:
-        values_a, values_b: one number per attempt of either run; NaN is unscored.
-        rows_a, rows_b: the row of each, by labels that both share.
+        difference: of the runs, given what stands for an unscored attempt of A, and of B.
         scale: the worst and the best value.
-        confidence, seed: as for the difference.
+        unscored: how many attempts of A and of B that are.
 
     Returns:
         None when the runs have no row in common.
     """
-    import numpy as np
-
-    a, b = np.asarray(values_a, dtype=np.float64), np.asarray(values_b, dtype=np.float64)
-    missing_a, missing_b = np.isnan(a), np.isnan(b)
     least, most = scale
-
-    def with_unscored(at_a: float, at_b: float) -> Difference | None:
-        pairs = Pairs.of(
-            np.where(missing_a, at_a, a), rows_a, np.where(missing_b, at_b, b), rows_b, scale=scale
-        )
-        return None if pairs is None else mean_difference(pairs, confidence=confidence, seed=seed)
-
-    worst, best = with_unscored(most, least), with_unscored(least, most)
-    if worst is None or best is None:
-        return None
-    return UnscoredBounds(worst, best, int(missing_a.sum()), int(missing_b.sum()))
+    worst, best = difference(most, least), difference(least, most)
+    return None if worst is None or best is None else UnscoredBounds(worst, best, *unscored)

@@ -72,6 +72,16 @@ def test_four_rows_to_none_is_no_evidence_by_interval_and_p_value_alike() -> Non
     assert compared([0] * 5 + [1] * 5, [1] * 10).excludes_none
 
 
+@pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95, 0.99, 0.999])
+def test_interval_and_p_value_of_rows_tried_once_never_contradict_each_other(confidence: float) -> None:
+    for differing in range(20):
+        for higher in range(differing + 1):
+            lower = differing - higher
+            a, b = [0] * higher + [1] * (30 - higher), [1] * (30 - lower) + [0] * lower
+            found = compared(a, b, confidence=confidence)
+            assert (found.p < 1 - confidence) == found.excludes_none, found
+
+
 def test_runs_that_agree_on_every_row_are_as_far_apart_as_wilsons_bound_of_zero() -> None:
     found = compared([1.0] * 10, [1.0] * 10)
     z2 = 1.959963984540054**2

@@ -267,6 +267,9 @@ def _mcnemar_and_tango(rows: _Rows) -> Inversion:
     found = score_interval(rows.by_row, confidence=rows.confidence)
     p = mcnemar_mid_p(int((rows.by_row > 0).sum()), int((rows.by_row < 0).sum()))
     level = 1 - rows.confidence
+    if p < level and found.low <= 0 <= found.high:
+        # Beyond 99 %, where ten rows to none are the other case.
+        return found
     found = replace(found, p=p)
     if p >= level:
         found = replace(found, low=min(found.low, 0.0), high=max(found.high, 0.0))

@@ -16,7 +16,6 @@ from osmosis_ai.evaluation.statistics import (
     estimate_mean,
     estimate_rate,
     estimate_reward,
-    paired_difference,
     percentiles,
 )
 
@@ -252,7 +251,6 @@ def test_no_samples_give_no_estimate() -> None:
     assert estimate_rate([], []) is None
     assert describe([]) is None
     assert percentiles([]) is None
-    assert paired_difference([1.0], [0], [1.0], [1]) is None
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -287,36 +285,6 @@ def test_percentiles_are_interpolated() -> None:
     found = percentiles(list(range(101)))
     assert found is not None
     assert (found.p50, found.p90, found.p95, found.p99) == (50.0, 90.0, 95.0, 99.0)
-
-
-def test_a_paired_difference_is_the_paired_t_interval_of_row_means() -> None:
-    a = np.array([[0.2, 0.4], [0.9, 0.7], [0.5, 0.5], [0.1, 0.2]])
-    b = np.array([[0.1, 0.2], [0.8, 0.9], [0.2, 0.4], [0.1, 0.0]])
-    rows = np.repeat([3, 5, 8, 13], 2)
-    estimate = paired_difference(a.ravel(), rows, b.ravel(), rows)
-    expected = stats.ttest_rel(a.mean(axis=1), b.mean(axis=1)).confidence_interval(0.95)
-    assert estimate is not None
-    assert estimate.value == pytest.approx((a.mean(axis=1) - b.mean(axis=1)).mean())
-    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
-    assert (estimate.n, estimate.clusters) == (16, 4)
-
-
-def test_a_paired_difference_uses_common_rows_only_and_each_once() -> None:
-    estimate = paired_difference([1.0, 1.0, 1.0, 0.0, 9.0], [1, 1, 1, 2, 3], [0.0, 0.5, 7.0], [1, 2, 4])
-    assert estimate is not None
-    assert estimate.value == pytest.approx((1.0 - 0.5) / 2)
-    assert (estimate.n, estimate.clusters) == (6, 2)
-
-
-def test_pairing_narrows_the_interval_where_runs_agree_on_what_is_hard() -> None:
-    draw = np.random.default_rng(1)
-    hard = draw.random(100)
-    a, b = hard + draw.normal(0.1, 0.05, 100), hard + draw.normal(0, 0.05, 100)
-    paired = paired_difference(a, range(100), b, range(100))
-    alone = estimate_mean(a, range(100))
-    assert paired is not None and alone is not None and paired.stderr is not None and alone.stderr is not None
-    assert paired.stderr < alone.stderr / 3
-    assert paired.low is not None and paired.low > 0
 
 
 def test_importing_the_module_loads_neither_numpy_nor_scipy() -> None:

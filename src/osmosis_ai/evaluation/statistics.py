@@ -9,7 +9,7 @@ width zero, and says why. A rate always has one (:mod:`~osmosis_ai.evaluation.in
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 3.1 (the mean over
-        questions of the mean over attempts), 4.1 and 4.2 (differences, unpaired and paired).
+        questions of the mean over attempts).
     Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", sections II.B
         and VI.D (the factor G/(G-1), Student's t with G-1 degrees of freedom).
     Joanes and Gill 1998, "Comparing Measures of Sample Skewness and Kurtosis" (b1), and Cochran 1977,
@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.evaluation.intervals import (
@@ -213,53 +212,6 @@ def estimate_rate_of_rows(
     return None if means is None else replace(_rate(means, independent, confidence), n=samples)
 
 
-def paired_difference(a: Values, rows_a: Labels, b: Values, rows_b: Labels) -> Estimate | None:
-    """Estimate by how much run ``a`` scores above run ``b`` on the rows that both have.
-
-    Rows are harder or easier for both runs alike, so differences are taken row by row and their
-    spread gives the error: it is smaller than that of two separate means the more the runs agree
-    on which rows are hard. Each row counts once, whatever its attempts.
-
-    Args:
-        a, b: one number per sample of either run.
-        rows_a, rows_b: the source row of each sample.
-
-    Returns:
-        The mean difference; ``n`` counts the samples of both runs on common rows. None when the
-        runs have no row in common.
-    """
-    import numpy as np
-
-    means_a, means_b = _mean_by_row(a, rows_a), _mean_by_row(b, rows_b)
-    common, at_a, at_b = np.intersect1d(means_a[0], means_b[0], return_indices=True)
-    if common.size == 0:
-        return None
-    differences = means_a[1][at_a] - means_b[1][at_b]
-    samples = int(means_a[2][at_a].sum() + means_b[2][at_b].sum())
-    found = estimate_mean(differences, np.arange(common.size))
-    if found is None:
-        return None
-    return replace(found, n=samples)
-
-
-def independent_difference(
-    a: float, stderr_a: float | None, b: float, stderr_b: float | None
-) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of ``a - b`` for two means measured on samples of their own.
-
-    ``(a - b) ± z * sqrt(stderr_a^2 + stderr_b^2)`` (Miller 2024, section 4.1). Where both were measured on
-    the same rows it is too wide: :func:`paired_difference` uses that. (None, None) without both errors, or
-    when neither mean has any.
-    """
-    if stderr_a is None or stderr_b is None:
-        return None, None
-    stderr = math.hypot(stderr_a, stderr_b)
-    if stderr == 0 or not math.isfinite(stderr):
-        return None, None
-    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * stderr
-    return a - b - half, a - b + half
-
-
 def _as_arrays(values: Values, rows: Labels) -> tuple[Floats, Integers]:
     import numpy as np
 
@@ -395,14 +347,3 @@ def _scale_of(data: Floats) -> float:
 
     largest = float(np.abs(data).max())
     return largest if largest > _HUGE else 1.0
-
-
-def _mean_by_row(values: Values, rows: Labels) -> tuple[Integers, Floats, Integers]:
-    """Return (rows, mean of each, samples of each)."""
-    import numpy as np
-
-    data, labels = _as_arrays(values, rows)
-    names, which = np.unique(labels, return_inverse=True)
-    counts = np.bincount(which, minlength=names.size)
-    sums = np.bincount(which, weights=data, minlength=names.size)
-    return names, sums / np.maximum(counts, 1), counts

@@ -13,6 +13,7 @@ from scipy.stats import ttest_rel
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_by_row, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
+from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
 from osmosis_ai.evaluation.statistics import estimate_rate
 
 UNIT = (0.0, 1.0)
@@ -47,6 +48,15 @@ def test_many_rows_that_differ_have_the_paired_t_interval_of_scipy() -> None:
     assert (found.low, found.high, found.p) == pytest.approx((*interval, expected.pvalue), abs=1e-10)
     one_sided = expected.confidence_interval(0.9)
     assert (found.at_least, found.at_most) == pytest.approx(tuple(one_sided), abs=1e-10)
+
+
+def test_pairing_narrows_the_interval_where_runs_agree_on_what_is_hard() -> None:
+    draw = np.random.default_rng(1)
+    hard = draw.random(100)
+    a, b = hard + draw.normal(0, 0.05, 100), hard + draw.normal(0.05, 0.05, 100)
+    paired, apart = compared(a, b, scale=None), unpaired_difference(a, range(100), b, range(100))
+    assert apart is not None and paired.value == pytest.approx(apart.value)
+    assert paired.low > 0 > apart.low
 
 
 def test_only_common_rows_count_and_each_once_whatever_its_attempts() -> None:

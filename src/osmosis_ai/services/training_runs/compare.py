@@ -244,20 +244,18 @@ def _at_last_step(
     errors: tuple[Mapping[int, float], Mapping[int, float]],
 ) -> MetricDifference:
     """Compare the values of one step, by the standard errors that the runs measured with them."""
-    from osmosis_ai.evaluation.statistics import independent_difference
+    from osmosis_ai.evaluation.comparison.unpaired import difference_of_means
 
     value_a, value_b = (curve[step] for curve in curves)
     error_a, error_b = (error.get(step) for error in errors)
-    low, high = independent_difference(value_b, error_b, value_a, error_a)
-    return replace(
-        found,
-        difference=value_b - value_a,
-        low=low,
-        high=high,
-        steps=1,
-        last_step=step,
-        method=None if low is None else "standard-errors",
+    at_step = replace(
+        found, difference=value_b - value_a, low=None, high=None, steps=1, last_step=step, method=None
     )
+    if error_a is None or error_b is None:
+        return at_step
+    change = difference_of_means(value_a, error_a, value_b, error_b)
+    method: Literal["standard-errors"] | None = None if change.low is None else "standard-errors"
+    return replace(at_step, low=change.low, high=change.high, method=method)
 
 
 def _over_last_steps(

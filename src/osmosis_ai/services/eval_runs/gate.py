@@ -34,8 +34,8 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
     from osmosis_ai.evaluation.comparison.run_totals import RunTotals
-    from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
 LEAST_SCORED = 0.9
 """A share of scored attempts below this stands beside the verdict where no rule asks about it."""
@@ -200,6 +200,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         ConflictError: it was executed elsewhere.
     """
     from osmosis_ai.services.eval_runs.info import describe_run
+    from osmosis_ai.services.eval_runs.platform_samples import counts_of, unfinished_there
 
     found = describe_run(client, name)
     run, metrics = found.run, found.metrics
@@ -210,11 +211,11 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         )
     results = found.detail.results
     rows = results.sampled_rows if results is not None else None
-    unfinished = None if run.status == "finished" else _unfinished(run.status, run.error)
-    passes_at = None
+    unfinished, passes_at = unfinished_there(found), None
     estimates = (metrics.estimates if metrics is not None else None) or {}
     if found.detail.retry_of is not None or found.detail.retries:
-        unfinished, estimates = _with_retries(found)
+        # A retry alone is no sample.
+        estimates = found.merged.wire.estimates if found.merged is not None else {}
     if estimates:
         counts = estimates.get("counts") or {}
         made = [counts.get(key) or 0 for key in ("planned", "pending", "skipped")]
@@ -222,8 +223,8 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         evidence: Callable[[Rule], Evidence] = lambda rule: evidence_of(rule.metric, estimates, rows=rows)  # noqa: E731
         passes_at = _passes_at(estimates) if unfinished is None else None
     else:
-        tally = _Tally.of(found, rows)
-        scored, tried, evidence = tally.scored, tally.tried, tally.evidence
+        told = counts_of(found)
+        scored, tried, evidence = told.scored, told.tried, lambda rule: _evidence_of_counts(told, rule)
     return GatedRun(
         name=run.name or run.id,
         source="platform",
@@ -241,15 +242,6 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
             if part is not None and part.name
         ),
     )
-
-
-def _with_retries(found: DescribedEvaluation) -> tuple[str | None, dict[str, Any]]:
-    """Return why a run and its retries prove nothing yet, or None, and their numbers: a retry alone is no sample."""
-    if found.detail.retry_of is not None and found.detail.retry_of.status is None:
-        return "it is a retry of a run that was deleted: it has only samples that had no score before.", {}
-    if found.merged is None:
-        return "the results of its retries could not be read; try again.", {}
-    return found.merged.unfinished, found.merged.wire.estimates
 
 
 def rubric_results(file: Path) -> GatedRun:
@@ -297,81 +289,34 @@ def rubric_results(file: Path) -> GatedRun:
     )
 
 
-@dataclass(frozen=True)
-class _Tally:
-    """The counts of a run whose platform computes no estimates."""
-
-    scored: int | None
-    passed: int | None
-    failed: int | None
-    tried: int | None
-    rows: int | None
-    reward: tuple[float, float] | None
-    pass_at_k: dict[str, float]
-
-    @classmethod
-    def of(cls, found: DescribedEvaluation, rows: int | None) -> _Tally:
-        results, metrics = found.detail.results, found.metrics
-        overview = metrics.overview if metrics is not None else None
-        graded, passed, failed = (
-            next(
-                (
-                    value
-                    for value in (getattr(part, key, None) for part in (overview, results))
-                    if value is not None
-                ),
-                None,
-            )
-            for key in ("graded", "passed", "failed")
-        )
-        stats = (metrics.reward_stats if metrics is not None else None) or {}
-        mean, std = stats.get("mean"), stats.get("std")
-        points = metrics.pass_at_k if metrics is not None else []
-        return cls(
-            scored=graded,
-            passed=passed,
-            failed=failed,
-            tried=overview.completed_samples if overview is not None else None,
-            rows=rows,
-            reward=(mean, std) if mean is not None and std is not None else None,
-            pass_at_k={str(point.k): point.value for point in points if point.value is not None},
-        )
-
-    def evidence(self, rule: Rule) -> Evidence:
-        """Return what the counts say of the metric of a rule."""
-        metric = rule.metric
-        note = (
-            "the platform does not tell which row a sample is of: each row counts once."
-            if self.rows is not None
-            else "the platform does not tell how many rows there are: each sample counts for itself."
-        )
-        if metric.startswith("pass@"):
-            value = self.pass_at_k.get(metric.removeprefix("pass@"))
-            if value is None or self.rows is None:
-                return Evidence(
-                    value, note=f"the platform does not tell {metric} and of how many rows it is."
-                )
-            return evidence_of_share(value * self.rows, self.rows, self.rows, note=note)
-        if metric == "reward":
-            if self.reward is None or not self.scored:
-                return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
-            return evidence_of_mean(*self.reward, self.scored, self.rows, note=note)
-        hits, samples = {
-            "pass_rate": (self.passed, self.scored),
-            "unscored": (
-                None if self.tried is None or self.scored is None else self.tried - self.scored,
-                self.tried,
-            ),
-            "failed": (self.failed, self.tried),
-        }.get(metric, (None, None))
-        if hits is None or samples is None:
-            return Evidence(note=f"the platform does not tell `{metric}`.")
-        return evidence_of_share(hits, samples, self.rows, note=note if samples else "")
-
-
-def _unfinished(status: str, error: str | None) -> str:
-    said = f" ({error.rstrip('.')})" if error else ""
-    return f"the run is {status}, not finished{said}: a part of a run proves nothing."
+def _evidence_of_counts(counts: CountsOnly, rule: Rule) -> Evidence:
+    """Return what counts say of the metric of a rule."""
+    metric = rule.metric
+    note = (
+        "the platform does not tell which row a sample is of: each row counts once."
+        if counts.rows is not None
+        else "the platform does not tell how many rows there are: each sample counts for itcounts."
+    )
+    if metric.startswith("pass@"):
+        value = counts.pass_at_k.get(int(metric.removeprefix("pass@")))
+        if value is None or counts.rows is None:
+            return Evidence(value, note=f"the platform does not tell {metric} and of how many rows it is.")
+        return evidence_of_share(value * counts.rows, counts.rows, counts.rows, note=note)
+    if metric == "reward":
+        if counts.reward is None or not counts.scored:
+            return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
+        return evidence_of_mean(*counts.reward, counts.scored, counts.rows, note=note)
+    hits, samples = {
+        "pass_rate": (counts.passed, counts.scored),
+        "unscored": (
+            None if counts.tried is None or counts.scored is None else counts.tried - counts.scored,
+            counts.tried,
+        ),
+        "failed": (counts.failed, counts.tried),
+    }.get(metric, (None, None))
+    if hits is None or samples is None:
+        return Evidence(note=f"the platform does not tell `{metric}`.")
+    return evidence_of_share(hits, samples, counts.rows, note=note if samples else "")
 
 
 def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:

@@ -144,7 +144,6 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
     run, detail = found.run, found.detail
     rows, n = _size(detail)
     none: Integers = np.zeros(0, dtype=np.int64)
-    unfinished = _unfinished(found)
     return RunSamples(
         name=run.name or run.id,
         run_id=_family(detail),
@@ -157,7 +156,7 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
         source_rows=none,
         samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
         planned=(detail.results.planned_samples if detail.results is not None else None) or rows * n,
-        unfinished=unfinished,
+        unfinished=unfinished_there(found),
         imported=run.imported.words if run.imported is not None else None,
     )
 
@@ -172,13 +171,15 @@ def _family(detail: EvalRunDetail) -> str:
     return detail.eval_run.id
 
 
-def _unfinished(found: DescribedEvaluation) -> str | None:
+def unfinished_there(found: DescribedEvaluation) -> str | None:
     """Return why a run, with its retries, proves nothing yet; None when it does."""
     run, detail = found.run, found.detail
     if detail.retry_of is not None and detail.retry_of.status is None:
         return "it is a retry of a run that was deleted: it has only samples that had no score before."
     if detail.retry_of is not None or detail.retries:
-        return found.merged.unfinished if found.merged is not None else None
+        if found.merged is None:
+            return "the results of its retries could not be read; try again."
+        return found.merged.unfinished
     if run.status == "finished":
         return None
     said = f" ({run.error.rstrip('.')})" if run.error else ""

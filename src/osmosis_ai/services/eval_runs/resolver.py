@@ -35,7 +35,7 @@ class ResolvedRun:
 
     Attributes:
         place: on this machine by name, on the platform, or at a path that was named.
-        name: its own.
+        name: its own; of the platform's, an id serves as well.
         directory: of a run of this machine; None for one of the platform.
     """
 
@@ -347,7 +347,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
 
 
 def _name_there(word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None) -> str:
-    """Return the name of a run of the platform.
+    """Return the name, or the id that was asked for, of a run of the platform.
 
     Raises:
         NotFoundError, PlatformError: it has none; or as every call.
@@ -365,8 +365,8 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
             )
         return names[0]
     try:
-        detail = client.eval_runs.get(word)
-        return detail.eval_run.name or detail.eval_run.id
+        client.eval_runs.get(word)
+        return word
     except PlatformError as error:
         if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
             raise

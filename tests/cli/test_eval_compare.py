@@ -181,6 +181,20 @@ def test_several_candidates_are_each_compared_with_the_baseline(maze: Maze) -> N
     assert "among 2 candidates" in compare(maze, "fern", "moss", "reed").out
 
 
+def test_what_could_not_be_told_apart_leads_to_a_plan(maze: Maze) -> None:
+    config = {"config": "configs/eval/math.toml"}
+    write_journalled_run(
+        maze.workspace.evals_dir / "reed",
+        passes(HARD[::-1]),
+        inputs={"model_path": "reed"},
+        provenance=config,
+    )
+    last = compare(maze, "fern", "reed").out.splitlines()[-1]
+    plan = "osmosis eval plan configs/eval/math.toml --pilot reed --against fern --detect 0.05"
+    assert last == f"What would tell: {plan}"
+    assert "What would tell" not in compare(maze, "fern", "moss").out
+
+
 def test_a_column_that_the_dataset_has_not_is_refused(maze: Maze) -> None:
     outcome = compare(maze, "fern", "moss", "--slice", "difficulty")
     assert outcome.status == 1 and outcome.out == "" and "Error: " in outcome.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison
 
 _MOST_ROWS = 10_000
 
@@ -121,7 +122,22 @@ def _compared(
         message=found.sentence,
         resource=found.data(),
         blocks=comparison_blocks(found),
+        next_steps=_next_steps(found),
     )
+
+
+def _next_steps(found: RunComparison) -> list[str]:
+    """Return how to find out what would tell runs apart that could not be told apart."""
+    config = found.candidates[-1].totals.inputs.config
+    open_ones = [each for each in found.candidates if each.verdict.detectable is not None]
+    if config is None or not open_ones or found.metric not in ("pass_rate", "reward"):
+        return []
+    pilot, against = (
+        run.location if run.place == "file" else run.name for run in (open_ones[0].totals, found.baseline)
+    )
+    words = ["osmosis", "eval", "plan", config, "--pilot", pilot, "--against", against, "--detect", "0.05"]
+    metric = [] if found.metric == "pass_rate" else ["--metric", found.metric]
+    return [f"What would tell: {shlex.join([*words, *metric])}"]
 
 
 def _checked_metric(metric: str) -> str:

@@ -61,7 +61,7 @@ def test_a_directory_and_a_file_in_it_are_found_from_anywhere(
     given = directory / file
     if file.startswith("results"):
         given = tmp_path / "results.json"
-        given.write_text(json.dumps({"run_name": "blue-hen", "run_dir": str(directory)}))
+        given.write_text(json.dumps({"summary": {"run_dir": str(directory)}, "rows": []}))
     found = resolve_run(str(given), client=nobody, start=Path("/"))
     assert (found.place, found.directory) == ("file", directory)
 

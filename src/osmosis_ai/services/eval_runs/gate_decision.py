@@ -34,6 +34,7 @@ from osmosis_ai.services.eval_runs.resolver import (
     find_run_samples,
     read_run_directory,
     resolve_run,
+    run_of_file,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def gate(reference: str, question: GateQuestion, *, client: Client) -> GateRepor
         OsmosisError: a run is nowhere, damaged, or may not be compared.
     """
     file = Path(reference).expanduser()
-    if file.is_file() and not (file.parent / "manifest.json").is_file():
+    if file.is_file() and run_of_file(file) is None:
         return _Gate(
             rubric_results(file), None, _asked(question, _decisions(question, None)), client
         ).report()

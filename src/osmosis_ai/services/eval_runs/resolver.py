@@ -172,9 +172,9 @@ def _at_path(word: str) -> Path | None:
         )
     if not given.is_file():
         return None
-    for directory in (given.absolute().parent, _told_by(given)):
-        if directory is not None and (directory / "manifest.json").is_file():
-            return directory
+    directory = run_of_file(given)
+    if directory is not None:
+        return directory
     if given.name == word and not given.suffix:
         return None  # a run may have the name of a file
     raise OsmosisError(
@@ -184,13 +184,20 @@ def _at_path(word: str) -> Path | None:
     )
 
 
+def run_of_file(file: Path) -> Path | None:
+    """Return the run directory that a file is in, or that it tells of; None where it is no run's."""
+    for directory in (file.absolute().parent, _told_by(file)):
+        if directory is not None and (directory / "manifest.json").is_file():
+            return directory
+    return None
+
+
 def _told_by(file: Path) -> Path | None:
     """Return the run directory that the results file of a classic evaluation tells of."""
     try:
         if file.stat().st_size > _LARGEST_RESULT_BYTES:
             return None
-        told = json.loads(file.read_bytes())["run_dir"]
-        return Path(told)
+        return Path(json.loads(file.read_bytes())["summary"]["run_dir"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

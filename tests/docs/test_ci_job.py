@@ -16,10 +16,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "ci.md"
 
 
 def steps() -> list[str]:
-    """Return the commands of the documented job."""
-    job = re.search(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert job is not None
-    return re.findall(r"^\s+- run: (osmosis .*)$", job[1], re.MULTILINE)
+    """Return the commands of the documented job that has them by hand."""
+    return re.findall(r"^\s+- run: (osmosis .*)$", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture

@@ -195,6 +195,26 @@ def test_what_could_not_be_told_apart_leads_to_a_plan(maze: Maze) -> None:
     assert "What would tell" not in compare(maze, "fern", "moss").out
 
 
+def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands(maze: Maze) -> None:
+    for name, grader in (("old", "1" * 64), ("new", "2" * 64)):
+        write_journalled_run(
+            maze.workspace.evals_dir / name, passes(HARD), inputs={"model_path": name}, grader_digest=grader
+        )
+    refused = compare(maze, "old", "new")
+    assert refused.status == 1 and "were graded by different rules" in refused.err
+    allowed = compare(maze, "old", "new", "--allow-different-grader")
+    assert allowed.status == 0 and allowed.out.count("(different graders: ") == 1
+    assert ", different graders: " in allowed.out.splitlines()[0]
+    assert resource(maze, "old", "new", "--allow-different-grader")["candidates"][0]["label"] is not None
+
+
+def test_runs_of_the_same_seed_model_and_code_are_refused(maze: Maze) -> None:
+    record(maze, "twin", passes(BETTER), model_path="openai/fern")
+    refused = compare(maze, "fern", "twin")
+    assert refused.status == 1 and "have the same samples: seed 0" in refused.err
+    assert compare(maze, "fern", "twin", "--allow-same").status == 0
+
+
 def test_a_column_that_the_dataset_has_not_is_refused(maze: Maze) -> None:
     outcome = compare(maze, "fern", "moss", "--slice", "difficulty")
     assert outcome.status == 1 and outcome.out == "" and "Error: " in outcome.err

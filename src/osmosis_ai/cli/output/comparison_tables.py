@@ -37,7 +37,7 @@ def comparison_document(found: RunComparison) -> DecisionDocument:
     inputs = found.candidates[0].totals.inputs
     return DecisionDocument(
         title="osmosis eval compare",
-        marker=f"eval.compare:{inputs.rollout or 'run'}/{inputs.dataset_name or 'dataset'}",
+        marker=f"eval.compare:{inputs.config or f'{inputs.rollout}/{inputs.dataset_name}'}",
         verdict=found.sentence,
         notes=_note_texts(found),
         blocks=[
@@ -113,7 +113,6 @@ def _summary(found: RunComparison) -> Iterator[Table]:
 
 
 def _metrics(found: RunComparison, candidate: ComparedCandidate) -> Table:
-    label = candidate.comparability.label
     return Table(
         _change_columns(found, candidate, first="Metric"),
         [
@@ -121,10 +120,15 @@ def _metrics(found: RunComparison, candidate: ComparedCandidate) -> Table:
             for change in candidate.changes
             for row in _metric_rows(change, decides=change.metric == found.metric)
         ],
-        title=f"{candidate.name} against {found.baseline.name}{f' ({label})' if label else ''}",
+        title=_against(found, candidate),
         note=_metrics_note(candidate),
         in_plain=True,
     )
+
+
+def _against(found: RunComparison, candidate: ComparedCandidate) -> str:
+    label = candidate.comparability.label
+    return f"{candidate.name} against {found.baseline.name}{f' ({label})' if label else ''}"
 
 
 def _change_columns(found: RunComparison, candidate: ComparedCandidate, *, first: str) -> list[Column]:
@@ -231,7 +235,7 @@ def _slices_of_all(found: RunComparison) -> Iterator[Table]:
             yield Table(
                 [*_change_columns(found, candidate, first="Slice"), Column("Verdict")],
                 [_slice_row(each) for each in candidate.slices],
-                title=f"{candidate.name} against {found.baseline.name}: {found.metric} by slice",
+                title=f"{_against(found, candidate)}: {found.metric} by slice",
                 note="p is adjusted for all slices; a slice of under 10 rows has no verdict",
                 in_plain=True,
             )

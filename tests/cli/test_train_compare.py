@@ -21,7 +21,13 @@ GAINS = (0.16, 0.20, 0.24, 0.18, 0.22, 0.15, 0.25, 0.19, 0.21, 0.20)
 
 
 def offer(
-    maze: Maze, name: str, config: Mapping[str, Any], curves: Mapping[str, Sequence[float]], **more: Any
+    maze: Maze,
+    name: str,
+    config: Mapping[str, Any],
+    curves: Mapping[str, Sequence[float]],
+    *,
+    validation: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     """Let the platform have a finished run with these curves, from step 1."""
     own = {**DETAIL["training_run"], "id": f"tr_{name}", "name": name, "status": "finished"}
@@ -35,7 +41,9 @@ def offer(
         }
         for key, values in curves.items()
     ]
-    maze.get(f"/training-runs/tr_{name}/metrics").respond(json={"overview": {}, "metrics": series})
+    maze.get(f"/training-runs/tr_{name}/metrics").respond(
+        json={"overview": {}, "metrics": series, "validation": validation}
+    )
     maze.get(f"/training-runs/tr_{name}/checkpoints").respond(json=CHECKPOINTS)
 
 
@@ -140,6 +148,37 @@ def test_steps_are_paired_where_both_runs_saw_the_same_prompts(
     )
     shown = maze.osmosis("train", "compare", "old", "new", "--plain").out
     assert ("unpaired, for the runs saw different prompts" in shown) == (because is not None)
+
+
+def test_validations_of_the_same_rows_are_compared_row_by_row(maze: Maze) -> None:
+    rows = [f"{n:032x}" for n in range(40)]
+    for name, passed in (("old", range(10)), ("new", range(22))):
+        told = {
+            "step": 2,
+            "rewards": {row: float(n in passed) for n, row in enumerate(rows)} | {"other" + name: 1},
+        }
+        offer(maze, name, {}, {VALIDATION: (0.3, 0.5), STDERR: (0.2, 0.2)}, validation=told)
+    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
+    (found,) = data["metrics"]
+    assert (found["method"], found["rows"], found["last_step"]) == ("paired-rows", 40, 2)
+    assert found["difference"] == pytest.approx(0.3) and found["low"] > 0.1 and found["p"] < 0.01
+    assert data["verdict"]["sentence"].endswith(", 40 rows at step 2).")
+    assert (
+        "of the validation reward the last, row by row"
+        in maze.osmosis("train", "compare", "old", "new", "--plain").out
+    )
+
+
+def test_validations_of_other_steps_or_other_rows_are_compared_by_their_errors(maze: Maze) -> None:
+    curves = {VALIDATION: (0.3, 0.5), STDERR: (0.2, 0.2)}
+    offer(maze, "old", {}, curves, validation={"step": 2, "rewards": {"a": 1}})
+    for name, told in (
+        ("later", {"step": 3, "rewards": {"a": 1}}),
+        ("new", {"step": 2, "rewards": {"b": 1, "a": None}}),
+    ):
+        offer(maze, name, {}, curves, validation=told)
+        (found,) = maze.osmosis("train", "compare", "old", name, "--json").json["data"]["metrics"]
+        assert found["method"] == "standard-errors"
 
 
 def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) -> None:

@@ -292,6 +292,27 @@ def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
     assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
 
 
+def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    store.begin(total_steps=40)
+
+    def told() -> dict[str, object] | None:
+        found: dict[str, object] | None = api.get(f"{RUNS}/{run['name']}/metrics").json().get("validation")
+        return found
+
+    assert told() is None
+    validated = [StepRecord(step, 1, {}, validation_rewards={"row": step / 10}) for step in (0, 5)]
+    store.append_steps([*validated, StepRecord(6, 1, {TRAINING_REWARD: 0.5})])
+    assert told() == {"step": 5, "rewards": {"row": 0.5}}
+    store.append_steps(validated[:1])
+    assert told() == {"step": 5, "rewards": {"row": 0.5}}
+    store.begin(total_steps=40, steps_done=4)
+    assert told() is None
+
+
 def test_a_step_that_is_repeated_replaces_itself(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.advantages import group_advantages
@@ -31,6 +32,7 @@ from osmosis_ai.training.runs.rollout_batch import (
 )
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule
+from osmosis_ai.training.runs.validation import rewards_by_row
 from tests.lazily import lazily
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
@@ -54,6 +56,18 @@ def test_what_was_recorded_is_read_back(tmp_path):
     written = MetricsHistory(tmp_path / "metrics.jsonl")
     written.append(whole)
     assert list(read_history(written.path)) == [whole]
+
+
+def test_a_validated_step_keeps_what_each_row_came_to_and_others_are_lines_as_before(tmp_path):
+    validated = StepRecord(4, 5, {}, {}, [], {"a" * 32: 0.5})
+    assert StepRecord.from_line(validated.to_line()) == validated
+    assert b"validation_rewards" not in record(3).to_line()
+
+
+def test_of_copies_of_a_held_out_row_the_mean_counts_and_of_a_row_without_a_reward_nothing():
+    rows = [dataset_row(0), dataset_row(1), DatasetRow(2, [], "7", None), DatasetRow(3, [], "8", None)]
+    found = rewards_by_row(rows, [0.0, 1.0, 0.25, None])
+    assert found == {row_digest(rows[0]): 0.5, row_digest(rows[2]): 0.25}
 
 
 def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):

@@ -132,11 +132,19 @@ class MetricSeries(WireModel):
     data_points: list[MetricPoint] = []
 
 
+class ValidatedRows(WireModel):
+    """The newest validation after ``step``: the mean reward of each row, by the digest of what the row is."""
+
+    step: int
+    rewards: dict[str, Measured] = {}
+
+
 class TrainingMetrics(WireModel):
     status: str = ""
     overview: TrainingMetricsOverview = TrainingMetricsOverview()
     metrics: list[MetricSeries] = []
     training_run_id: str | None = None
+    validation: ValidatedRows | None = None
 
 
 class Checkpoint(WireModel):

@@ -90,9 +90,11 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
         if found.unpaired_because
         else "paired by step"
     )
+    by_row = any(metric.method == "paired-rows" for metric in found.metrics)
+    validation = "row by row" if by_row else "by the standard errors that the runs measured"
     note = (
         f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, {pairing}; "
-        "of the validation reward the last, by the standard errors that the runs measured"
+        f"of the validation reward the last, {validation}"
         if steps
         else None
     )

@@ -14,7 +14,7 @@ from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import quick_read
-from osmosis_ai.platform.runs.read.training_curves import MetricCurve, read_curves
+from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 
@@ -83,6 +83,7 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
         overview=_overview(run, curves, services.clock),
         metrics=[_series(curve) for curve in curves],
         training_run_id=run.id,
+        **({"validation": wire.ValidatedRows(**run.metrics[VALIDATION])} if run.metrics else {}),
     )
 
 

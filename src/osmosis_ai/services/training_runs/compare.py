@@ -3,8 +3,8 @@
 Runs are compared at equal steps, however much longer one of them went on. Two intervals are given where the
 runs' own numbers allow them, and none elsewhere:
 
-- of the validation reward, whose standard error each run reports, that of two independent means, at the last
-  validation that both have;
+- of the validation reward, at the last validation that both have: row by row where the platform tells what each
+  held-out row came to, else that of two independent means, by the standard errors that each run reports;
 - of a curve, that of the mean over the last steps that both have. Runs with the same seed, dataset and batch size
   saw the same prompts at a step and are paired step by step; others are two means of their own, and it is said.
 
@@ -57,6 +57,7 @@ class MetricDifference:
         estimator: how it was made, e.g. "sign-flip"; None by standard errors.
         p: two-sided, of no difference; None by standard errors.
         reason: why there is no interval.
+        rows: how many rows a difference by row is a mean over.
     """
 
     key: str
@@ -68,10 +69,11 @@ class MetricDifference:
     high: float | None = None
     steps: int = 0
     last_step: int | None = None
-    method: Literal["standard-errors", "paired-steps", "unpaired-steps"] | None = None
+    method: Literal["paired-rows", "standard-errors", "paired-steps", "unpaired-steps"] | None = None
     estimator: str | None = None
     p: float | None = None
     reason: str | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def _verdict(found: MetricDifference, name: str, a: str, b: str) -> TrainingVerd
         told = f"{b} can not be told apart from {a} by the {name}: {difference:+.3f} ({why})."
         return TrainingVerdict("unclear", found.key, told)
     how = {
+        "paired-rows": f"{found.rows} rows at step {found.last_step}",
         "standard-errors": f"at step {found.last_step}, by the runs' standard errors",
         "paired-steps": f"{found.steps} steps, paired",
         "unpaired-steps": f"{found.steps} steps, unpaired",
@@ -226,7 +229,8 @@ def _metric_differences(
             yield found
         elif key in _STDERR_OF:
             errors = _curve(a, _STDERR_OF[key]), _curve(b, _STDERR_OF[key])
-            yield _at_last_step(found, common[-1], (curve_a, curve_b), errors)
+            by_row = _by_validated_row(found, common[-1], a, b)
+            yield by_row or _at_last_step(found, common[-1], (curve_a, curve_b), errors)
         else:
             yield _over_last_steps(found, common[-LAST_STEPS:], curve_a, curve_b, paired=paired)
 
@@ -235,6 +239,41 @@ def _curve(run: DescribedTraining, key: str) -> dict[int, float]:
     from osmosis_ai.services.training_runs.watch import points
 
     return dict(points(run.metrics, key))
+
+
+def _by_validated_row(
+    found: MetricDifference, step: int, a: DescribedTraining, b: DescribedTraining
+) -> MetricDifference | None:
+    """Compare a validation row by row; None where not both runs tell that step's rows, or no row is in both."""
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+
+    validations = [run.metrics.validation if run.metrics else None for run in (a, b)]
+    known = [
+        {row: reward for row, reward in told.rewards.items() if reward is not None}
+        for told in validations
+        if told is not None and told.step == step
+    ]
+    if len(known) < 2 or not (common := sorted(known[0].keys() & known[1].keys())):
+        return None
+    places = range(len(common))
+    values_a, values_b = ([rewards[row] for row in common] for rewards in known)
+    scale = (0.0, 1.0) if set(values_a) | set(values_b) <= {0.0, 1.0} else None
+    pairs = Pairs.of(values_a, places, values_b, places, scale=scale)
+    assert pairs is not None  # the rows are common to both
+    estimated = mean_difference(pairs)
+    return replace(
+        found,
+        difference=estimated.value,
+        low=estimated.low,
+        high=estimated.high,
+        steps=1,
+        last_step=step,
+        method="paired-rows",
+        estimator=estimated.method,
+        p=estimated.p,
+        reason=estimated.reason,
+        rows=estimated.rows,
+    )
 
 
 def _at_last_step(

@@ -38,7 +38,14 @@ from osmosis_ai.training.runs.rollout_batch import (
     rollout_metrics,
 )
 from osmosis_ai.training.runs.truncation import timed_out, with_truncation_rule
-from osmosis_ai.training.runs.validation import ValidationPlan, few_scored, validate, validation_metrics
+from osmosis_ai.training.runs.validation import (
+    Validated,
+    ValidationPlan,
+    few_scored,
+    rewards_by_row,
+    validate,
+    validation_metrics,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,9 +192,9 @@ class TrainingLoop:
         publishing_s = await self._publish(learned)
         warnings += [refusal] if refusal else list(learned.warnings)
         metrics |= learning_metrics(learned, learning_s)
-        validated, worries = await self._validate_if_due(step)
-        metrics |= validated
-        warnings += worries
+        validated = await self._validate_if_due(step)
+        metrics |= validated.metrics
+        warnings += validated.warnings
         metrics |= finite(
             {
                 "time/publishing_s": publishing_s,
@@ -196,7 +203,7 @@ class TrainingLoop:
             }
         )
         self.state.step = step
-        await self._record(step, metrics, batch.unscored(), warnings)
+        await self._record(step, metrics, batch.unscored(), warnings, validated.rewards)
         await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
         await self._cleaned_up()
         self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
@@ -292,19 +299,18 @@ class TrainingLoop:
     async def _validate_alone(self, doing: str) -> None:
         """Validate outside of a step; its numbers are a record of their own."""
         self._hooks.stage(doing)
-        metrics, warnings = await self._unless_stopped(self._validate(self.state.step))
-        await self._record(self.state.step, metrics, {}, warnings)
+        found = await self._unless_stopped(self._validate(self.state.step))
+        await self._record(self.state.step, found.metrics, {}, found.warnings, found.rewards)
 
-    async def _validate_if_due(self, step: int) -> tuple[dict[str, float], list[str]]:
+    async def _validate_if_due(self, step: int) -> Validated:
         if not self._is_due(step):
-            return {}, []
+            return Validated()
         try:
             return await self._unless_stopped(self._validate(step))
         except _Stopped:
-            return {}, []  # the update counts all the same, and who goes on from it validates it
+            return Validated()  # the update counts all the same, and who goes on from it validates it
 
-    async def _validate(self, step: int) -> tuple[dict[str, float], list[str]]:
-        """Return a validation's numbers, and what a person should know of them."""
+    async def _validate(self, step: int) -> Validated:
         parts, started = self._parts, time.monotonic()
         total = len(parts.rows.held_out) * parts.validation.attempts
         validation = await validate(
@@ -317,12 +323,18 @@ class TrainingLoop:
         )
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
         worries = [few_scored(validation.metrics), self.state.judge_validation(validation.rewards)]
-        return numbers, [worry for worry in worries if worry]
+        rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
+        return Validated(numbers, [worry for worry in worries if worry], finite(rewards))
 
     async def _record(
-        self, step: int, metrics: dict[str, float], unscored: dict[str, int], warnings: list[str]
+        self,
+        step: int,
+        metrics: dict[str, float],
+        unscored: dict[str, int],
+        warnings: list[str],
+        rewards: dict[str, float],
     ) -> None:
-        record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings)
+        record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings, rewards)
         await asyncio.to_thread(self._parts.history.append, record)
         for warning in warnings:
             self._hooks.note(warning)

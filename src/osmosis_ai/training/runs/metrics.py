@@ -93,6 +93,8 @@ class StepRecord:
         metrics: by the keys of :data:`TITLES`.
         unscored: rollouts without a reward, by reason.
         warnings: what a person should look at, a sentence each.
+        validation_rewards: where the step was validated, the mean reward of each held-out row that has one, by the row's
+            digest.
     """
 
     step: int
@@ -100,10 +102,14 @@ class StepRecord:
     metrics: dict[str, float]
     unscored: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    validation_rewards: dict[str, float] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
         """Return the record as one line of JSON, newline included."""
-        return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
+        written = asdict(self)
+        if not self.validation_rewards:
+            del written["validation_rewards"]  # releases up to 0.3.14 read lines without it alone
+        return orjson.dumps(written, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> StepRecord:

@@ -9,11 +9,11 @@ policy samples as it does in training (`rollout_temperature`, `rollout_top_p`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.datasets import DatasetRow, iter_rows, sample_rows
+from osmosis_ai.datasets import DatasetRow, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
@@ -58,6 +58,19 @@ class ValidationPlan:
             )
         if self.max_rows < 1 or self.attempts < 1:
             raise OsmosisError("a validation needs at least one row and one attempt.")
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What a validation came to, as a step's record has it.
+
+    Attributes:
+        rewards: of each row that has any, by the row's digest; copies of a row are one.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,15 @@ def validation_metrics(evaluation: RunMetrics) -> dict[str, float]:
             VALIDATION_PLANNED: counts.planned,
         }
     )
+
+
+def rewards_by_row(rows: Sequence[DatasetRow], rewards: Sequence[float | None]) -> dict[str, float]:
+    """Return the rewards of rows by what the rows are; of copies the mean, of rows without a reward none."""
+    found: dict[str, list[float]] = {}
+    for row, reward in zip(rows, rewards, strict=True):
+        if reward is not None:
+            found.setdefault(row_digest(row), []).append(reward)
+    return {digest: sum(known) / len(known) for digest, known in found.items()}
 
 
 def few_scored(evaluation: RunMetrics) -> str | None:

@@ -14,6 +14,9 @@ from osmosis_ai.platform.db.tables import DbMetricPoint
 from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
+VALIDATION = "validation"
+"""Where the metrics of a run's row have its newest validation, row by row."""
+
 # Plain columns: a long run has hundreds of thousands of points.
 _POINTS = (
     select(DbMetricPoint.key, DbMetricPoint.step, DbMetricPoint.value, DbMetricPoint.timestamp)

@@ -22,9 +22,10 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, new_id
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, new_id
 from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.read.training_curves import VALIDATION
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import (
@@ -78,6 +79,8 @@ class TrainingRunWriter:
             later = (DbMetricPoint.run_id == run.id, DbMetricPoint.step > steps_done)
             session.execute(delete(DbMetricPoint).where(*later))
             run.results = _results(session, run.id, current_step=steps_done, total_steps=total_steps)
+            if _validated_step(run) > steps_done:
+                run.metrics = None
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         """Record what steps have come to, all of them or none; what is no finite number is left out."""
@@ -96,6 +99,13 @@ class TrainingRunWriter:
         ]
         with self._leases.writing(self._lease) as (session, run):
             upsert(session, DbMetricPoint, points)
+            validated = max(
+                (record for record in records if record.validation_rewards), key=_step, default=None
+            )
+            if validated is not None and validated.step >= _validated_step(run):
+                run.metrics = {
+                    VALIDATION: {"step": validated.step, "rewards": finite(validated.validation_rewards)}
+                }
             known = run.results or {}
             run.results = _results(
                 session,
@@ -150,6 +160,15 @@ class TrainingRunWriter:
         with path.open("rb") as content:
             info = self._blobs.put(key, content)
         return {"blob_key": key, "size": info.size, "sha256": info.sha256}
+
+
+def _step(record: StepRecord) -> int:
+    return record.step
+
+
+def _validated_step(run: DbRun) -> int:
+    """Return the step of the validation that is kept row by row; -1 when there is none."""
+    return int(((run.metrics or {}).get(VALIDATION) or {}).get("step", -1))
 
 
 def _results(session: Session, run_id: str, *, current_step: int, total_steps: int | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.cli.maze import Maze, Outcome
 from tests.evaluation.comparison.builders import write_journalled_run
 
@@ -288,6 +289,28 @@ def test_what_may_not_be_compared_is_an_error_that_says_why(
     outcome = gate(maze, "equal", *options)
     assert outcome.status == 1
     assert said in f"{outcome.error['message']} {outcome.error.get('hint')}"
+
+
+def test_of_a_hosted_run_the_counts_are_held_against_a_baseline(maze: Maze) -> None:
+    maze.get("/eval-runs/amber-otter-42").respond(
+        json={**DETAIL, "eval_run": {**OWN, "status": "finished"}, "results": RESULTS}
+    )
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    rules = ("--margin", "pass_rate=0.9", "--margin", "reward=0.1", "--max", "tokens=5")
+    outcome = gate(maze, "platform:amber-otter-42", "--against", "base", *rules)
+    assert outcome.status == 3, outcome.err
+    tokens, rate, reward = outcome.json["resource"]["rules"]
+    assert (rate["verdict"], rate["number"]["method"]) == ("pass", "newcombe")
+    assert (reward["verdict"], tokens["verdict"]) == ("unclear", "unclear")
+    assert any("only counts are known" in warning for warning in outcome.json["resource"]["warnings"])
+    sliced = gate(maze, "platform:amber-otter-42", "--min", "pass_rate=0.1", "--slice", "difficulty")
+    assert (sliced.status, sliced.out) == (1, "")
+
+
+def test_more_attempts_than_there_are_decide_nothing(maze: Maze) -> None:
+    outcome = gate(maze, "equal", "--against", "base", "--margin", "pass^8=0.5")
+    (rule,) = outcome.json["resource"]["rules"]
+    assert (outcome.status, rule["reason"]) == (3, "no row has 8 attempts with a score in both runs.")
 
 
 def test_rewards_beyond_pass_and_fail_are_bounded_by_the_range_that_is_written(maze: Maze) -> None:

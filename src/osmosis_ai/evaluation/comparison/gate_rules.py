@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from osmosis_ai.config.decisions import attempts_asked
 from osmosis_ai.evaluation.comparison.design import settle
 from osmosis_ai.evaluation.comparison.multiplicity import holm
 from osmosis_ai.evaluation.comparison.numbers import Difference
@@ -29,8 +30,6 @@ from osmosis_ai.evaluation.variance import VarianceComponents
 
 FEWEST_ROWS = 10
 """A slice of fewer rows has no verdict."""
-
-NOTHING_TO_COMPARE = "no row has this number in both runs."
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ class _Margin:
 
 def _judged(margin: _Margin, p_adjusted: float | None) -> RuleResult:
     rule, found, change = margin.rule, margin.found, margin.found.change
-    evidence = _evidence(change, p_adjusted)
+    evidence = _evidence(rule, change, p_adjusted)
     if found.undecided is not None:
         return RuleResult(rule, evidence, "unclear", found.undecided)
     if change is None:
-        return RuleResult(rule, evidence, "unclear", NOTHING_TO_COMPARE)
+        return RuleResult(rule, evidence, "unclear", _nothing_to_compare(rule))
     ends = margin.ends(change)
     if ends is None:
         return RuleResult(rule, evidence, "unclear", f"{_compared(margin, change)}; {change.reason}.")
@@ -183,9 +182,18 @@ def _settles(margin: _Margin, change: Difference) -> str:
     ).words
 
 
-def _evidence(change: Difference | None, p_adjusted: float | None) -> Evidence:
+def _nothing_to_compare(rule: Rule) -> str:
+    asked = attempts_asked(rule.metric)
+    if asked is not None and asked > 1:
+        return f"no row has {asked} attempts with a score in both runs."
+    if rule.described.scale == "amount":
+        return "no row has more than nothing of it in both runs."
+    return "no row has this number in both runs."
+
+
+def _evidence(rule: Rule, change: Difference | None, p_adjusted: float | None) -> Evidence:
     if change is None:
-        return Evidence(note=NOTHING_TO_COMPARE)
+        return Evidence(note=_nothing_to_compare(rule))
     return Evidence(
         value=change.value,
         at_least=change.at_least,

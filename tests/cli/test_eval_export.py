@@ -94,7 +94,7 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
     assert known == {
         "run": "mixed",
         "row_index": 0,
-        "source_row_index": 41,
+        "source_row_index": 0,
         "attempt": 1,
         "rollout_id": "row-0-run-0",
         "status": "success",
@@ -198,8 +198,8 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     assert (log.status, log.eval.task_display_name, log.eval.config.epochs) == ("cancelled", "mixed", 2)
     assert log.samples is not None and log.results is not None
     samples = {(sample.id, sample.epoch): sample for sample in log.samples}
-    first, unscored, failed = samples[41, 1], samples[0, 2], samples[1, 1]
-    assert (first.id, first.epoch, first.target, first.metadata["level"]) == (41, 1, "6", "easy")
+    first, unscored, failed = samples[0, 1], samples[0, 2], samples[1, 1]
+    assert (first.id, first.epoch, first.target, first.metadata["level"]) == (0, 1, "6", "easy")
     assert [message.role for message in first.messages] == [
         "system",
         "user",
@@ -219,4 +219,4 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     assert (unscored.scores, failed.error is not None) == ({}, True)
     rate = next(score for score in log.results.scores if score.name == "passed")
     assert rate.metrics["accuracy"].value == 1.0
-    assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [41, 0, 1]
+    assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [0, 0, 1]

@@ -97,7 +97,8 @@ class Manifest:
             ) from None
         if version != SCHEMA_VERSION:
             raise OsmosisError(
-                f"`{path}` has schema version {version!r}; this release knows {SCHEMA_VERSION}."
+                f"`{path}` has schema version {version!r}; this release knows {SCHEMA_VERSION}.",
+                hint="a later release has made the run: upgrade Osmosis",
             )
         return manifest
 

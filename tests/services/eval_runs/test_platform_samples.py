@@ -12,11 +12,13 @@ import pytest
 import respx
 
 from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
 from osmosis_ai.services.eval_runs.resolver import resolve_run
 from osmosis_ai.services.eval_runs.run_datasets import require_unchanged
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
+from tests.evaluation.comparison.builders import write_journalled_run
 from tests.workspace.builders import make_workspace
 
 BASE = "https://platform.osmosis.ai"
@@ -182,6 +184,26 @@ def test_a_run_of_the_platform_is_found_by_name_beginning_newest_and_commit(
     ours.get("/eval-runs/zebra", {"error": "there is no run 'zebra'"}, status=404)
     with pytest.raises(NotFoundError, match="neither on this machine nor on the platform"):
         found("zebra")
+    ours.get("/eval-runs/amber-ottr", {"error": "there is none"}, status=404)
+    with pytest.raises(NotFoundError) as caught:
+        found("amber-ottr")
+    assert (caught.value.hint or "").startswith("did you mean amber-otter-42?; ")
+
+
+def test_a_platform_that_is_away_leaves_what_this_machine_has(tmp_path: Path) -> None:
+    from osmosis_ai.services.eval_runs.resolver import find_run_samples
+
+    workspace = make_workspace(tmp_path / "workspace")
+    write_journalled_run(workspace.evals_dir / "amber-fox", [[1.0]])
+
+    def away() -> PlatformClient:
+        raise PlatformError("Connection error: refused", hint="is the platform running?")
+
+    with pytest.raises(PlatformError) as caught:
+        find_run_samples("amber-fx", client=away, start=workspace.root)
+    assert (caught.value.hint or "").startswith(
+        "is the platform running?; or, of the runs of this machine, did you"
+    )
 
 
 def test_a_dataset_that_has_changed_is_not_looked_into(ours: Replies, client: PlatformClient) -> None:
@@ -196,7 +218,6 @@ def test_a_dataset_that_has_changed_is_not_looked_into(ours: Replies, client: Pl
 def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp_path: Path) -> None:
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.services.eval_runs.resolver import find_run_samples
-    from tests.evaluation.comparison.builders import write_journalled_run
 
     workspace = make_workspace(tmp_path / "workspace")
     file = workspace.data_dir / "rows.jsonl"

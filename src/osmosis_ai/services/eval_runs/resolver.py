@@ -359,6 +359,8 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
     Raises:
         NotFoundError, PlatformError: it has none; or as every call.
     """
+    from difflib import get_close_matches
+
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.names import names_of
 
@@ -377,10 +379,13 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
     except PlatformError as error:
         if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
             raise
-        name = _only(word, [each for each in names_of(client, "eval") if each.startswith(word)])
-        if name is None:
-            raise
-        return name
+        names = names_of(client, "eval")
+        name = _only(word, [each for each in names if each.startswith(word)])
+        if name is not None:
+            return name
+        near = get_close_matches(word, names, n=3, cutoff=0.5)
+        error.hint = error.hint or (f"did you mean {' or '.join(near)}?" if near else None)
+        raise
 
 
 def _of_commit_there(

@@ -88,9 +88,17 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         )
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
+        meant = error.hint if error.hint is not None and error.hint.startswith("did you mean") else None
+        hints = (meant, "`osmosis eval list` lists the platform's", missing.hint)
         return NotFoundError(
             f"there is no run `{run}`, neither on this machine nor on the platform.",
-            hint="`osmosis eval list` lists the platform's; " + (missing.hint or ""),
+            details=missing.details,
+            hint="; ".join(filter(None, hints)),
+        )
+    if getattr(error, "status", 0) is None and missing.hint:
+        # Who is not reached may know the run; so may this machine, by another name.
+        error.hint = (
+            f"{error.hint}; or, of the runs of this machine, {missing.hint}" if error.hint else missing.hint
         )
     return error
 

@@ -15,7 +15,8 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
-    from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
+    from osmosis_ai.services.eval_runs.plan import PlannedEval
+    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
 
 GOAL, LIMITS, SPREAD = "What to see", "Limits", "How far rows and attempts lie apart"
 
@@ -87,7 +88,7 @@ def plan(
     """
     from osmosis_ai.cli.eval_runs import plan_tables
     from osmosis_ai.cli.output.decision_files import DecisionFiles
-    from osmosis_ai.services.eval_runs.plan import PlanRequest
+    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
 
     request = PlanRequest(
         config=config,
@@ -121,7 +122,8 @@ def plan(
 
 
 def _planned(request: PlanRequest) -> PlannedEval:
-    from osmosis_ai.services.eval_runs.plan import PlanUsageError, plan_eval
+    from osmosis_ai.services.eval_runs.plan import plan_eval
+    from osmosis_ai.services.eval_runs.plan_request import PlanUsageError
 
     try:
         return plan_eval(request, _find, _rows_on_the_platform)

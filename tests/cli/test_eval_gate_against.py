@@ -326,3 +326,10 @@ def test_rewards_beyond_pass_and_fail_are_bounded_by_the_range_that_is_written(m
     rules.write_text('[decide]\nagainst = "scored"\nreward_range = [0, 1]\n[margin]\nreward = 1\n')
     refused = gate(maze, "gaps", "--rules", str(rules))
     assert refused.status == 1 and "accepts every run" in str(refused.error)
+    margin = ("--against", "scored", "--margin", "reward=0.1")
+    assert gate(maze, "gaps", *margin, "--reward-range", "0,1").status == 3
+    assert gate(maze, "gaps", *margin, "--reward-range", "1,0").status == 2
+    beyond = gate(maze, "gaps", *margin, "--reward-range", "0,0.5")
+    assert (beyond.status, "which is not between 0 and 0.5" in beyond.error["message"]) == (1, True)
+    wide = gate(maze, "gaps", "--against", "scored", "--margin", "reward=0.5", "--reward-range", "0.2,0.7")
+    assert wide.status == 2 and "accepts every run" in wide.error["message"]

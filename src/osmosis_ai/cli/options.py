@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,14 @@ JunitOption = Annotated[
         "--junit", metavar="FILE", help="Write a test report, a case for each rule.", show_default=False
     ),
 ]
+RewardRangeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOW,HIGH",
+        help="The least and the greatest reward there can be; bounds what unscored attempts could change.",
+        show_default=False,
+    ),
+]
 
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 
@@ -72,3 +81,32 @@ def parse_duration(text: str, option: str) -> float:
             f"{text!r} is no duration; write 90, 90s, 10m or 2h.", param_hint=f"'{option}'"
         )
     return seconds
+
+
+def checked_confidence(confidence: float) -> float:
+    """Return a confidence that intervals can have.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if not 0.5 < confidence < 1:
+        raise typer.BadParameter("must be between 0.5 and 1, for instance 0.95.", param_hint="'--confidence'")
+    return confidence
+
+
+def parse_reward_range(text: str) -> tuple[float, float]:
+    """Return the least and the greatest reward of what people type: ``0,1``.
+
+    Raises:
+        typer.BadParameter: it is no range.
+    """
+    try:
+        least, most = (float(part) for part in text.split(","))
+    except ValueError:
+        least = most = math.nan
+    if not (math.isfinite(least) and math.isfinite(most) and least < most):
+        raise typer.BadParameter(
+            f"{text!r} is no range; write the least and the greatest reward, for instance 0,1.",
+            param_hint="'--reward-range'",
+        )
+    return least, most

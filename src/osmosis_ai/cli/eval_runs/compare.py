@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,12 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
-from osmosis_ai.cli.options import MarkdownOption
+from osmosis_ai.cli.options import (
+    MarkdownOption,
+    RewardRangeOption,
+    checked_confidence,
+    parse_reward_range,
+)
 from osmosis_ai.cli.output.decision_files import DecisionFiles
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
@@ -58,14 +62,7 @@ def compare(
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(metavar="SHARE", help="Of every interval.")] = 0.95,
-    reward_range: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOW,HIGH",
-            help="The least and the greatest reward there can be; bounds what unscored attempts could change.",
-            show_default=False,
-        ),
-    ] = None,
+    reward_range: RewardRangeOption = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Also compare runs that are not finished.")
@@ -97,8 +94,8 @@ def compare(
     options = CompareOptions(
         metric=None if metric is None else _checked_metric(metric),
         slices=tuple(slices or ()),
-        confidence=_checked_confidence(confidence),
-        reward_range=None if reward_range is None else _parsed_range(reward_range),
+        confidence=checked_confidence(confidence),
+        reward_range=None if reward_range is None else parse_reward_range(reward_range),
         seed=seed,
         rows_shown=rows,
         allowances=Allowances(
@@ -150,22 +147,3 @@ def _checked_metric(metric: str) -> str:
             f"{error.message.rstrip('.')}; {error.hint}", param_hint="'--metric'"
         ) from None
     return metric
-
-
-def _checked_confidence(confidence: float) -> float:
-    if not 0.5 < confidence < 1:
-        raise typer.BadParameter("must be between 0.5 and 1, for instance 0.95.", param_hint="'--confidence'")
-    return confidence
-
-
-def _parsed_range(text: str) -> tuple[float, float]:
-    try:
-        least, most = (float(part) for part in text.split(","))
-    except ValueError:
-        least = most = math.nan
-    if not (math.isfinite(least) and math.isfinite(most) and least < most):
-        raise typer.BadParameter(
-            f"{text!r} is no range; write the least and the greatest reward, for instance 0,1.",
-            param_hint="'--reward-range'",
-        )
-    return least, most

@@ -12,7 +12,13 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
-from osmosis_ai.cli.options import JunitOption, MarkdownOption
+from osmosis_ai.cli.options import (
+    JunitOption,
+    MarkdownOption,
+    RewardRangeOption,
+    checked_confidence,
+    parse_reward_range,
+)
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
@@ -107,6 +113,7 @@ def gate(
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
+    reward_range: RewardRangeOption = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Compare unfinished runs, too; they never pass.")
     ] = False,
@@ -144,14 +151,15 @@ def gate(
 
     with _usage():
         asked = parse_rules(minima or [], maxima or [], margins or [])
-    _require_confidence(confidence)
+    wanted = None if confidence is None else checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
         rules=tuple(asked),
         against=against,
         rules_file=rules,
         slices=tuple(dict.fromkeys(slices or [])),
-        confidence=confidence,
+        confidence=wanted,
+        reward_range=None if reward_range is None else parse_reward_range(reward_range),
         allowed=Allowances(unpaired, partial, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
@@ -181,13 +189,6 @@ def _usage() -> Iterator[None]:
 
 def _wrong(error: OsmosisError) -> typer.BadParameter:
     return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
-
-
-def _require_confidence(confidence: float | None) -> None:
-    if confidence is not None and not 0.5 < confidence < 1:
-        raise typer.BadParameter(
-            f"it is between 0.5 and 1, such as 0.95, not {confidence:g}.", param_hint="'--confidence'"
-        )
 
 
 def _decided(run: str, question: GateQuestion) -> GateReport:

@@ -156,7 +156,7 @@ def compare_runs(
     if options.metric is not None:
         described(options.metric)
     _require_once(candidates)
-    _require_in_range(runs, options.reward_range)
+    require_in_range(runs, options.reward_range)
     metric = options.metric or default_metric(runs)
     names = run_names(runs)
     measured = [_measured(baseline, run, metric, options) for run in candidates]
@@ -248,7 +248,12 @@ def _require_once(candidates: Sequence[RunSamples]) -> None:
             raise ConflictError(f"the run {run.name} is named twice.", hint="name each candidate once")
 
 
-def _require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:
+def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:
+    """Check that every reward is one there can be.
+
+    Raises:
+        OsmosisError: one is not.
+    """
     if reward_range is None:
         return
     least, most = reward_range

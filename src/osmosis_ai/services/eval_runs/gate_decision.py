@@ -257,6 +257,8 @@ class _Gate:
 
     def _samples(self) -> RunSamples:
         if self._read is None:
+            from osmosis_ai.evaluation.comparison.engine import require_in_range
+
             assert self._found is not None  # a judge's file was refused
             if self._found.directory is None:
                 reference = f"platform:{self._found.name}"
@@ -265,6 +267,7 @@ class _Gate:
                 self._read = read_run_directory(
                     self._found.directory, place=self._found.place, client=self._client
                 )
+            require_in_range([self._read], self._asked.reward_range)
         return self._read
 
     # -- limits ----------------------------------------------------------------------------
@@ -319,6 +322,7 @@ class _Gate:
     # -- margins ---------------------------------------------------------------------------
 
     def _compare(self) -> _Compared:
+        from osmosis_ai.evaluation.comparison.engine import require_in_range
         from osmosis_ai.evaluation.comparison.run_pairs import RunPair
         from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
@@ -327,6 +331,7 @@ class _Gate:
         baseline = find_run_samples(asked.against, client=self._client, like=run.inputs)
         for each in (run, baseline):
             require_vouched_for(each, allow_imported=asked.allow_imported)
+        require_in_range([baseline], asked.reward_range)
         comparability = require_comparable(baseline, run, asked.allowed)
         self._notes += comparability.notes
         if comparability.label:

@@ -82,7 +82,7 @@ def test_unpaired_intervals_hold_the_true_difference(rows: int, rate: float) -> 
 def test_intervals_of_skewed_rewards_without_a_range_hold_the_true_difference() -> None:
     draw, coverage = np.random.default_rng(SEED), Coverage()
     counts = np.ones(30, dtype=np.int64)
-    for rewards in draw.lognormal(0, 1, (200, 30)):
+    for rewards in draw.lognormal(0, 1, (100, 30)):
         coverage.add(mean_difference(Pairs(np.zeros(30), rewards, counts, counts)), math.exp(0.5))
     assert coverage.enough and coverage.contradicted == 0, str(coverage)
 

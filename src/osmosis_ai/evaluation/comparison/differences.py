@@ -10,6 +10,8 @@ Which method makes the interval depends on the rows alone:
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences of row means).
+    Johnson 1978, "Modified t Tests and Confidence Intervals for Asymmetrical Populations"; Hall 1992, "On
+        the Removal of Skewness by Transformation" (one-sided bounds of what is skewed).
     The others' stand with them: :mod:`~osmosis_ai.evaluation.comparison.exact`,
     :mod:`~osmosis_ai.evaluation.comparison.bootstrap`.
 """
@@ -291,12 +293,31 @@ def _student(rows: _Rows) -> tuple[str | None, Inversion | None]:
     from scipy.special import stdtr, stdtrit
 
     half = float(stdtrit(rows.count - 1, (1 + rows.confidence) / 2)) * stderr
-    one_sided = float(stdtrit(rows.count - 1, rows.confidence)) * stderr
+    down, up = (farther * stderr for farther in _one_sided_quantiles(rows))
     p = 2 * float(stdtr(rows.count - 1, -abs(mean) / stderr))
-    found = Inversion(mean - half, mean + half, mean - one_sided, mean + one_sided, p)
+    found = Inversion(mean - half, mean + half, mean - down, mean + up, p)
     if rows.bounded:
         found = found.within(1.0)
     return "paired-t", found.or_wider(score) if score else found
+
+
+def _one_sided_quantiles(rows: _Rows) -> tuple[float, float]:
+    """Return how many standard errors the one-sided bounds are below and above the mean.
+
+    Where one tail is longer, Student's bound on its side is passed more often than one says, up to 9 % of the time
+    rather than 5; the two sides of an interval make up for each other, and one alone does not. With skewness ``g``
+    that side is moved out by ``|g| (1 + 2 t^2) / (6 sqrt(R))``, the first term of Johnson's and Hall's
+    correction, at most to the two-sided bound.
+    """
+    from scipy.special import stdtrit
+
+    one_sided, two_sided = (
+        float(stdtrit(rows.count - 1, level)) for level in (rows.confidence, (1 + rows.confidence) / 2)
+    )
+    skew = skewness(rows.by_row)
+    farther = one_sided + abs(skew) * (1 + 2 * one_sided**2) / (6 * math.sqrt(rows.count))
+    longer = min(farther, two_sided)
+    return (longer, one_sided) if skew < 0 else (one_sided, longer)
 
 
 def _unit(pairs: Pairs) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison, compare_runs
-from osmosis_ai.services.eval_runs.resolver import GIT, find_run_samples
+from osmosis_ai.services.eval_runs.resolver import find_run_samples, names_commit
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -51,7 +51,7 @@ def find_runs(
     """
     found: dict[int, RunSamples] = {}
     like = None
-    for place, reference in sorted(enumerate(references), key=lambda each: each[1].startswith(GIT)):
+    for place, reference in sorted(enumerate(references), key=lambda each: names_commit(each[1])):
         found[place] = find_run_samples(reference, client=client, start=start, like=like)
         like = like or found[place].inputs
     return [found[place] for place in range(len(references))]

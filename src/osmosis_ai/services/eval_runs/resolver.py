@@ -128,6 +128,11 @@ def find_local_run(reference: str, *, start: Path | None = None) -> Path:
     return here
 
 
+def names_commit(reference: str) -> bool:
+    """Tell whether a reference is `git:REF`, wherever its run is to be."""
+    return _forced(reference)[1].startswith(GIT)
+
+
 def local_names(start: Path | None = None) -> list[str]:
     """Return the names of the workspace's runs on this machine, the newest first."""
     return [directory.name for directory in _newest(_workspace(start).evals_dir)]

@@ -254,6 +254,9 @@ async def test_a_validation_that_fell_below_the_start_beyond_chance_is_told_then
     assert "fell below that of the start" in str(ending.warning)
     assert sum("fell below" in note for note in world.told.notes) == 2, "when it was found, and at the end"
     assert records[4].metrics["eval/validation/reward_low"] < records[4].metrics["eval/validation/reward"]
+    by_row = records[4].validation_rewards.values()
+    assert sum(by_row) / len(by_row) == pytest.approx(records[4].metrics["eval/validation/reward"])
+    assert records[3].validation_rewards == {}
 
 
 async def test_what_the_start_came_to_is_known_to_a_later_session(tmp_path):

@@ -245,7 +245,7 @@ def _by_validated_row(
     found: MetricDifference, step: int, a: DescribedTraining, b: DescribedTraining
 ) -> MetricDifference | None:
     """Compare a validation row by row; None where not both runs tell that step's rows, or no row is in both."""
-    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
 
     validations = [run.metrics.validation if run.metrics else None for run in (a, b)]
     known = [
@@ -257,8 +257,7 @@ def _by_validated_row(
         return None
     places = range(len(common))
     values_a, values_b = ([rewards[row] for row in common] for rewards in known)
-    scale = (0.0, 1.0) if set(values_a) | set(values_b) <= {0.0, 1.0} else None
-    pairs = Pairs.of(values_a, places, values_b, places, scale=scale)
+    pairs = Pairs.of(values_a, places, values_b, places, scale=scale_of_rewards(values_a, values_b))
     assert pairs is not None  # the rows are common to both
     estimated = mean_difference(pairs)
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,8 +78,7 @@ def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
 def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
     """Make ``url`` the active platform; calls are tried again without a pause."""
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
-    defaults = client.PlatformClient.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "sleep", lambda _: None)
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(client, "_announced", set())
 
 

@@ -69,6 +69,12 @@ def test_a_limit_of_none_at_all_is_meant_as_it_stands() -> None:
     assert judge(Rule("unscored", "max", 0.05), evidence_of_share(0, 400, 100)).verdict == "pass"
 
 
+def test_what_costs_nothing_at_all_is_within_every_limit() -> None:
+    free = Evidence(value=0.0, rows=10, samples=40, note="all rows have the same mean.")
+    assert judge(Rule("cost_per_row", "max", 0.02), free).verdict == "pass"
+    assert judge(Rule("cost_per_row", "min", 0.02), free).verdict == "unclear"
+
+
 def test_counts_have_the_exact_bounds_and_rows_are_what_counts() -> None:
     # Clopper and Pearson: with 0 of n, the upper bound is 1 - 0.05 ** (1 / n).
     assert evidence_of_share(0, 20, None).at_most == pytest.approx(1 - 0.05 ** (1 / 20))

@@ -227,6 +227,8 @@ def judge(
         return RuleResult(rule, evidence, "unclear", evidence.note or "the run has no such number.")
     if rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES:
         return _literally_none(rule, evidence)
+    if rule.bound == "max" and evidence.value == 0 and rule.described.scale == "amount":
+        return RuleResult(rule, evidence, "pass", _sentence("nothing of it was spent", evidence))
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit

@@ -128,8 +128,8 @@ def open_context(
 
 
 def _suggests(error: PlatformError) -> bool:
-    """Whether an error says already what was perhaps meant, as those of our own platform do."""
-    return error.hint is not None or "did you mean" in error.message
+    """Whether an error says already what was perhaps meant or where to look, as those of our own platform do."""
+    return error.hint is not None or "did you mean" in error.message or "see `osmosis " in error.message
 
 
 def connect(

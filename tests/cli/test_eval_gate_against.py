@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -153,6 +154,18 @@ def test_every_rule_is_asked_of_every_slice_that_is_large_enough(maze: Maze) -> 
     small = gate(maze, "equal", "--min", "pass_rate=0.1", "--slice", "split")
     assert {rule["slice"] and rule["slice"]["value"] for rule in small.json["resource"]["rules"]} == {None}
     assert "slice split = 0: 8 rows; below 10 there is no verdict." in small.json["resource"]["warnings"]
+
+
+def test_a_slice_that_would_fail_alone_may_be_chance_among_others(maze: Maze) -> None:
+    def easy(limit: float) -> dict[str, Any]:
+        rules = gate(maze, "worse", "--min", f"pass_rate={limit}", "--slice", "difficulty").json["resource"][
+            "rules"
+        ]
+        return next(rule for rule in rules if rule["slice"] == {"column": "difficulty", "value": "easy"})
+
+    barely = easy(easy(0.1)["at_most"] + 0.002)
+    assert (barely["verdict"], "among 2 rules of slices" in barely["reason"]) == ("unclear", True)
+    assert easy(0.9)["verdict"] == "fail"
 
 
 def test_rules_beside_the_config_are_found_and_those_of_the_command_line_go_before_them(maze: Maze) -> None:

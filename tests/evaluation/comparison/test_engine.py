@@ -246,6 +246,20 @@ def test_one_row_two_rows_no_score_and_no_spread_are_no_verdict() -> None:
     assert compared([[None]] * 5, [[1.0]] * 5).sentence.endswith("no row has a score in both.")
 
 
+def test_what_is_beyond_all_measure_is_refused_or_left_out(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(
+        OsmosisError, match=r"fern has a reward of 1e\+308: no spread can be computed from it"
+    ):
+        compared([[1e308], [2.0]] * 5, [[1.0], [2.0]] * 5)
+    a, b = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
+    dear = b.samples.copy()
+    dear["cost_usd"] = 1e308
+    found = compare_runs(a, [replace(b, samples=dear)], CompareOptions())
+    json.dumps(found.data(), allow_nan=False)
+    assert "cost_per_row" not in [change.metric for change in found.candidates[0].changes]
+    assert not recwarn.list
+
+
 def test_one_attempt_against_four_compares_the_means_of_rows() -> None:
     found = compared(passes([count // 3 for count in HARD], 1), passes(BETTER))
     assert found.candidates[0].verdict.direction == "better"

@@ -9,7 +9,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.markdown_report import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
 from osmosis_ai.evaluation.comparison.metric_changes import described
-from osmosis_ai.evaluation.comparison.verdict import change_words, confidence_words, p_words
+from osmosis_ai.evaluation.comparison.verdict import change_words, confidence_words, p_words, signed_words
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
@@ -69,12 +69,9 @@ def difference_words(metric: str, change: Difference | None) -> str:
     """Return a difference with its sign, ``+6.2 points``; a ratio as ``x 1.25``."""
     if change is None:
         return formats.MISSING
-    words = change_words(metric, change.value)
+    words = signed_words(metric, change.value)
     scale = described(metric).scale
-    if scale == "amount":
-        return f"x {words}"
-    sign = "+" if change.value > 0 else ""
-    return f"{sign}{words}{' points' if scale == 'share' else ''}"
+    return f"x {words}" if scale == "amount" else f"{words} points" if scale == "share" else words
 
 
 def interval_words(metric: str, change: Difference | None) -> str:

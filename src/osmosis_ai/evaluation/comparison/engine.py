@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.comparison.metric_changes import (
 )
 from osmosis_ai.evaluation.comparison.multiplicity import holm
 from osmosis_ai.evaluation.comparison.row_outcomes import RowOutcomes, row_outcomes
-from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+from osmosis_ai.evaluation.comparison.run_pairs import HUGE, RunPair
 from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 from osmosis_ai.evaluation.comparison.slice_changes import SliceChange, slice_changes
 from osmosis_ai.evaluation.comparison.verdict import Circumstances, CompareVerdict, decide
@@ -254,11 +254,14 @@ def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, floa
     Raises:
         OsmosisError: one is not.
     """
-    if reward_range is None:
-        return
-    least, most = reward_range
+    least, most = reward_range or (-HUGE, HUGE)
     for run in runs:
         rewards = run.samples["reward"][run.scored]
+        beyond = rewards[(rewards < -HUGE) | (rewards > HUGE)]
+        if beyond.size:
+            raise OsmosisError(
+                f"the run {run.name} has a reward of {beyond[0]:g}: no spread can be computed from it."
+            )
         beyond = rewards[(rewards < least) | (rewards > most)]
         if beyond.size:
             raise OsmosisError(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _FAILED, _SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
 NOWHERE = -1
+HUGE = 1e100
+"""Squares of what is larger are beyond a float: nobody can tell its spread."""
 
 
 class Attempts(NamedTuple):
@@ -83,7 +85,7 @@ class LabelledRun:
         costs, rows = self.run.samples["cost_usd"][tried], self.rows[tried]
         # One that is not known makes the sum not known.
         sums = np.bincount(rows, weights=costs, minlength=self.index.size).astype(np.float64)
-        known = np.flatnonzero((np.bincount(rows, minlength=self.index.size) > 0) & np.isfinite(sums))
+        known = np.flatnonzero((np.bincount(rows, minlength=self.index.size) > 0) & (np.abs(sums) < HUGE))
         return Attempts(sums[known], known)
 
     def recorded(self, field: str) -> Attempts:
@@ -91,7 +93,7 @@ class LabelledRun:
         import numpy as np
 
         values = self.run.samples[field]
-        known = self.tried() & np.isfinite(values)
+        known = self.tried() & (np.abs(values) < HUGE)
         return Attempts(values[known], self.rows[known])
 
     def pass_counts(self, unscored_as: float | None = None) -> Passes:

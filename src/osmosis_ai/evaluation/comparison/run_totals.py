@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.evaluation.comparison.run_pairs import HUGE
+
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
@@ -87,5 +89,5 @@ def _sum(run: RunSamples, field: str) -> float | None:
     import numpy as np
 
     values = run.samples[field]
-    known = values[np.isfinite(values)]
+    known = values[np.abs(values) < HUGE]
     return math.fsum(known.tolist()) if known.size else None

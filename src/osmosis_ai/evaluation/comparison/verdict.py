@@ -110,6 +110,13 @@ def change_words(metric: str, number: float | None) -> str:
     return _rounded(100 * number, 1)
 
 
+def signed_words(metric: str, number: float) -> str:
+    """Return a change with a sign, ``+6.2``; a ratio, and what is shown as none, without."""
+    words = change_words(metric, number)
+    shows_more = number > 0 and any(digit in "123456789∞" for digit in words)
+    return f"+{words}" if shows_more and described(metric).scale != "amount" else words
+
+
 def confidence_words(confidence: float) -> str:
     """Return ``95 %``."""
     return f"{100 * confidence:g} %"
@@ -136,8 +143,7 @@ def _told(found: MetricChange, change: Difference, direction: Direction, known: 
 
 
 def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> CompareVerdict:
-    value = change_words(found.metric, change.value)
-    signed = f"{'+' if change.value > 0 and change.kind != 'ratio' else ''}{value}{_unit(found.metric)}"
+    signed = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
     numbers = _interval(found, change.low, change.high)
     reason = f"{signed} ({_doubts(change, numbers, known)})"
     if change.excludes_none and change.p_adjusted is not None:
@@ -215,10 +221,8 @@ def _turned_words(found: MetricChange, change: Difference, turned: Difference, k
     bounds = found.bounds
     assert bounds is not None  # `turned` is one of them
     numbers = _interval(found, change.low, change.high)
-    value = (
-        f"{'+' if change.value > 0 else ''}{change_words(found.metric, change.value)}{_unit(found.metric)}"
-    )
-    other = f"{'+' if turned.value > 0 else ''}{change_words(found.metric, turned.value)}"
+    value = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
+    other = signed_words(found.metric, turned.value)
     missing = bounds.unscored_a + bounds.unscored_b
     return (
         f"{value} over scored attempts ({_doubts(change, numbers, known)}), but what the {missing:,} unscored ones would "

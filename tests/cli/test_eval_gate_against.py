@@ -176,6 +176,9 @@ def test_rules_beside_the_config_are_found_and_those_of_the_command_line_go_befo
     )
     found = gate(maze, "near").json["resource"]
     assert (found["decided_by"], len(found["rules"])) == ("configs/eval/maze.decide.toml", 6)
+    assert "with the rules of configs/eval/maze.decide.toml" in " ".join(
+        maze.osmosis("eval", "gate", "near").out.split()
+    )
     looser = gate(maze, "near", "--margin", "pass_rate=0.4").json["resource"]
     assert {(rule["bound"], rule["limit"]) for rule in looser["rules"]} == {("margin", 0.4), ("min", 0.1)}
     elsewhere = maze.scratch / "other.decide.toml"

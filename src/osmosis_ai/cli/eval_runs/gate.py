@@ -242,6 +242,8 @@ def _tables(report: GateReport) -> list[Table]:
     limits = [each for each in report.judgements if each.rule.bound != "margin"]
     margins = [each for each in report.judgements if each.rule.bound == "margin"]
     level = f"bounds are one-sided, each at {100 * report.confidence:g} % confidence"
+    if report.decided_by is not None:
+        level = f"{level}; with the rules of {report.decided_by}"
     found = []
     if limits:
         found.append(_table(limits, report.run.name, "Value", level))

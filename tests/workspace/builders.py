@@ -8,6 +8,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
+from osmosis_ai.config.issues import Issue
+from osmosis_ai.workspace.config_files import EvalConfig, InvalidConfigError, load_eval_config
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
 
 MINIMAL_EVAL = """\
@@ -84,3 +88,15 @@ def write_config(
     path = workspace.root / "configs" / kind / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
+
+
+def load_eval(workspace: WorkspaceDirectory, text: str | bytes) -> EvalConfig:
+    """Read an evaluation config of this text."""
+    return load_eval_config(write_config(workspace, text), workspace)
+
+
+def issues_of(workspace: WorkspaceDirectory, text: str) -> list[Issue]:
+    """Return what is wrong in an evaluation config of this text."""
+    with pytest.raises(InvalidConfigError) as caught:
+        load_eval(workspace, text)
+    return list(caught.value.issues)

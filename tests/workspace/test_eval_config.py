@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from osmosis_ai.config.issues import Issue
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import (
-    EvalConfig,
     InvalidConfigError,
-    entrypoint_path,
-    load_eval_config,
-    rollout_directory,
 )
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, write_config
+from tests.workspace.builders import MINIMAL_EVAL, issues_of, load_eval
 
 FULL = """\
 [experiment]
@@ -44,22 +37,12 @@ nested = { deep = [1, 2] }
 """
 
 
-def load(workspace: WorkspaceDirectory, text: str | bytes) -> EvalConfig:
-    return load_eval_config(write_config(workspace, text), workspace)
-
-
-def issues_of(workspace: WorkspaceDirectory, text: str) -> list[Issue]:
-    with pytest.raises(InvalidConfigError) as caught:
-        load(workspace, text)
-    return list(caught.value.issues)
-
-
 def with_line(line: str, after: str = "[experiment]") -> str:
     return MINIMAL_EVAL.replace(after, f"{after}\n{line}", 1)
 
 
 def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: WorkspaceDirectory) -> None:
-    config = load(workspace, MINIMAL_EVAL)
+    config = load_eval(workspace, MINIMAL_EVAL)
     assert config.experiment.rollout == "multiply"
     assert config.evaluation.n == 1
     assert config.evaluation.pass_threshold == 1.0
@@ -70,7 +53,7 @@ def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: 
 
 
 def test_everything_that_can_be_said_is_read(workspace: WorkspaceDirectory) -> None:
-    config = load(workspace, FULL)
+    config = load_eval(workspace, FULL)
     assert config.path == workspace.eval_configs_dir / "a.toml"
     assert (config.experiment.branch, config.experiment.commit_sha) == ("feature/x", None)
     assert (config.evaluation.limit, config.evaluation.n, config.evaluation.batch_size) == (100, 4, 32)
@@ -82,7 +65,7 @@ def test_everything_that_can_be_said_is_read(workspace: WorkspaceDirectory) -> N
 
 
 def test_the_payload_is_what_is_written_and_nothing_else(workspace: WorkspaceDirectory) -> None:
-    assert load(workspace, FULL).payload() == {
+    assert load_eval(workspace, FULL).payload() == {
         "experiment_config": {
             "rollout": "multiply",
             "entrypoint": "main.py",
@@ -105,7 +88,7 @@ def test_the_payload_is_what_is_written_and_nothing_else(workspace: WorkspaceDir
 
 
 def test_empty_sections_are_not_sent(workspace: WorkspaceDirectory) -> None:
-    payload = load(workspace, MINIMAL_EVAL + "\n[evaluation]\n[env]\n[advanced]\n").payload()
+    payload = load_eval(workspace, MINIMAL_EVAL + "\n[evaluation]\n[env]\n[advanced]\n").payload()
     assert list(payload) == ["experiment_config"]
 
 
@@ -134,7 +117,7 @@ LEVEL = 5
 required = ["openai_api_key", "TWICE", "TWICE"]
 """
     with pytest.raises(InvalidConfigError) as caught:
-        load(workspace, text)
+        load_eval(workspace, text)
     assert caught.value.message == (
         "Invalid eval config: configs/eval/a.toml\n"
         "  - experiment.dataset: Missing 'dataset' in [experiment] section (line 1)\n"
@@ -253,7 +236,7 @@ def test_a_misspelled_rollout_or_entrypoint_is_suggested(workspace: WorkspaceDir
 
 def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: WorkspaceDirectory) -> None:
     text = with_line('commit_sha = "ABCDEF0"').replace('"multiply"', '"elsewhere"', 1)
-    assert load(workspace, text).experiment.commit_sha == "ABCDEF0"
+    assert load_eval(workspace, text).experiment.commit_sha == "ABCDEF0"
 
 
 @pytest.mark.parametrize(
@@ -346,156 +329,5 @@ def test_a_key_pasted_among_the_names_is_never_repeated(
 ) -> None:
     text = MINIMAL_EVAL.replace("required = []", template.format(pasted))
     with pytest.raises(InvalidConfigError) as caught:
-        load(workspace, text)
+        load_eval(workspace, text)
     assert pasted not in caught.value.message + str(caught.value.details)
-
-
-@pytest.mark.parametrize(
-    "text, problem, line, column, excerpt",
-    [
-        ("[experiment]\n\tlimit 5\n", "expected '=' after a key", 2, 8, "  2 | \tlimit 5\n    | \t      ^"),
-        ("[experiment]\r\na = 1\r\nb = x\r\n", "invalid value", 3, 5, "  3 | b = x\n    |     ^"),
-        ("a = 1\na = 2\n", "cannot overwrite a value", 2, 6, "  2 | a = 2\n    |      ^"),
-        ("a = [1,\n", "", 1, 8, "  1 | a = [1,\n    |        ^"),
-    ],
-)
-def test_a_syntax_error_shows_line_column_and_the_place(
-    workspace: WorkspaceDirectory, text: str, problem: str, line: int, column: int, excerpt: str
-) -> None:
-    with pytest.raises(OsmosisError) as caught:
-        load(workspace, text)
-    message = caught.value.message
-    assert message.startswith(f"Invalid TOML in configs/eval/a.toml: {problem}")
-    assert f"(line {line}, column {column})" in message
-    assert message.endswith(excerpt)
-    assert caught.value.details == {"path": "configs/eval/a.toml", "line": line, "column": column}
-
-
-def test_a_long_line_is_cut_around_the_mistake(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(OsmosisError) as caught:
-        load(workspace, "a = '" + "x" * 5000 + "' oops")
-    *_, shown, caret = caught.value.message.splitlines()
-    assert len(shown) < 120
-    assert shown[caret.index("^")] == "o"
-
-
-@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20000])
-def test_extreme_values_are_an_error_like_any_other(workspace: WorkspaceDirectory, text: str) -> None:
-    with pytest.raises(OsmosisError, match=r"configs/eval/a\.toml"):
-        load(workspace, text)
-
-
-def test_a_byte_order_mark_does_not_matter(workspace: WorkspaceDirectory) -> None:
-    assert load(workspace, b"\xef\xbb\xbf" + MINIMAL_EVAL.encode()).secrets == ()
-
-
-def test_a_file_that_is_not_utf8_is_named_with_the_byte(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(
-        OsmosisError, match=r"Cannot read config file configs/eval/a\.toml: it is not UTF-8 \(byte 6\)"
-    ):
-        load(workspace, b"a = 'x\xff'")
-
-
-def test_a_directory_is_no_config(workspace: WorkspaceDirectory) -> None:
-    (workspace.eval_configs_dir / "d.toml").mkdir()
-    with pytest.raises(OsmosisError, match=r"Cannot read config file configs/eval/d\.toml"):
-        load_eval_config(Path("configs/eval/d.toml"), workspace)
-
-
-def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: WorkspaceDirectory) -> None:
-    write_config(workspace, MINIMAL_EVAL, name="multiply.toml")
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(Path("configs/eval/multipy.toml"), workspace)
-    assert caught.value.message == "Config file not found: configs/eval/multipy.toml"
-    assert caught.value.hint == "did you mean configs/eval/multiply.toml?"
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(Path("configs/eval/nope.toml"), workspace)
-    assert caught.value.hint == "configs/eval/ has multiply.toml"
-
-
-def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write_config(workspace, MINIMAL_EVAL)
-    monkeypatch.chdir(workspace.data_dir)
-    assert load_eval_config(Path("configs/eval/a.toml"), workspace).path == file
-    assert load_eval_config(Path("../configs/eval/a.toml"), workspace).path == file
-    monkeypatch.chdir(workspace.eval_configs_dir)
-    assert load_eval_config(Path("a.toml"), workspace).path == file
-
-
-def test_a_config_in_a_sub_directory_is_fine(workspace: WorkspaceDirectory) -> None:
-    (workspace.eval_configs_dir / "nightly").mkdir()
-    file = write_config(workspace, MINIMAL_EVAL, name="nightly/a.toml")
-    assert load_eval_config(file, workspace).path == file
-
-
-def test_a_config_elsewhere_is_refused_with_both_places(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
-    training = write_config(workspace, MINIMAL_EVAL, kind="training")
-    outside = tmp_path / "b.toml"
-    outside.write_text(MINIMAL_EVAL)
-    link = workspace.eval_configs_dir / "link.toml"
-    link.symlink_to(outside)
-    for path, found in ((training, training), (outside, outside), (link, outside)):
-        with pytest.raises(OsmosisError) as caught:
-            load_eval_config(path, workspace)
-        assert str(found) in caught.value.message
-        assert str(workspace.eval_configs_dir) in caught.value.message
-        assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
-
-
-def test_a_config_of_training_is_not_to_be_moved_over_one_of_evaluation(
-    workspace: WorkspaceDirectory,
-) -> None:
-    write_config(workspace, MINIMAL_EVAL)
-    training = write_config(workspace, MINIMAL_TRAINING, kind="training")
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(training, workspace)
-    assert caught.value.hint == "did you mean configs/eval/a.toml?"
-
-
-def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:
-    path = write_config(workspace, MINIMAL_EVAL, name="a.yaml")
-    with pytest.raises(OsmosisError, match=r"\.toml file in configs/eval/"):
-        load_eval_config(path, workspace)
-
-
-def test_a_rollout_that_is_a_link_out_of_the_workspace_is_refused(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
-    (tmp_path / "away").mkdir()
-    (tmp_path / "away" / "main.py").write_text("")
-    (workspace.rollouts_dir / "away").symlink_to(tmp_path / "away")
-    with pytest.raises(OsmosisError, match="leads out of rollouts/"):
-        rollout_directory(workspace, "away")
-
-
-def test_an_entrypoint_that_is_a_link_out_of_the_rollout_is_refused(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
-    (tmp_path / "main.py").write_text("")
-    (workspace.rollouts_dir / "multiply" / "away.py").symlink_to(tmp_path / "main.py")
-    text = MINIMAL_EVAL.replace("main.py", "away.py")
-    (issue,) = issues_of(workspace, text)
-    assert issue.key == "experiment.entrypoint"
-    assert "leads out of rollouts/multiply/" in issue.message
-
-
-def test_the_entrypoint_of_an_experiment_is_found(workspace: WorkspaceDirectory) -> None:
-    experiment = load(workspace, MINIMAL_EVAL).experiment
-    assert entrypoint_path(workspace, experiment) == workspace.rollouts_dir / "multiply" / "main.py"
-
-
-def test_a_missing_rollout_says_how_to_make_one(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(OsmosisError, match=r"\(did you mean 'multiply'\?\)") as caught:
-        rollout_directory(workspace, "Multiply")
-    assert "osmosis rollout init" in str(caught.value.hint)
-
-
-def test_a_config_with_something_wrong_says_nothing_about_files_it_cannot_name(
-    workspace: WorkspaceDirectory,
-) -> None:
-    found = issues_of(workspace, MINIMAL_EVAL.replace('"main.py"', "7"))
-    assert [issue.key for issue in found] == ["experiment.entrypoint"]

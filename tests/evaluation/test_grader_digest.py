@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.evaluation.grader_digest import grader_digest
+from osmosis_ai.evaluation.grader_digest import graded_differently, grader_digest
 
-GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader): ...\n"
+GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
 FILES = {
     "main.py": "from grading import Mine\nprint('agent')\n",
     "prompts.py": "SYSTEM = 'be brief'\n",
@@ -46,7 +46,7 @@ def test_an_agent_in_a_file_of_its_own_changes_and_the_grader_stays(rollout: Pat
 )
 def test_what_a_grader_is_made_of_changes_its_digest(rollout: Path, name: str) -> None:
     before = digest(rollout)
-    (rollout / name).write_text(FILES[name] + "# another grader\n")
+    (rollout / name).write_text(FILES[name].replace("same = equal", "same = None or equal") + "# other\n")
     assert digest(rollout) != before
 
 
@@ -98,3 +98,109 @@ def test_what_scores_an_agent_loop_counts_beside_graders_elsewhere(rollout: Path
     before = digest(rollout)
     (rollout / "loop.py").write_text(source + "# another score\n")
     assert digest(rollout) != before
+
+
+ONE_FILE = """import re
+import json
+from prompts import SYSTEM
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.grader import Grader
+
+TURNS = 4
+ANSWER = re.compile("####")
+
+
+class Mine(AgentWorkflow):
+    async def run(self, ctx):
+        return SYSTEM * TURNS, call_tool(ctx)
+
+
+class Right(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(score(ANSWER, ctx))
+
+
+def call_tool(ctx):
+    return json.dumps(ctx)
+
+
+def score(pattern, ctx):
+    return THRESHOLD
+
+
+THRESHOLD = 0.5
+
+
+def main():
+    serve(workflow=Mine, grader=Right)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def one_file(rollout: Path) -> Path:
+    for name in ("grading.py", "main.py"):
+        (rollout / name).unlink()
+    (rollout / "main.py").write_text(ONE_FILE)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ("SYSTEM * TURNS", "SYSTEM"),
+        ("TURNS = 4", "TURNS = 8"),
+        ("json.dumps(ctx)", "'no tool'"),
+        ("import json", "import json, random"),
+        ("class Mine", "# the agent\n\n\nclass Mine"),
+    ],
+)
+def test_an_agent_beside_its_grader_changes_and_the_grader_stays(
+    one_file: Path, said: str, instead: str
+) -> None:
+    before = digest(one_file)
+    assert said in ONE_FILE
+    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
+    (one_file / "prompts.py").write_text("SYSTEM = 'be long'\n")
+    assert digest(one_file) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ("set_reward(score", "set_reward(1 - score"),
+        ("return THRESHOLD", "return 1"),
+        ("THRESHOLD = 0.5", "THRESHOLD = 0.6"),
+        ('compile("####")', 'compile("===")'),
+        ("import re", "import regex as re"),
+        ("grader=Right", "grader=Other"),
+        ("    main()", "    Right.grade = print"),
+        ("class Right(Grader)", "@patched\nclass Right(Grader)"),
+        ("score(ANSWER, ctx)", "score(ANSWER, globals())"),
+    ],
+)
+def test_what_grades_beside_an_agent_changes_the_digest(one_file: Path, said: str, instead: str) -> None:
+    before = digest(one_file)
+    assert said in ONE_FILE
+    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
+    assert digest(one_file) != before
+
+
+def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
+    graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
+    (one_file / "main.py").write_text(graded)
+    before = digest(one_file)
+    (one_file / "main.py").write_text(graded.replace("TURNS = 4", "TURNS = 8"))
+    assert digest(one_file) != before
+
+
+def test_a_digest_fits_its_column_and_says_nothing_of_one_of_an_older_release(rollout: Path) -> None:
+    found = digest(rollout)
+    assert len(found) == 64
+    assert graded_differently(found, "0" * 64) is None
+    assert graded_differently(found, None) is None
+    assert graded_differently(found, found) is False
+    assert graded_differently(found, found[:-1] + ("0" if found[-1] != "0" else "1")) is True

@@ -3,10 +3,11 @@
 It covers the Python files that define a grader (a class derived from ``…Grader``, a function under
 ``@osmosis_reward`` or ``@osmosis_rubric``, ``eval_fns`` or an agent loop, which may give its own reward), the files of the rollout that these import, every file that is not Python
 (rubrics, answer keys, requirements), the grader's time limit and the variables of the config. It leaves out Python
-files that no grader imports, so an agent that changes in a file of its own leaves it as it is; where no grader is
+files that no grader imports, and of a file that defines one beside an agent what only the agent needs
+(``grading_part.py``): an agent that changes leaves it as it is. Where no grader is
 found, or one imports by a computed name, the whole rollout counts. Names of runs, datasets and models are not in it.
 
-Equal digests are a promise, different ones only a doubt: a comment changes the digest, too.
+Equal digests are a promise, different ones only a doubt: a comment in a grader changes the digest, too.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from osmosis_ai.evaluation.grading_part import grading_part, last_name, text_of
 from osmosis_ai.evaluation.manifest import source_files
 from osmosis_ai.rollout.loop import entrypoints
 
 _DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
-_COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval"})
+_COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
+
+# What a digest covers has changed once: one of 0.3.14 and one of today say nothing of each other.
+_SCHEME = "2:"
+_LENGTH = 64
 
 
 def grader_digest(
@@ -31,7 +37,7 @@ def grader_digest(
     env: Mapping[str, str],
     output_root: Path | None = None,
 ) -> str:
-    """Return the SHA-256 (hex) of what makes the rollout's grader.
+    """Return the digest of what makes the rollout's grader: ``2:`` and 62 hex digits of a SHA-256.
 
     Args:
         rollout_dir: the rollout's directory.
@@ -44,69 +50,73 @@ def grader_digest(
     """
     files = {name: path.read_bytes() for name, path in source_files(rollout_dir, output_root=output_root)}
     sources = {name: content for name, content in files.items() if name.endswith(".py")}
-    needed = _grader_sources(sources)
+    others = {name: content for name, content in files.items() if name not in sources}
     digest = hashlib.sha256()
-    for name in sorted(files):
-        if name not in sources or name in needed:
-            digest.update(name.encode() + b"\0" + hashlib.sha256(files[name]).digest())
+    for name, content in sorted({**others, **_grader_sources(sources)}.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     config = {"grader_timeout_s": grader_timeout_s, "env": dict(env)}
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
-    return digest.hexdigest()
+    return (_SCHEME + digest.hexdigest())[:_LENGTH]
 
 
-def _grader_sources(sources: Mapping[str, bytes]) -> set[str]:
-    """Return the names of the files that define a grader or are imported by one; all when that cannot be told."""
+def graded_differently(one: str | None, other: str | None) -> bool | None:
+    """Tell whether two digests are those of different graders; None where they do not say."""
+    if one is None or other is None or one.startswith(_SCHEME) != other.startswith(_SCHEME):
+        return None
+    return one != other
+
+
+def _grader_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Return what grades of the files that do, and the files that it imports; all when that cannot be told."""
     try:
         trees = {name: ast.parse(content) for name, content in sources.items()}
     except (SyntaxError, ValueError, RecursionError):
-        return set(sources)
-    pending = [name for name, tree in trees.items() if _grades(tree)]
-    found: set[str] = set()
+        return sources
+    parts = {name: _part_that_grades(tree) for name, tree in trees.items() if _grades(tree)}
+    imported: set[str] = set()
+    pending = list(parts.items())
     while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        if any(map(_imports_by_a_computed_name, ast.walk(trees[name]))):
-            return set(sources)
-        found.add(name)
-        pending += [imported for imported in _imported_files(name, trees[name]) if imported in sources]
-    return found or set(sources)
+        name, statements = pending.pop()
+        if any(_imports_by_a_computed_name(node) for each in statements for node in ast.walk(each)):
+            return sources
+        new = {file for file in _imported_files(name, statements) if file in sources} - imported
+        imported |= new
+        pending += [(file, trees[file].body) for file in new]
+    whole = imported | {name for name, statements in parts.items() if statements is trees[name].body}
+    found = {name: text_of(sources[name], statements) for name, statements in parts.items()}
+    return {**found, **{name: sources[name] for name in whole}} or sources
+
+
+def _part_that_grades(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements of a file that may have to do with grading: all of an agent loop, which may grade itself."""
+    graders = [node for node in tree.body if any(map(_is_grader, ast.walk(node)))]
+    return grading_part(tree, graders) if graders and not _scores_a_loop(tree) else tree.body
 
 
 def _grades(tree: ast.Module) -> bool:
-    return (
-        any(map(_is_grader, ast.walk(tree)))
-        or entrypoints.binds_eval_fns(tree)
-        or entrypoints.is_agent_loop_module(tree)
-    )
+    return any(map(_is_grader, ast.walk(tree))) or _scores_a_loop(tree)
+
+
+def _scores_a_loop(tree: ast.Module) -> bool:
+    return entrypoints.binds_eval_fns(tree) or entrypoints.is_agent_loop_module(tree)
 
 
 def _is_grader(node: ast.AST) -> bool:
     if isinstance(node, ast.ClassDef):
-        return any(_last_name(base).endswith("Grader") for base in node.bases)
+        return any(last_name(base).endswith("Grader") for base in node.bases)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return any(_last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
+        return any(last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
     return False
 
 
 def _imports_by_a_computed_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _last_name(node.func) in _COMPUTED_IMPORTS
+    return isinstance(node, ast.Call) and last_name(node.func) in _COMPUTED_IMPORTS
 
 
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Call):
-        return _last_name(node.func)
-    if isinstance(node, ast.Subscript):
-        return _last_name(node.value)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _imported_files(name: str, tree: ast.Module) -> Iterator[str]:
-    """Yield the files of the rollout that ``name`` may import, whether or not they are there."""
+def _imported_files(name: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield the files of the rollout that statements of ``name`` may import, whether or not they are there."""
     here = PurePosixPath(name).parent.parts
-    for node in ast.walk(tree):
+    for node in (node for each in statements for node in ast.walk(each)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _files_of(tuple(alias.name.split(".")))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.matching import MatchedRows, counted_rows, match_rows
 from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+from osmosis_ai.evaluation.grader_digest import graded_differently
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
@@ -97,10 +98,11 @@ def differing_graders(a: RunSamples, b: RunSamples) -> list[str]:
     """Return what differs between how two runs were graded, as far as it is known of both; a clause each."""
     one, other = a.inputs, b.inputs
     found = []
-    if one.grader_digest and other.grader_digest and one.grader_digest != other.grader_digest:
+    if graded_differently(one.grader_digest, other.grader_digest):
         same_files = one.source_digest is not None and one.source_digest == other.source_digest
         what = "the variables or time limit of the grader" if same_files else "the grader"
-        found.append(f"{what} (digests {one.grader_digest[:12]} and {other.grader_digest[:12]})")
+        digests = [str(inputs.grader_digest)[:12] for inputs in (one, other)]
+        found.append(f"{what} (digests {digests[0]} and {digests[1]})")
     if one.judges and other.judges and one.judges != other.judges:
         found.append(f"the judge ({', '.join(one.judges)} and {', '.join(other.judges)})")
     if one.eval_functions != other.eval_functions:
@@ -235,12 +237,18 @@ def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:
             yield f"{run.name} was imported ({run.imported}): the platform cannot vouch for its results."
         if run.unfinished is not None:
             yield f"{run.name}: {run.unfinished}"
-        if (
-            run.inputs.grader_digest is None
-            and not differing_graders(a, b)
-            and one.source_digest != other.source_digest
-        ):
+        if run.inputs.grader_digest is None and _may_be_graded_differently(a, b):
             yield f"what graded {run.name} is not known: whether both were graded alike cannot be told."
+    if one.grader_digest and other.grader_digest and _may_be_graded_differently(a, b):
+        yield "one of the runs is of 0.3.14 or older: whether both were graded alike cannot be told."
+
+
+def _may_be_graded_differently(a: RunSamples, b: RunSamples) -> bool:
+    """Tell whether nothing says that two runs were graded alike, nor that they were not."""
+    one, other = a.inputs, b.inputs
+    alike = one.source_digest is not None and one.source_digest == other.source_digest
+    known = graded_differently(one.grader_digest, other.grader_digest) is not None
+    return not (alike or known or differing_graders(a, b))
 
 
 def _attempts(n: int) -> str:

@@ -189,6 +189,32 @@ def test_what_grades_beside_an_agent_changes_the_digest(one_file: Path, said: st
     assert digest(one_file) != before
 
 
+READS = "os.environ.get('{}', '1')"
+
+
+@pytest.mark.parametrize(
+    ("agent", "grader", "counts"),
+    [
+        (READS.format("HEAT"), "0", False),
+        (READS.format("HEAT"), READS.format("STRICT"), False),
+        ("0", READS.format("HEAT"), True),
+        (READS.format("HEAT"), READS.format("HEAT"), True),
+        ("0", "0", True),
+        (READS.format("HEAT"), "os.environ[prefix + 'AT']", True),
+        (READS.format("HEAT"), 'os.environ.get(f"{prefix}AT")', True),
+        (READS.format("HEAT"), "os.environ['HE' 'AT']", True),
+        (READS.format("HEAT"), "os.getenv(name)", True),
+        (READS.format("HEAT"), "run(env=os.environ)", True),
+    ],
+)
+def test_a_variable_that_only_the_agent_names_does_not_count(
+    one_file: Path, agent: str, grader: str, counts: bool
+) -> None:
+    source = ONE_FILE.replace("SYSTEM * TURNS", agent).replace("return THRESHOLD", f"return {grader}")
+    (one_file / "main.py").write_text(source)
+    assert (digest(one_file, env={"HEAT": "1"}) != digest(one_file, env={"HEAT": "2"})) is counts
+
+
 def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
     graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
     (one_file / "main.py").write_text(graded)

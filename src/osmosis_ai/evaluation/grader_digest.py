@@ -3,8 +3,8 @@
 It covers the Python files that define a grader (a class derived from ``…Grader``, a function under
 ``@osmosis_reward`` or ``@osmosis_rubric``, ``eval_fns`` or an agent loop, which may give its own reward), the files of the rollout that these import, every file that is not Python
 (rubrics, answer keys, requirements), the grader's time limit and the variables of the config. It leaves out Python
-files that no grader imports, and of a file that defines one beside an agent what only the agent needs
-(``grading_part.py``): an agent that changes leaves it as it is. Where no grader is
+files that no grader imports, of a file that defines one beside an agent what only the agent needs
+(``grading_part.py``), and variables that only such code names: an agent that changes leaves it as it is. Where no grader is
 found, or one imports by a computed name, the whole rollout counts. Names of runs, datasets and models are not in it.
 
 Equal digests are a promise, different ones only a doubt: a comment in a grader changes the digest, too.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +25,10 @@ from osmosis_ai.rollout.loop import entrypoints
 
 _DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
 _COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
+
+_READS_BY_NAME = re.compile(
+    rb"""(?:\benviron(?:\.get\(|\[)|\bgetenv\()\s*(?:"[^"{]*"|'[^'{]*')\s*(?=[\]),])"""
+)
 
 # What a digest covers has changed once: one of 0.3.14 and one of today say nothing of each other.
 _SCHEME = "2:"
@@ -51,10 +56,12 @@ def grader_digest(
     files = {name: path.read_bytes() for name, path in source_files(rollout_dir, output_root=output_root)}
     sources = {name: content for name, content in files.items() if name.endswith(".py")}
     others = {name: content for name, content in files.items() if name not in sources}
+    grading = _grader_sources(sources)
     digest = hashlib.sha256()
-    for name, content in sorted({**others, **_grader_sources(sources)}.items()):
+    for name, content in sorted({**others, **grading}.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
-    config = {"grader_timeout_s": grader_timeout_s, "env": dict(env)}
+    variables = _variables_of_graders(env, b"\n".join(grading.values()), b"\n".join(sources.values()))
+    config = {"grader_timeout_s": grader_timeout_s, "env": variables}
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
     return (_SCHEME + digest.hexdigest())[:_LENGTH]
 
@@ -64,6 +71,22 @@ def graded_differently(one: str | None, other: str | None) -> bool | None:
     if one is None or other is None or one.startswith(_SCHEME) != other.startswith(_SCHEME):
         return None
     return one != other
+
+
+def _variables_of_graders(env: Mapping[str, str], grading: bytes, code: bytes) -> dict[str, str]:
+    """Return the variables that grading may depend on: all but those that the code names, and grading does not.
+
+    One that no code names may be for a library. Where grading reads variables by names that are not written
+    there, all count.
+    """
+    if b"environ" in (rest := _READS_BY_NAME.sub(b"", grading)) or b"getenv" in rest:
+        return dict(env)
+
+    def is_the_agents(name: str) -> bool:
+        written = re.compile(rb"""["']""" + re.escape(name.encode()) + rb"""["']""")
+        return name.encode() not in grading and written.search(code) is not None
+
+    return {name: value for name, value in env.items() if not is_the_agents(name)}
 
 
 def _grader_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:

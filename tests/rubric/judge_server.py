@@ -45,6 +45,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.rubric.serving import end_other_tasks
 from tests.standin_model import Reply, StandInModel, error_reply
 
 _CANDIDATE = re.compile(r"<<<BEGIN_CANDIDATE_OUTPUT[^>]*>>>\n?(.*?)\n?<<<END_CANDIDATE_OUTPUT", re.DOTALL)
@@ -168,6 +169,7 @@ def running_judge(**settings: Any) -> Iterator[JudgeServer]:
         yield judge
     finally:
         asyncio.run_coroutine_threadsafe(judge.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end_other_tasks(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
         loop.close()

@@ -22,12 +22,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from osmosis_ai.evaluation.statistics import (
-    Estimate,
-    estimate_pass_at_k,
-    estimate_rate,
-    estimate_reward,
-)
+from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k
+from osmosis_ai.evaluation.statistics import Estimate, estimate_rate, estimate_reward
 
 ROWS = (10, 30, 100, 400)
 ATTEMPTS = (1, 4, 16)

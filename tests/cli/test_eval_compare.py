@@ -115,7 +115,11 @@ def test_it_exits_0_whatever_the_verdict(maze: Maze) -> None:
             ["--metric", "pass_rat"],
             "there is no metric 'pass_rat' to compare runs by; did you mean 'pass_rate'?",
         ),
+        (["--metric", "infrastructure"], "no metric 'infrastructure' to compare runs by; choose from reward"),
+        (["--metric", f"pass@{'9' * 5000}"], "there is no metric 'pass@9"),
         (["--confidence", "95"], "must be between 0.5 and 1"),
+        (["--confidence", "0.9999999999999999"], "must be between 0.5 and 1, at most 0.999999"),
+        (["--reward-range", "-1e308,1e308"], "'-1e308,1e308' is no range"),
         (["--reward-range", "1,0"], "'1,0' is no range"),
         (["--reward-range", "nan,1"], "'nan,1' is no range"),
         (["--rows", "-1"], "-1 is not in the range"),
@@ -145,6 +149,42 @@ def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path
         assert (outcome.status, outcome.out) == (1, "")
         assert said in outcome.err and hint in outcome.err and "Traceback" not in outcome.err
         assert outcome.err.startswith("Error: ") and outcome.err.count("\n") == 2
+
+
+def test_a_k_that_no_row_was_tried_so_often_for_says_so(maze: Maze) -> None:
+    outcome = compare(maze, "fern", "moss", "--metric", "pass^64")
+    assert outcome.out.startswith("moss and fern can not be told apart: no row has 64 attempts with a score")
+
+
+def test_rewards_on_a_scale_that_dwarfs_them_are_compared(maze: Maze) -> None:
+    record(maze, "odd", [[0.25, 0.5], [0.75, 0.5], [0.5, 0.25]] * 5)
+    record(maze, "other", [[0.5, 0.5], [0.5, None], [0.5, 0.5]] * 5)
+    for most in ("1", "1e6", "1e100"):
+        outcome = compare(maze, "odd", "other", "--reward-range", f"0,{most}")
+        assert (outcome.status, outcome.err) == (0, "")
+
+
+def test_huge_rewards_are_shown_in_a_few_digits(maze: Maze) -> None:
+    record(maze, "odd", [[1e60], [2e60], [3e60]] * 10)
+    record(maze, "other", [[2e60], [5e60], [4e60]] * 10)
+    assert (
+        "other is better by 1.667e+60 in reward (95 % interval 1.309e+60 to "
+        in compare(maze, "odd", "other").out
+    )
+
+
+def test_a_name_with_a_line_break_begins_no_line(maze: Maze, tmp_path: Path) -> None:
+    """A CI system reads commands from lines; a directory may be called anything."""
+    evil = write_journalled_run(
+        tmp_path / "x\n::error::pwned", passes(BETTER), inputs={"model_path": "y"}, name="x"
+    )
+    for words in (
+        ("compare", "fern", str(evil)),
+        ("gate", str(evil), "--against", "fern", "--margin", "reward=0.9"),
+    ):
+        for mode in ("", "--plain"):
+            outcome = maze.osmosis("eval", *words, *filter(None, [mode]))
+            assert outcome.status == 0 and "\n::" not in outcome.out + outcome.err
 
 
 def test_a_markdown_file_that_cannot_be_written_is_told_before_anything_is_read(maze: Maze) -> None:

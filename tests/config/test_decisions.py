@@ -70,7 +70,7 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
         "[margin]\npass_rate = 3\nfailed = -0.1\ninfrastructure = 0.1\nlatency = 10\ntokens = nan\n"
     )
     assert found["decide.againts"] == (2, "Unrecognized key", "against")
-    assert found["decide.confidence"][:2] == (3, "must be less than 1, got 95")
+    assert found["decide.confidence"][:2] == (3, "must be at most 0.999999, got 95")
     assert found["decide.slices"][:2] == (4, 'names "a" twice')
     assert found["decide.reward_range"][:2] == (
         5,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,15 @@ def test_pace_and_threshold_are_no_inputs() -> None:
     )
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1}', "not json"])
+@pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
+def test_a_manifest_of_a_run_that_nobody_could_have_named_so_is_refused(name: Any, tmp_path: Path) -> None:
+    """The name is shown wherever the run is: no line of a CI system's log may begin with what it wants."""
+    Manifest.new(name, inputs(), {}).write(tmp_path / "manifest.json")
+    with pytest.raises(OsmosisError, match="is not a run's manifest"):
+        Manifest.load(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1}', "not json", '{"a":' * 100_000])
 def test_a_file_that_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(OsmosisError, match="is not a run's manifest"):

@@ -89,8 +89,13 @@ def checked_confidence(confidence: float) -> float:
     Raises:
         typer.BadParameter: it is none.
     """
-    if not 0.5 < confidence < 1:
-        raise typer.BadParameter("must be between 0.5 and 1, for instance 0.95.", param_hint="'--confidence'")
+    from osmosis_ai.config.decisions import MOST_CONFIDENCE
+
+    if not 0.5 < confidence <= MOST_CONFIDENCE:
+        raise typer.BadParameter(
+            f"must be between 0.5 and 1, at most {MOST_CONFIDENCE}, for instance 0.95.",
+            param_hint="'--confidence'",
+        )
     return confidence
 
 
@@ -100,11 +105,13 @@ def parse_reward_range(text: str) -> tuple[float, float]:
     Raises:
         typer.BadParameter: it is no range.
     """
+    from osmosis_ai.config.decisions import LARGEST_REWARD
+
     try:
         least, most = (float(part) for part in text.split(","))
     except ValueError:
         least = most = math.nan
-    if not (math.isfinite(least) and math.isfinite(most) and least < most):
+    if not -LARGEST_REWARD <= least < most <= LARGEST_REWARD:
         raise typer.BadParameter(
             f"{text!r} is no range; write the least and the greatest reward, for instance 0,1.",
             param_hint="'--reward-range'",

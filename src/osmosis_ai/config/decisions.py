@@ -24,13 +24,17 @@ from osmosis_ai.config.sections import ConfigSection, Finite
 
 SUFFIX = ".decide.toml"
 DEFAULT_CONFIDENCE = 0.95
+MOST_CONFIDENCE = 0.999999
+"""What is surer has no quantile that a float can tell from certainty's, which is infinite."""
+LARGEST_REWARD = 1e100
+"""Squares of what is larger are beyond a float: nobody can tell its spread."""
 MOST_TIMES = 10
 """A margin of a ratio at or above this is taken for percent by mistake: 10 would allow eleven times the cost."""
 
 Bound = Literal["min", "max"]
 Scale = Literal["share", "value", "amount"]
 
-_NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]*)")
+_NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _run_named(value: str) -> str:
 
 
 def _reward_range(ends: list[float]) -> list[float]:
-    if len(ends) != 2 or not ends[0] < ends[1]:
+    if len(ends) != 2 or not -LARGEST_REWARD <= ends[0] < ends[1] <= LARGEST_REWARD:
         raise ValueError("must be the lowest and the highest reward, such as [0, 1]")
     return ends
 
@@ -146,7 +150,7 @@ class DecideSettings(ConfigSection):
         examples=["git:main"],
         description="the baseline: a run's name or directory, or `git:REF`, the newest finished run of that commit",
     )
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
+    confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = Field(
         default=DEFAULT_CONFIDENCE, description="of every bound and interval"
     )
     slices: Annotated[list[str], AfterValidator(_slices)] = Field(

@@ -20,6 +20,7 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.input_changes import describe_changes
+from osmosis_ai.evaluation.run_name import check_run_name
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import write_json
 
@@ -90,7 +91,9 @@ class Manifest:
             whole = whole and isinstance(manifest.grader_digest, (str, type(None)))
             if not whole or not _RUN_ID.fullmatch(manifest.local_run_id):
                 raise ValueError("its fields have the wrong types")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            # It is shown in lines that a CI system reads commands from.
+            check_run_name(manifest.run_name)
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
             raise OsmosisError(
                 f"`{path}` is not a run's manifest ({error}).",
                 hint="start a new run: under another `--name`, or with `--fresh`, which puts that directory aside",

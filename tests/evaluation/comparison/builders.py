@@ -71,8 +71,12 @@ def write_journalled_run(
     inputs: dict[str, Any] | None = None,
     provenance: dict[str, Any] | None = None,
     grader_digest: str | None = None,
+    name: str | None = None,
 ) -> Path:
-    """Write a run directory whose journal has ``rewards[row][attempt]`` and a digest for each row."""
+    """Write a run directory whose journal has ``rewards[row][attempt]`` and a digest for each row.
+
+    Its manifest calls the run by its directory's name, or by ``name``.
+    """
     directory.mkdir(parents=True)
     written = {
         "dataset": {"sha256": "d" * 64, "selected_source_rows": f"0-{len(rewards) - 1}"},
@@ -82,7 +86,7 @@ def write_journalled_run(
         "rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "5" * 64},
         **(inputs or {}),
     }
-    Manifest.new(directory.name, written, provenance or {}, grader_digest=grader_digest).write(
+    Manifest.new(name or directory.name, written, provenance or {}, grader_digest=grader_digest).write(
         directory / "manifest.json"
     )
     last, lines = b"", []

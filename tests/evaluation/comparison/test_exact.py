@@ -152,3 +152,13 @@ def test_differences_as_large_as_the_scale_bound_themselves() -> None:
     found = score_interval(np.ones(10), confidence=0.95)
     assert found.high == 1.0
     assert 0 < found.low < found.at_least < 1
+
+
+def test_differences_that_cancel_but_for_rounding_have_an_interval_around_none() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        rows = generator.integers(1, 12, int(generator.integers(5, 25))) / generator.choice([7.0, 3e6, 1e150])
+        by_row = np.sort(np.concatenate((rows, -rows)) / 13)
+        found = score_interval(by_row, confidence=0.95)
+        assert found.low <= by_row.mean() <= found.high
+        assert found.p == pytest.approx(1.0)

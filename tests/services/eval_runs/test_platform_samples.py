@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import respx
@@ -160,6 +161,45 @@ def test_a_platform_that_never_ends_its_pages_is_left(ours: Replies, client: Pla
     ours.run()
     ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "0-0"})
     assert read_platform_samples(client, "amber-otter-42").samples.size == 1
+
+
+@pytest.mark.parametrize("answer", [{"samples": [FIRST], "next_cursor": "{}"}, {"samples": [FIRST] * 5}])
+def test_a_platform_that_tells_more_attempts_than_there_are_is_left(
+    client: PlatformClient, answer: dict[str, Any]
+) -> None:
+    """Whatever it calls its pages: one that turns in a circle, or gives each page a new name."""
+    asked: list[str | None] = []
+
+    def page(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params.get("cursor"))
+        body = json.dumps(answer).replace("{}", f"page-{len(asked)}")
+        return httpx.Response(200, text=body, headers=OURS)
+
+    with respx.mock(assert_all_called=False) as router:
+        Replies(router, OURS).run()
+        router.get(f"{BASE}/api/cli/eval-runs/er_8/samples").mock(side_effect=page)
+        with pytest.raises(OsmosisError, match="tells of more attempts than the run amber-otter-42 has"):
+            read_platform_samples(client, "amber-otter-42")
+    assert len(asked) <= 5
+
+
+def test_a_platform_whose_pages_turn_in_a_circle_is_left(ours: Replies, client: PlatformClient) -> None:
+    ours.run()
+    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "a"}, limit=5000, cursor="b")
+    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "b"}, limit=5000, cursor="a")
+    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "a"}, limit=5000)
+    assert read_platform_samples(client, "amber-otter-42").samples.size == 1
+
+
+@pytest.mark.parametrize("other", [[], [{**FIRST, "row": 1}]])
+def test_rows_of_which_the_platform_tells_nothing_are_not_taken_for_others(
+    ours: Replies, client: PlatformClient, other: list[dict[str, Any]]
+) -> None:
+    ours.run()
+    unknown = {"row": 0, "attempt": 0, "status": "success", "reward": 1}
+    ours.get("/eval-runs/er_8/samples", {"samples": [unknown, *other]})
+    with pytest.raises(OsmosisError, match="does not tell what the rows of amber-otter-42 are"):
+        read_platform_samples(client, "amber-otter-42")
 
 
 def test_a_run_of_the_platform_is_found_by_name_beginning_newest_and_commit(

@@ -17,6 +17,7 @@ from osmosis_ai.cli.options import (
     parse_reward_range,
 )
 from osmosis_ai.cli.output.decision_files import DecisionFiles
+from osmosis_ai.cli.output.formats import one_line
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
@@ -116,7 +117,8 @@ def _compared(
     files.write(comparison_document(found))
     return OperationResult(
         operation="eval.compare",
-        message=found.sentence,
+        # A name may hold a line break, and CI reads lines as commands.
+        message=one_line(found.sentence),
         resource=found.data(),
         blocks=comparison_blocks(found),
         next_steps=_next_steps(found),
@@ -134,7 +136,7 @@ def _next_steps(found: RunComparison) -> list[str]:
     )
     words = ["osmosis", "eval", "plan", config, "--pilot", pilot, "--against", against, "--detect", "0.05"]
     metric = [] if found.metric == "pass_rate" else ["--metric", found.metric]
-    return [f"What would tell: {shlex.join([*words, *metric])}"]
+    return [one_line(f"What would tell: {shlex.join([*words, *metric])}")]
 
 
 def _checked_metric(metric: str) -> str:

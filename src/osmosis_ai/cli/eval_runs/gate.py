@@ -165,12 +165,12 @@ def gate(
     )
     report = _decided(run, question)
     for warning in report.warnings:
-        current().warn(warning)
+        current().warn(one_line(warning))
     ended = _ended_as(report, unclear)
     result = OperationResult(
         operation="eval.gate",
         status=_STATUSES[ended],
-        message=_message(report, ended),
+        message=one_line(_message(report, ended)),
         resource={**report.resource(), "ended_as": ended},
         blocks=[*_tables(report), *(Text(_line(each), in_plain=True) for each in report.judgements)],
     )

@@ -62,7 +62,7 @@ def value_words(metric: str, value: float | None) -> str:
         return f"{value:,.0f}"
     if metric == "latency":
         return formats.duration(value)
-    return formats.percent(value) if described(metric).scale == "share" else f"{value:.3f}"
+    return formats.percent(value) if described(metric).scale == "share" else change_words(metric, value)
 
 
 def difference_words(metric: str, change: Difference | None) -> str:
@@ -84,7 +84,7 @@ def interval_words(metric: str, change: Difference | None) -> str:
 def _note_texts(found: RunComparison) -> list[str]:
     said = {note: None for candidate in found.candidates for note in candidate.comparability.notes}
     places = ", ".join(f"{run.name} ({_place(run)})" for run in _runs(found))
-    return [f"Compared: {places}.", *said]
+    return [formats.one_line(note) for note in (f"Compared: {places}.", *said)]
 
 
 def _notes(found: RunComparison) -> Iterator[Text]:

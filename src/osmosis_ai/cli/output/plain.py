@@ -60,7 +60,7 @@ def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
         if not block.in_plain:
             continue
         if block.title:
-            yield f"{block.title}:"
+            yield f"{formats.one_line(block.title)}:"
         if isinstance(block, Table):
             headings = [c.heading if isinstance(c, Column) else c for c in block.columns]
             if any(heading.strip() for heading in headings):

@@ -24,7 +24,7 @@ Sources:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ class _Likeliest:
         import numpy as np
 
         values, counts = np.unique(np.clip(by_row, -1.0, 1.0), return_counts=True)
-        return cls(values, counts.astype(np.float64), by_row.size, float(values @ counts) / by_row.size)
+        found = cls(values, counts.astype(np.float64), by_row.size, 0.0)
+        # As the path has it, rounding included: a sum in another order may have another sign where it is all but zero.
+        return replace(found, mean=found.at(0.0)[0])
 
     def at(self, place: float) -> tuple[float, float]:
         """Return (mean, variance) at a place of the path."""

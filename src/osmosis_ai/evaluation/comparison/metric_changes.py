@@ -114,7 +114,7 @@ def described(metric: str) -> Metric:
     if found is not None and found.compared:
         return found
     known = [each.name for each in METRICS.values() if each.compared]
-    meant = suggested_metric(metric)
+    meant = None if metric in METRICS else suggested_metric(metric)
     raise OsmosisError(
         f"there is no metric '{metric}' to compare runs by.",
         details={"metric": metric, "metrics": known, "suggestion": meant},

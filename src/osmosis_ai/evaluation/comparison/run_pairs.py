@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from osmosis_ai.config.decisions import LARGEST_REWARD
 from osmosis_ai.driving.classify import STATUSES
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 _FAILED, _SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
 NOWHERE = -1
-HUGE = 1e100
-"""Squares of what is larger are beyond a float: nobody can tell its spread."""
+HUGE = LARGEST_REWARD
 
 
 class Attempts(NamedTuple):

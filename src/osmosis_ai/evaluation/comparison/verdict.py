@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.config.decisions import attempts_asked
 from osmosis_ai.evaluation.comparison.metric_changes import described
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Direction = Literal["better", "worse", "unclear"]
 POWER = 0.8
+_TOO_LONG = 1e15
+"""Beyond it a float has no decimals, and its digits say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
     change = found.change
     if change is None:
         why = (
-            "no row has a score in both"
+            _nothing_in_both(found.metric)
             if known.paired
             else f"the {_named(found.metric)} is not known of both"
         )
@@ -88,6 +91,15 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
         reason = _turned_words(found, change, turned, known)
         return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
     return CompareVerdict(direction, _told(found, change, direction, known))
+
+
+def _nothing_in_both(metric: str) -> str:
+    attempts = attempts_asked(metric) or 1
+    return (
+        "no row has a score in both"
+        if attempts == 1
+        else f"no row has {attempts} attempts with a score in both"
+    )
 
 
 def direction_of(found: MetricChange, confidence: float) -> Direction:
@@ -252,6 +264,8 @@ def _rounded(number: float, digits: int) -> str:
     """Return a number with so many decimals, one more where it would look like none."""
     if not math.isfinite(number):
         return "∞" if number > 0 else "-∞"
+    if abs(number) >= _TOO_LONG:
+        return f"{number:.4g}"
     text = f"{number:,.{digits}f}"
     if float(text.replace(",", "")) == 0:
         text = f"{number:.{digits + 1}f}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.errors import OsmosisError
 
 PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
@@ -58,7 +59,13 @@ class PlanRequest:
         """
         for option, number, low, high, said in (
             ("--power", self.power, 0.5, 1, "between 0.5 and 1, such as 0.8"),
-            ("--confidence", self.confidence, 0.5, 1, "between 0.5 and 1, such as 0.95"),
+            (
+                "--confidence",
+                self.confidence,
+                0.5,
+                math.nextafter(MOST_CONFIDENCE, 1),
+                "between 0.5 and 1, such as 0.95",
+            ),
             ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60 % as 0.6"),
         ):
             if number is not None and not low < number < high:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.driving.classify import STATUSES
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import (
+    PENDING,
     ComparedInputs,
     CountsOnly,
     RowTable,
@@ -86,7 +87,9 @@ def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamp
     empty, detail = _without_samples(found), found.detail
     rows, n = _size(detail)
     table, digests, places = SampleTable(rows, n), [""] * rows, [-1] * rows
-    for sample in _samples(client, detail.eval_run.id):
+    for count, sample in enumerate(_samples(client, detail.eval_run.id)):
+        if count >= rows * n:
+            raise OsmosisError(f"{client.platform_url} tells of more attempts than the run {empty.name} has.")
         if sample.row >= rows or sample.attempt >= n:
             raise OsmosisError(
                 f"{client.platform_url} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
@@ -110,8 +113,11 @@ def _keyed(
     """Return the run with its samples, its rows known by their digests where all have one."""
     import numpy as np
 
-    tried = [row for row, place in enumerate(places) if place >= 0 or digests[row]]
+    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
+    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
     keyed = all(digests[row] for row in tried)
+    if not keyed and any(places[row] < 0 for row in tried):
+        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
     distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
     for row in tried:
         place = places[row]
@@ -128,12 +134,14 @@ def _keyed(
 
 def _samples(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
     cursor: str | None = None
+    seen: set[str | None] = {None}
     while True:
         page = client.eval_runs.samples(run_id, cursor=cursor)
         yield from page.samples
-        if page.next_cursor is None or page.next_cursor == cursor or not page.samples:
-            return
         cursor = page.next_cursor
+        if cursor in seen or not page.samples:
+            return
+        seen.add(cursor)
 
 
 def _without_samples(found: DescribedEvaluation) -> RunSamples:

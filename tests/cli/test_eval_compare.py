@@ -133,7 +133,7 @@ def test_a_wrong_word_is_a_wrong_command_line(maze: Maze, words: list[str], said
 
 def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path) -> None:
     for words, said, hint in (
-        (("fern", "fern"), "the run fern is compared with itself", "name two runs"),
+        (("fern", "fern"), "the run fern is compared with itself", "name another run"),
         (("fern", "mos"), "", ""),  # the beginning of a name is one
         (("local:fern", "local:mosss"), "there is no run `mosss`", "did you mean moss?"),
         (
@@ -243,8 +243,8 @@ def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands
     refused = compare(maze, "old", "new")
     assert refused.status == 1 and "were graded by different rules" in refused.err
     allowed = compare(maze, "old", "new", "--allow-different-grader")
-    assert allowed.status == 0 and allowed.out.count("(different graders: ") == 1
-    assert ", different graders: " in allowed.out.splitlines()[0]
+    assert allowed.status == 0 and allowed.out.count("(graded differently: ") == 1
+    assert ", graded differently: " in allowed.out.splitlines()[0]
     assert resource(maze, "old", "new", "--allow-different-grader")["candidates"][0]["label"] is not None
 
 

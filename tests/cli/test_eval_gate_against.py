@@ -185,6 +185,12 @@ def test_rules_beside_the_config_are_found_and_those_of_the_command_line_go_befo
     elsewhere.parent.mkdir(exist_ok=True)
     elsewhere.write_text("[min]\nreward = 0.9\n")
     assert gate(maze, "near", "--rules", str(elsewhere)).status == 1
+    beside.write_text("[margin]\npass_rate = 0.1\n")
+    nobody = gate(maze, "near", "--min", "reward=0.1")
+    assert (
+        nobody.status == 2
+        and "of configs/eval/maze.decide.toml is about a baseline" in nobody.error["message"]
+    )
     beside.write_text("[margin]\npass_rate = 3\npas_rate = 0.1\n")
     wrong = gate(maze, "near")
     assert (wrong.status, wrong.error["code"]) == (1, "VALIDATION")
@@ -248,9 +254,13 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
     page = markdown.read_text()
     assert page.startswith(f"<!-- osmosis:eval.gate:{CONFIG} -->\n")
     assert summary.read_text() == page + "\n"
-    cells = [row["number"]["value"] for row in gate(maze, "worse", *rules).json["resource"]["rules"]]
-    for value in cells:
-        assert f"{value:.3f}" in page
+    for rule in gate(maze, "worse", *rules).json["resource"]["rules"]:
+        numbers = [rule[name] for name in ("value", "at_least", "at_most")]
+        # A margin is in points, and so is what is held against it.
+        in_points = rule["bound"] == "margin"
+        cells = [f"{100 * number:+.1f}" if in_points else f"{number:.3f}" for number in numbers]
+        cells[0] += " points" if in_points else ""
+        assert f" | {' | '.join(cells)} | " in page
     cases = ElementTree.parse(junit).getroot().findall("testsuite/testcase")
     assert [(case.get("name"), [part.tag for part in case]) for case in cases] == [
         ("pass_rate >= 0.2", ["skipped"]),

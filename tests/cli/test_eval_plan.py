@@ -80,8 +80,8 @@ def test_people_scripts_and_pull_requests_read_the_same_numbers(maze: Maze) -> N
     page = (maze.workspace.root / "plan.md").read_text()
     assert page.startswith("<!-- osmosis:eval.plan:configs/eval/walks.toml -->")
     for design in found["designs"]:
-        cells = [str(design["rows"]), str(design["n"]), str(design["attempts"])]
-        sees = f"{100 * design['sees']['value']:.1f}".removesuffix(".0")
+        cells = [f"{design['rows']:,}", str(design["n"]), f"{design['attempts']:,}"]
+        sees = f"{100 * design['sees']['value']:.1f}"
         for line in ("\t".join(cells), "| " + " | ".join(cells)):
             assert any(shown.startswith(line) and sees in shown for shown in (plain + page).splitlines()), (
                 line
@@ -95,7 +95,7 @@ def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     both = plan(maze, "--pilot", "pilot", "--against", "base", "--json").json["resource"]
     assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
     assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
-    assert any("30 of 30 and 30 rows are common" in note for note in both["notes"])
+    assert any("all 30 rows are in both runs" in note for note in both["notes"])
     baseline = plan(maze, "--against", "base", "--json").json["resource"]
     assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
 
@@ -188,6 +188,8 @@ def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[s
         ([[1.0, 0.0]], "one row with a score"),
         ([[None, None]] * 12, "no attempt with a score"),
         ([[1.0, 1.0]] * 12, "came out the same: there is no spread to plan with"),
+        ([[1.0, 1.0]] * 12, "--pass-rate 0.95 --icc 0.3"),
+        ([[0.0, 0.0]] * 12, "--pass-rate 0.05 --icc 0.3"),
     ],
 )
 def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(
@@ -195,7 +197,7 @@ def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(
 ) -> None:
     write_journalled_run(maze.workspace.evals_dir / "odd", rewards)
     error = plan(maze, "--pilot", "odd", "--json").error
-    assert said in error["message"] and "--pass-rate" in error["hint"]
+    assert said in f"{error['message']} {error['hint']}" and "--pass-rate" in error["hint"]
 
 
 def test_rewards_beyond_all_measure_are_refused(maze: Maze) -> None:

@@ -46,7 +46,7 @@ def test_few_common_rows_are_counted_first_and_decide_no_gate() -> None:
     a = run_of([[1.0]] * 10, name="a")
     b = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(6, 18)])
     found = require_comparable(a, b)
-    assert found.notes[0] == "4 of 10 and 12 rows are common."
+    assert found.notes[0] == "4 rows are in both runs, of 10 and 12."
     assert found.undecided is not None and "40 % of the smaller run" in found.undecided
     half = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(5, 17)])
     assert require_comparable(a, half).undecided is None
@@ -105,7 +105,7 @@ def test_different_graders_are_refused_with_what_differs_or_label_every_number(
         require_comparable(a, b)
     assert said in caught.value.message
     label = require_comparable(a, b, Allowances(different_grader=True)).label
-    assert label is not None and label.startswith("different graders: ")
+    assert label is not None and label.startswith("graded differently: ")
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
@@ -173,3 +173,14 @@ def test_runs_without_digests_match_by_dataset_and_place_and_say_so() -> None:
     elsewhere = run_of([[1.0]] * 2, name="b", inputs=other_model(dataset_sha256="e" * 64, dataset_name="x"))
     with pytest.raises(ConflictError, match="no row of a is in b"):
         require_comparable(a, elsewhere)
+
+
+def test_a_changed_grader_in_changed_code_is_told_where_a_grader_stays_the_same() -> None:
+    a = run_of([[1.0]], name="a", inputs=replace(INPUTS, grader_digest="1" * 64, source_digest="3" * 64))
+    hints = []
+    for source in ("3", "4"):
+        inputs = other_model(grader_digest="2" * 64, source_digest=source * 64)
+        with pytest.raises(ConflictError) as caught:
+            require_comparable(a, run_of([[1.0]], name="b", inputs=inputs))
+        hints.append("a file of its own" in (caught.value.hint or ""))
+    assert hints == [False, True]

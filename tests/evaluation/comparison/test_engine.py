@@ -244,6 +244,10 @@ def test_one_row_two_rows_no_score_and_no_spread_are_no_verdict() -> None:
         assert found.candidates[0].verdict.direction == "unclear", (a, b)
         json.dumps(found.data(), allow_nan=False)
     assert compared([[None]] * 5, [[1.0]] * 5).sentence.endswith("no row has a score in both.")
+    twice = [[1.0, 0.0]] * 5
+    assert compared(twice, twice, metric="pass@4").sentence.endswith(
+        "no row has 4 attempts with a score in both."
+    )
 
 
 def test_what_is_beyond_all_measure_is_refused_or_left_out(recwarn: pytest.WarningsRecorder) -> None:

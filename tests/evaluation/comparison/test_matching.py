@@ -11,5 +11,5 @@ def test_rows_match_by_what_they_are_and_not_by_where_they_stand() -> None:
     assert matched.index_a.tolist() == [0, 2]
     assert matched.index_b.tolist() == [2, 0]
     assert (matched.only_a.tolist(), matched.only_b.tolist()) == ([1], [1, 3])
-    assert matched.words == "2 of 3 and 4 rows are common"
+    assert matched.words == "2 rows are in both runs, of 3 and 4"
     assert matched.share == 2 / 3

@@ -20,7 +20,7 @@ from osmosis_ai.cli.options import (
     parse_reward_range,
 )
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.formats import one_line
+from osmosis_ai.cli.output.formats import money, one_line
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Styled, Table, Text, Tone
 from osmosis_ai.errors import OsmosisError
 
@@ -35,7 +35,7 @@ _TONES: dict[Verdict, Tone] = {"pass": "good", "fail": "bad", "unclear": "warn"}
 _MESSAGES: dict[Verdict, str] = {
     "pass": "meets every rule.",
     "fail": "does not meet every rule.",
-    "unclear": "is not enough evidence to tell.",
+    "unclear": "shows too little to tell.",
 }
 
 
@@ -250,10 +250,7 @@ def _tables(report: GateReport) -> list[Table]:
     if margins:
         against = report.baseline.name if report.baseline is not None else "the baseline"
         title = f"{report.run.name} against {against}"
-        ratios = any(each.rule.described.scale == "amount" for each in margins)
-        found.append(
-            _table(margins, title, "Difference", f"{level}; of amounts the ratio" if ratios else level)
-        )
+        found.append(_table(margins, title, "Difference", level))
     return found
 
 
@@ -270,9 +267,7 @@ def _table(judgements: list[RuleResult], title: str, value: str, note: str) -> T
         [
             (
                 str(each.rule),
-                _number(each.evidence.value),
-                _number(each.evidence.at_least),
-                _number(each.evidence.at_most),
+                *_numbers(each),
                 each.evidence.rows,
                 Styled(each.verdict, _TONES[each.verdict]),
             )
@@ -294,5 +289,17 @@ def _why(judgement: RuleResult) -> str:
     return f"{judgement.reason} To settle it: {judgement.settles}."
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
+def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
+    """Return a number and its bounds as the rule is written: of a margin the change, in points or percent."""
+    from osmosis_ai.evaluation.comparison.gate_rules import margin_number, margin_words
+
+    rule, found = judgement.rule, judgement.evidence
+    if rule.bound == "margin":
+        value = None if found.value is None else margin_words(rule, found.value)
+        bounds = (
+            None if end is None else margin_number(rule, end) for end in (found.at_least, found.at_most)
+        )
+        return (value, *bounds)
+    numbers = (found.value, found.at_least, found.at_most)
+    written = money if rule.metric == "cost_per_row" else "{:.3f}".format
+    return tuple(None if number is None else written(number) for number in numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.output.formats import duration, money, percent
+from osmosis_ai.cli.output.formats import count, duration, money, percent
 from osmosis_ai.cli.output.markdown_report import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table
 
@@ -60,8 +60,9 @@ def document(planned: PlannedEval, shown: Table) -> DecisionDocument:
 def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
     plan = planned.plan
     enough = plan.goal.detect is not None and design.sees is not None and design.sees <= plan.goal.detect
-    sees = _number(planned, design.sees)
-    cells: list[Cell] = [design.rows, design.n, design.attempts, Styled(sees, "good") if enough else sees]
+    sees = _cell(planned, design.sees)
+    sizes = (count(design.rows), design.n, count(design.attempts))
+    cells: list[Cell] = [*sizes, Styled(sees, "good") if enough else sees]
     if plan.outlook.possible:
         cells.append(_range(planned, design))
     if plan.goal.judged_by is not None:
@@ -74,7 +75,7 @@ def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
 def _range(planned: PlannedEval, design: Design) -> str | None:
     if design.least is None:
         return None
-    least, most = _number(planned, design.least), _number(planned, design.greatest)
+    least, most = _cell(planned, design.least), _cell(planned, design.greatest)
     return least if least == most else f"{least} – {most}"
 
 
@@ -204,10 +205,16 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def _number(planned: PlannedEval, difference: float | None) -> str:
-    """Return a difference as a cell has it; one that is larger than the scale is seen by nobody."""
+def _cell(planned: PlannedEval, difference: float | None) -> str:
+    """Return a difference as a column has it, with the decimals of those above and below; None is seen by nobody."""
     if difference is None:
         return "none"
+    if planned.metric == "pass_rate":
+        return f"{100 * difference:.1f}"
+    return f"{difference:.3f}" if difference >= 0.01 else f"{difference:.3g}"
+
+
+def _number(planned: PlannedEval, difference: float) -> str:
     return _points(difference) if planned.metric == "pass_rate" else f"{difference:.3g}"
 
 

@@ -130,15 +130,16 @@ def _against(found: RunComparison, candidate: ComparedCandidate) -> str:
 
 def _change_columns(found: RunComparison, candidate: ComparedCandidate, *, first: str) -> list[Column]:
     several = len(found.candidates) > 1 and first == "Metric"
-    numbers = (
-        found.baseline.name,
-        candidate.name,
-        "Difference",
-        f"{confidence_words(found.options.confidence)} interval",
-        "p (Holm)" if several else "p (BH)" if first == "Slice" else "p",
-        "Rows",
-    )
-    return [Column(first, keep=True), *(Column(heading, right=True) for heading in numbers)]
+    return [
+        # The name of a metric, and of a slice, is what can be wrapped and still be read.
+        Column(first),
+        Column(found.baseline.name, right=True),
+        Column(candidate.name, right=True),
+        Column("Difference", right=True, keep=True),
+        Column(f"{confidence_words(found.options.confidence)} interval", right=True),
+        Column("p (Holm)" if several else "p (BH)" if first == "Slice" else "p", right=True, keep=True),
+        Column("Rows", right=True, keep=True),
+    ]
 
 
 def _metric_rows(each: MetricChange, *, decides: bool) -> Iterator[Sequence[Cell]]:

@@ -120,7 +120,7 @@ def _require_two_runs(a: RunSamples, b: RunSamples) -> None:
             if a.name != b.name
             else f"the run {a.name} is compared with itself.",
             details={"run_id": a.run_id},
-            hint="name two runs: osmosis eval compare BASELINE CANDIDATE",
+            hint="name another run as the baseline",
         )
 
 
@@ -143,9 +143,19 @@ def _require_same_grader(a: RunSamples, b: RunSamples, allowed: Allowances) -> s
         raise ConflictError(
             f"{a.name} and {b.name} were graded by different rules: {'; '.join(found)}.",
             details={"differs": found},
-            hint="a difference may be the grader's: grade both alike, or allow it with --allow-different-grader",
+            hint=_how_to_grade_alike(a, b),
         )
-    return f"different graders: {'; '.join(found)}"
+    return f"graded differently: {'; '.join(found)}"
+
+
+def _how_to_grade_alike(a: RunSamples, b: RunSamples) -> str:
+    hint = "a difference may be the grader's: grade both alike, or allow it with --allow-different-grader"
+    one, other = a.inputs, b.inputs
+    if one.grader_digest == other.grader_digest or one.source_digest == other.source_digest:
+        return hint
+    return (
+        f"{hint}; a grader in the agent's file changes with the agent: in a file of its own it stays the same"
+    )
 
 
 def _require_other_samples(a: RunSamples, b: RunSamples, allowed: Allowances) -> None:

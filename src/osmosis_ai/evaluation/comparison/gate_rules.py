@@ -146,13 +146,13 @@ def _turned_by_unscored(margin: _Margin, verdict: Verdict) -> str | None:
     missing = bounds.unscored_a + bounds.unscored_b
     return (
         f"{_compared(margin, margin.found.change)} over scored attempts, but what the {missing:,} unscored "
-        f"{'one' if missing == 1 else 'ones'} would have scored can make it {_change(margin, extreme.value)}."
+        f"{'one' if missing == 1 else 'ones'} would have scored can make it {margin_words(margin.rule, extreme.value)}."
     )
 
 
 def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
     level = f"with {100 * margin.confidence:g} % confidence"
-    low, high = _change(margin, change.at_least), _change(margin, change.at_most)
+    low, high = margin_words(margin.rule, change.at_least), margin_words(margin.rule, change.at_most)
     worst, best = (low, high) if margin.rule.described.higher_is_better else (high, low)
     said = _compared(margin, change)
     if verdict == "pass":
@@ -211,17 +211,23 @@ def _evidence(rule: Rule, change: Difference | None, p_adjusted: float | None) -
 
 def _compared(margin: _Margin, change: Difference | None) -> str:
     value = None if change is None else change.value
-    return f"it is {_change(margin, value)} against the baseline"
+    return f"it is {margin_words(margin.rule, value)} against the baseline"
 
 
-def _change(margin: _Margin, number: float | None) -> str:
-    """Return a change in the words of its metric: points, percent or as it is; always with its sign."""
+def margin_words(rule: Rule, number: float | None) -> str:
+    """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
     if number is None:
         return "unknown"
-    scale = margin.rule.described.scale
+    unit = {"amount": " %", "share": " points"}.get(rule.described.scale, "")
+    return f"{margin_number(rule, number)}{unit}"
+
+
+def margin_number(rule: Rule, number: float) -> str:
+    """Return the same without its unit: ``-3.6`` points or percent, ``+0.033``."""
+    scale = rule.described.scale
     if scale == "amount":
-        return f"{_signed(100 * (number - 1), 1)} %"
-    return f"{_signed(100 * number, 1)} points" if scale == "share" else _signed(number, 3)
+        return _signed(100 * (number - 1), 1)
+    return _signed(100 * number, 1) if scale == "share" else _signed(number, 3)
 
 
 def _signed(number: float, digits: int) -> str:

@@ -47,8 +47,12 @@ class MatchedRows:
 
     @property
     def words(self) -> str:
-        """It in words: ``88 of 100 and 120 rows are common``."""
-        return f"{self.common:,} of {self.common + self.only_a.size:,} and {self.common + self.only_b.size:,} rows are common"
+        """It in words: ``88 rows are in both runs, of 100 and 120``."""
+        of_a, of_b = self.common + int(self.only_a.size), self.common + int(self.only_b.size)
+        if of_a == of_b == self.common:
+            return f"all {self.common:,} rows are in both runs"
+        counted = "1 row is" if self.common == 1 else f"{self.common:,} rows are"
+        return f"{counted} in both runs, of {of_a:,} and {of_b:,}"
 
 
 def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:

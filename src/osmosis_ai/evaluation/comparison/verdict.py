@@ -94,6 +94,8 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
 
 
 def _nothing_in_both(metric: str) -> str:
+    if described(metric).scale == "amount":
+        return f"no row has more than zero {metric.removesuffix('_per_row')} in both"
     attempts = attempts_asked(metric) or 1
     return (
         "no row has a score in both"

@@ -156,8 +156,10 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
     except OsmosisError as error:
         raise GateUsageError(error.message, hint=error.hint) from None
     if asked.margins and asked.against is None:
+        rule = asked.margins[0]
+        where = "" if rule in question.rules else f" of {asked.decided_by}"
         raise GateUsageError(
-            f"`{asked.margins[0]}` is about a baseline, and none is named.", hint="name a run: --against BASE"
+            f"`{rule}`{where} is about a baseline, and none is named.", hint="name a run: --against BASE"
         )
     if question.against is not None and not asked.margins:
         raise GateUsageError(

@@ -179,7 +179,7 @@ class _Evidence:
         icc = ASSUMED_ICC if request.icc is None else request.icc
         note = (
             f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the spread that is between "
-            f"rows); in brackets over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. A run of 30 rows with n = 2 would tell: "
+            f"rows); the range is over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. A run of 30 rows with n = 2 would tell: "
             "--pilot."
         )
         return cls(Outlook.assumed(rate, icc), pass_rate=rate, icc=icc, notes=(note, _HALF_SHARED))
@@ -195,7 +195,8 @@ class _Evidence:
             _require_usual_size(run, values)
             raise _too_small(run, values)
         if spread.of_a_row(1) == 0:
-            raise _no_spread(f"every attempt of the pilot {run.name}")
+            passes = request.metric != "pass_rate" or bool(values.mean() > 0.5)
+            raise _no_spread(f"every attempt of the pilot {run.name}", passes=passes)
         notes = [_HALF_SHARED if spread.within is not None else _ONE_ATTEMPT]
         return cls(
             Outlook.of_one_run(spread, goal, samples=int(values.size)),
@@ -227,7 +228,8 @@ class _Evidence:
                 hint="leave out --against to plan with the pilot alone",
             )
         if spread.of_a_row(1) == 0:
-            raise _no_spread(f"every row of {run.name} and {base.name}")
+            passes = request.metric != "pass_rate" or bool(b[0].mean() > 0.5)
+            raise _no_spread(f"every row of {run.name} and {base.name}", passes=passes)
         notes = [f"the spread is that of the difference of {run.name} from {base.name}: {matched.words}."]
         if spread.within is None:
             notes.append(_ONE_ATTEMPT_EACH)
@@ -381,8 +383,8 @@ def _require_usual_size(run: RunSamples, *values: Floats) -> None:
         raise OsmosisError(f"{run.name} has rewards that are too large to compute a spread from.")
 
 
-def _no_spread(what: str) -> OsmosisError:
+def _no_spread(what: str, *, passes: bool) -> OsmosisError:
     return OsmosisError(
         f"{what} came out the same: there is no spread to plan with.",
-        hint="take a larger pilot, or assume the spread: --pass-rate 0.95 --icc 0.3",
+        hint=f"take a larger pilot, or assume the spread: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
     )

@@ -154,6 +154,12 @@ def test_rules_are_read_in_the_order_they_are_given() -> None:
         require_rules(parse_rules([], []))
 
 
+def test_limits_that_contradict_each_other_are_no_gate() -> None:
+    require_rules(parse_rules(["pass_rate=0.5", "reward=0.9"], ["pass_rate=0.5", "unscored=0.1"]))
+    with pytest.raises(OsmosisError, match=r"no run meets both `pass_rate >= 0.9` and `pass_rate <= 0.1`"):
+        require_rules(parse_rules(["reward=2", "pass_rate=0.9"], ["reward=3", "pass_rate=0.1"]))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

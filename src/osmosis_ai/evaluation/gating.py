@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 from osmosis_ai.config.decisions import (
@@ -166,15 +167,19 @@ def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[
 
 
 def require_rules(rules: Sequence[Rule]) -> None:
-    """Check that there is a rule.
+    """Check that there is a rule, and that a run can meet them all.
 
     Raises:
-        OsmosisError: there is none.
+        OsmosisError: there is none, or two that contradict each other.
     """
     if not rules:
         raise OsmosisError(
             "a gate needs at least one rule.", hint="for instance --min pass_rate=0.8 --max unscored=0.05"
         )
+    minima, maxima = ([rule for rule in rules if rule.bound == bound] for bound in ("min", "max"))
+    for least, most in product(minima, maxima):
+        if least.metric == most.metric and least.limit > most.limit:
+            raise OsmosisError(f"no run meets both `{least}` and `{most}`.", hint="give up one of them")
 
 
 def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:

@@ -72,6 +72,13 @@ def test_a_beginning_of_several_runs_lists_them(workspace: WorkspaceDirectory) -
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
 
+@pytest.mark.parametrize("word", ["x" * 256, "git:" + "a" * 10_000, "git:a\0b", "local:\0", "é" * 300])
+def test_what_no_file_can_be_called_is_no_run(workspace: WorkspaceDirectory, word: str) -> None:
+    with pytest.raises(NotFoundError, match="no run can be called `") as caught:
+        resolve_run(word, client=nobody, start=workspace.root)
+    assert len(caught.value.message) < 100
+
+
 def test_an_archived_run_is_found_by_its_whole_name_alone(workspace: WorkspaceDirectory) -> None:
     write_journalled_run(workspace.evals_dir / "red-cat.archive-1", [[1.0]])
     assert find_local_run("red-cat.archive-1", start=workspace.root).name == "red-cat.archive-1"

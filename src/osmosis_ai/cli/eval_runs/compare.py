@@ -94,7 +94,7 @@ def compare(
 
     options = CompareOptions(
         metric=None if metric is None else _checked_metric(metric),
-        slices=tuple(slices or ()),
+        slices=tuple(dict.fromkeys(slices or [])),
         confidence=checked_confidence(confidence),
         reward_range=None if reward_range is None else parse_reward_range(reward_range),
         seed=seed,

@@ -26,6 +26,8 @@ LAST = "@last"
 GIT = "git:"
 _PLACES = ("local", "platform")
 _MOST_SHOWN = 10
+_LONGEST_NAME = 255
+"""Of a file, in every file system that we know."""
 _LARGEST_RESULT_BYTES = 64 << 20
 
 
@@ -151,7 +153,13 @@ def name_elsewhere(reference: str, missing: NotFoundError) -> str:
 
 
 def _forced(reference: str) -> tuple[str | None, str]:
-    """Return the place that a reference insists on, and the rest of it."""
+    """Return the place that a reference insists on, and the rest of it.
+
+    Raises:
+        NotFoundError: nothing can be called so, on any machine.
+    """
+    if "\0" in reference or any(len(part) > _LONGEST_NAME for part in reference.split("/")):
+        raise NotFoundError(f"no run can be called `{reference[:40]}…`.", hint="osmosis eval list")
     place, colon, rest = reference.partition(":")
     return (place, rest) if colon and place in _PLACES else (None, reference)
 

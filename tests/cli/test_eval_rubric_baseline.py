@@ -42,7 +42,7 @@ def before(cli: Cli, judge: JudgeServer) -> None:
 def test_other_answers_to_the_same_questions_are_compared_question_by_question(cli: Cli) -> None:
     answers(AFTER, name="new", order=-1)
     outcome, found = compared(cli)
-    assert found["verdict"].startswith("The scores are higher by 0.275 (95 % interval ")
+    assert found["verdict"].startswith("The scores are higher by 0.2750 (95 % interval ")
     assert found["verdict"].endswith(", 6 records).") and found["verdict"] in outcome.out
     assert (found["paired_by"], found["records"]) == ("question", {"common": 6, "baseline": 6, "current": 6})
     difference = found["difference"]

@@ -164,7 +164,7 @@ def test_validations_of_the_same_rows_are_compared_row_by_row(maze: Maze) -> Non
     assert found["difference"] == pytest.approx(0.3) and found["low"] > 0.1 and found["p"] < 0.01
     assert data["verdict"]["sentence"].endswith(", 40 rows at step 2).")
     assert (
-        "of the validation reward the last, row by row"
+        "of the validation the last, its reward row by row"
         in maze.osmosis("train", "compare", "old", "new", "--plain").out
     )
 
@@ -192,6 +192,31 @@ def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) ->
     verdict = maze.osmosis("train", "compare", "old", "none", "--json").json["data"]["verdict"]
     assert (verdict["verdict"], verdict["metric"]) == ("unclear", None)
     assert verdict["sentence"] == "They can not be compared: the runs have no reward at the same step."
+
+
+def test_every_number_of_a_validation_is_compared_at_the_last_one(maze: Maze) -> None:
+    rate, low = "eval/validation/pass_rate", "eval/validation/reward_low"
+    for name, last in (("old", 0.5), ("new", 0.4)):
+        offer(maze, name, {}, {VALIDATION: (0.3, last), rate: (0.3, last), low: (0.2, 0.3)})
+    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
+    found = {metric["key"]: (metric["difference"], metric["last_step"]) for metric in data["metrics"]}
+    assert found == {key: (pytest.approx(-0.1), 2) for key in (VALIDATION, rate)}
+
+
+def test_counts_are_written_as_counts(maze: Maze) -> None:
+    offer(maze, "old", {}, {VALIDATION: (0.3,), "train/tokens": (32600.0,), "train/sequences": (16.0,)})
+    offer(maze, "new", {}, {VALIDATION: (0.5,), "train/tokens": (32600.0,), "train/sequences": (20.0,)})
+    lines = maze.osmosis("train", "compare", "old", "new", "--plain").out.splitlines()
+    assert {tuple(line.split("\t")[1:3]) for line in lines if line.startswith("train/")} == {
+        ("32,600", "32,600"),
+        ("16", "20"),
+    }
+
+
+def test_a_run_is_not_compared_with_itself(maze: Maze) -> None:
+    offer(maze, "old", {}, {VALIDATION: (0.5,)})
+    error = maze.osmosis("train", "compare", "old", "old", "--json").error
+    assert error["code"] == "CONFLICT" and "the run old is compared with itself" in error["message"]
 
 
 def test_a_run_that_does_not_exist_is_named(maze: Maze) -> None:

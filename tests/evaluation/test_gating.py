@@ -167,7 +167,7 @@ def test_limits_that_contradict_each_other_are_no_gate() -> None:
         ("pass_rate=3", "a margin of 3 accepts every run"),
         ("cost_per_row=20", "accepts 21 times as much: write 10 % as 0.1"),
         ("infrastructure=0.1", "is not compared with a baseline"),
-        ("alpha=0.1", "is not compared with a baseline"),
+        ("alpha=0.1", "alpha is not compared with a baseline; give it a limit with min"),
         ("pass_rate=inf", "'inf' is no number"),
     ],
 )

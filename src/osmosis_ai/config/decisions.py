@@ -107,7 +107,7 @@ def margin_problem(
 ) -> str | None:
     """Return what is wrong with a margin of a metric, or None; 0 is a margin that asks for an improvement."""
     if not metric.compared:
-        return "is not compared with a baseline; give it a limit with max"
+        return f"{metric.name} is not compared with a baseline; give it a limit with {'min' if metric.higher_is_better else 'max'}"
     if not math.isfinite(margin):
         return "must be a finite number"
     if margin < 0:

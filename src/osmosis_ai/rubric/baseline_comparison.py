@@ -75,7 +75,7 @@ class SessionComparison:
             how = f"can not be told apart from the baseline's: {_signed(found.value)} ({self._interval})"
         else:
             way = "higher" if found.value > 0 else "lower"
-            how = f"are {way} by {abs(found.value):.4g} ({self._interval})"
+            how = f"are {way} by {abs(found.value):.4f} ({self._interval})"
         return f"{who} {how}."
 
     @property
@@ -107,7 +107,7 @@ class SessionComparison:
             else (-found.high, -found.low)
         )
         over = f"{self.common:,} records" if self.paired_by else "unpaired"
-        return f"95 % interval {low:.4g} to {high:.4g}, {over}"
+        return f"95 % interval {low:.4f} to {high:.4f}, {over}"
 
     def data(self) -> dict[str, Any]:
         """Return it as files and scripts have it: first the keys of earlier releases."""
@@ -249,4 +249,4 @@ class _Names:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.4g}"
+    return f"{value:+.4f}"

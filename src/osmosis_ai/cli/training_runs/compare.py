@@ -80,7 +80,7 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
     from osmosis_ai.services.training_runs.compare import LAST_STEPS
 
     headings = ("A, last", "B, last", "B - A", "95 % interval")
-    columns = [Column("Metric", keep=True), *(Column(name, right=True) for name in headings)]
+    columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
     if trends:
         columns += [Column("A"), Column("B")]
     rows = [[*_cells(metric), *(_trends(found, metric.key) if trends else ())] for metric in found.metrics]
@@ -94,7 +94,7 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
     validation = "row by row" if by_row else "by the standard errors that the runs measured"
     note = (
         f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, {pairing}; "
-        f"of the validation reward the last, {validation}"
+        f"of the validation the last, its reward {validation}"
         if steps
         else None
     )

@@ -92,9 +92,11 @@ def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], 
 
 
 def number(value: Any) -> str:
-    """Return a number with as many digits as tell it from others."""
+    """Return a number with as many digits as tell it from others; a count as one."""
     if not isinstance(value, (int, float)):
         return formats.MISSING
+    if (abs(value) >= 2 and value == round(value)) or 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
     return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
 
 

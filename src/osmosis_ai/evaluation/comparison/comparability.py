@@ -194,7 +194,7 @@ def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> 
         if not run.row_keys:
             raise ConflictError(
                 f"the run {run.name} has no attempt yet: there is nothing to compare.",
-                hint="wait until it has some",
+                hint="wait until it has some, or run it again to go on",
             )
     raise ConflictError(
         f"no row of {a.name} is in {b.name}: {_rows_words(a)}; {_rows_words(b)}.",

@@ -5,6 +5,7 @@ runs' own numbers allow them, and none elsewhere:
 
 - of the validation reward, at the last validation that both have: row by row where the platform tells what each
   held-out row came to, else that of two independent means, by the standard errors that each run reports;
+- of other numbers of a validation none, but their difference at that same step;
 - of a curve, that of the mean over the last steps that both have. Runs with the same seed, dataset and batch size
   saw the same prompts at a step and are paired step by step; others are two means of their own, and it is said.
 
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.errors import ConflictError
+
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.services.training_runs.info import DescribedTraining
@@ -26,7 +29,9 @@ LAST_STEPS = 10
 FEWEST_STEPS = 3
 """Below so many common steps their spread says nothing."""
 _STDERR_OF = {"eval/validation/reward": "eval/validation/reward_stderr"}
-_NOT_COMPARED = frozenset(_STDERR_OF.values())
+_VALIDATIONS = "eval/validation/"
+_NOT_COMPARED = frozenset({*_STDERR_OF.values(), "eval/validation/reward_low", "eval/validation/reward_high"})
+"""What says how far a value can be trusted, and is none to compare."""
 _DECIDING = (("eval/validation/reward", "validation reward"), ("rollout/raw_reward", "training reward"))
 _DECIDE_PROMPTS = ("experiment.dataset", "advanced.seed", "training.rollout_batch_size")
 """Settings that say which prompts a step has."""
@@ -131,11 +136,16 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
     """Compare two training runs.
 
     Raises:
+        ConflictError: both are one run.
         PlatformError: one of them does not exist, or as every call.
     """
     from osmosis_ai.services.training_runs.info import describe_run
 
     first, second = describe_run(client, a), describe_run(client, b)
+    if first.run.id == second.run.id:
+        raise ConflictError(
+            f"the run {first.run.name or first.run.id} is compared with itself.", hint="name another run"
+        )
     other_prompts = _other_prompts(first, second)
     metrics = _metric_differences(first, second, paired=other_prompts is None)
     return TrainingComparison(
@@ -231,6 +241,8 @@ def _metric_differences(
             errors = _curve(a, _STDERR_OF[key]), _curve(b, _STDERR_OF[key])
             by_row = _by_validated_row(found, common[-1], a, b)
             yield by_row or _at_last_step(found, common[-1], (curve_a, curve_b), errors)
+        elif key.startswith(_VALIDATIONS):
+            yield _at_last_step(found, common[-1], (curve_a, curve_b), ({}, {}))
         else:
             yield _over_last_steps(found, common[-LAST_STEPS:], curve_a, curve_b, paired=paired)
 

@@ -219,6 +219,25 @@ def test_a_run_is_not_compared_with_itself(maze: Maze) -> None:
     assert error["code"] == "CONFLICT" and "the run old is compared with itself" in error["message"]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_numbers_and_steps_beyond_all_measure_end_no_comparison(maze: Maze, seed: int) -> None:
+    steps = [10**30 + step for step in range(5)]
+    for name, own, values in (
+        ("old", 1, (1e308, -1e308, 0.0, 1.0, 2.0)),
+        ("new", seed, (-1e308, 1e308, 1e-320, 2.0, 4.0)),
+    ):
+        offer(maze, name, {"advanced": {"seed": own}}, {})
+        points = [
+            {"step": step, "value": value, "timestamp": 0} for step, value in zip(steps, values, strict=True)
+        ]
+        series = [
+            {"metric_key": key, "title": key, "data_points": points} for key in (REWARD, VALIDATION, STDERR)
+        ]
+        maze.get(f"/training-runs/tr_{name}/metrics").respond(json={"overview": {}, "metrics": series})
+    outcome = maze.osmosis("train", "compare", "old", "new", "--json")
+    assert (outcome.status, outcome.json["data"]["verdict"]["verdict"]) == (0, "unclear")
+
+
 def test_a_run_that_does_not_exist_is_named(maze: Maze) -> None:
     offer(maze, "old", {}, {})
     maze.get("/training-runs/new").respond(404, json={"error": "there is no training run 'new'"})

@@ -26,6 +26,17 @@ def test_two_runs_on_rows_of_their_own_have_the_interval_of_welch() -> None:
     assert (found.low, found.high, found.p) == pytest.approx((*interval, expected.pvalue), abs=1e-10)
 
 
+@pytest.mark.parametrize("factor", [1e-300, 1e-150, 1e100, 1e155, 1e300])
+def test_rewards_of_any_size_have_welchs_interval(factor: float) -> None:
+    draw = np.random.default_rng(3)
+    a, b = draw.normal(0, 1, 40), draw.normal(0.4, 3, 25)
+    plain = unpaired_difference(a, range(40), b, range(25))
+    found = unpaired_difference(a * factor, range(40), b * factor, range(25))
+    assert plain is not None and found is not None and plain.low is not None and plain.high is not None
+    assert (found.low, found.high) == pytest.approx((plain.low * factor, plain.high * factor), rel=1e-9)
+    assert found.p == pytest.approx(plain.p)
+
+
 def test_attempts_on_one_row_count_as_one() -> None:
     draw = np.random.default_rng(4)
     a, b = draw.random((20, 4)), draw.random((30, 4))

@@ -321,13 +321,19 @@ def _one_sided_quantiles(rows: _Rows) -> tuple[float, float]:
 
 
 def _unit(pairs: Pairs) -> float:
-    """Return what differences are divided by: the scale's width, or what keeps huge values finite."""
-    import numpy as np
+    """Return what differences are divided by: the scale's width, or what keeps squares of the values within a float."""
 
     if pairs.scale is not None:
         return pairs.scale[1] - pairs.scale[0]
-    largest = max(float(np.abs(pairs.a).max()), float(np.abs(pairs.b).max()))
-    return largest if largest > _HUGE else 1.0
+    return workable_unit(pairs.a, pairs.b)
+
+
+def workable_unit(*values: Floats) -> float:
+    """Return by what to divide values so that their squares are neither infinite nor nothing."""
+    import numpy as np
+
+    largest = max(float(np.abs(part).max()) for part in values)
+    return largest if largest > _HUGE or 0 < largest < 1 / _HUGE else 1.0
 
 
 def _is_the_lower_of_both_ways(by_row: Floats) -> bool:

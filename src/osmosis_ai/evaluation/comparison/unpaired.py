@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeAlias
 
-from osmosis_ai.evaluation.comparison.differences import mean_by_row
+from osmosis_ai.evaluation.comparison.differences import mean_by_row, workable_unit
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.intervals import LEAST_VARIED, NO_SPREAD, ONE_CLUSTER, Interval, wilson_interval
 from osmosis_ai.evaluation.statistics import CONFIDENCE, Estimate, estimate_rate
@@ -93,6 +93,11 @@ def unpaired_difference(
     if not a.size or not b.size:
         return None
     a, b = np.sort(a), np.sort(b)
+    if scale is None and (unit := workable_unit(a, b)) != 1.0:
+        found = unpaired_difference(
+            np.asarray(values_a) / unit, rows_a, np.asarray(values_b) / unit, rows_b, confidence=confidence
+        )
+        return None if found is None else found.times(unit)
     value = float(b.mean()) - float(a.mean())
     plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
     if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
@@ -140,7 +145,7 @@ def difference_of_means(
     """
     value, stderr = b - a, math.hypot(stderr_a, stderr_b)
     plain = Difference(value, None, None, None, None, 0, 0)
-    if stderr == 0 or not math.isfinite(stderr):
+    if stderr == 0 or not math.isfinite(stderr + value):
         return replace(plain, reason=NO_SPREAD)
     normal = NormalDist()
     half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
@@ -168,7 +173,8 @@ def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Differ
         return replace(plain, reason=NO_SPREAD)
     from scipy.special import stdtr, stdtrit
 
-    freedom = sum(variances) ** 2 / (variances[0] ** 2 / (a.size - 1) + variances[1] ** 2 / (b.size - 1))
+    shares = [variance / sum(variances) for variance in variances]
+    freedom = 1 / (shares[0] ** 2 / (a.size - 1) + shares[1] ** 2 / (b.size - 1))
     stderr = math.sqrt(sum(variances))
     half = float(stdtrit(freedom, (1 + confidence) / 2)) * stderr
     one_sided = float(stdtrit(freedom, confidence)) * stderr

@@ -321,12 +321,13 @@ def _over_last_steps(
     from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
 
     values_a, values_b = ([curve[step] for step in steps] for curve in (curve_a, curve_b))
+    places = range(len(steps))
     if paired:
-        pairs = Pairs.of(values_a, steps, values_b, steps)
+        pairs = Pairs.of(values_a, places, values_b, places)
         assert pairs is not None  # the steps are common to both
         estimated = mean_difference(pairs)
     else:
-        apart = unpaired_difference(values_a, steps, values_b, steps)
+        apart = unpaired_difference(values_a, places, values_b, places)
         assert apart is not None  # neither is empty
         estimated = apart
     known = len(steps) >= FEWEST_STEPS and estimated.low is not None

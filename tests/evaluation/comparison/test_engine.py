@@ -278,7 +278,7 @@ def test_runs_on_different_rows_are_compared_unpaired_and_it_is_said() -> None:
     with pytest.raises(OsmosisError, match="no row of fern is in moss"):
         compare_runs(a, [b], CompareOptions())
     found = compare_runs(a, [b], CompareOptions(allowances=Allowances(unpaired=True)))
-    assert "200 rows, unpaired" in found.sentence
+    assert "100 and 100 rows, unpaired" in found.sentence
     assert found.data()["candidates"][0]["rows"] is None
 
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.matching import MatchedRows, counted_rows, match_rows
 from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 from osmosis_ai.evaluation.grader_digest import graded_differently
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
@@ -72,6 +77,7 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
         undecided.append(_too_few_common(matched))
         if matched.common:
             _require_other_samples(a, b, allowed)
+            notes += _same_samples(a, b, matched)
     said = [*notes, *_weaknesses(a, b), *a.notes, *b.notes]
     return Comparability(
         matched=matched,
@@ -143,19 +149,9 @@ def _require_same_grader(a: RunSamples, b: RunSamples, allowed: Allowances) -> s
         raise ConflictError(
             f"{a.name} and {b.name} were graded by different rules: {'; '.join(found)}.",
             details={"differs": found},
-            hint=_how_to_grade_alike(a, b),
+            hint="a difference may be the grader's: grade both alike, or allow it with --allow-different-grader",
         )
     return f"graded differently: {'; '.join(found)}"
-
-
-def _how_to_grade_alike(a: RunSamples, b: RunSamples) -> str:
-    hint = "a difference may be the grader's: grade both alike, or allow it with --allow-different-grader"
-    one, other = a.inputs, b.inputs
-    if one.grader_digest == other.grader_digest or one.source_digest == other.source_digest:
-        return hint
-    return (
-        f"{hint}; a grader in the agent's file changes with the agent: in a file of its own it stays the same"
-    )
 
 
 def _require_other_samples(a: RunSamples, b: RunSamples, allowed: Allowances) -> None:
@@ -184,6 +180,36 @@ def _same_code(one: ComparedInputs, other: ComparedInputs) -> bool:
         return one.source_digest == other.source_digest
     clean = one.dirty is False and other.dirty is False
     return clean and one.commit is not None and (one.commit, one.rollout) == (other.commit, other.rollout)
+
+
+def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
+    """Say of runs with one seed that they came out the same, attempt by attempt: then nothing is left to chance."""
+    import numpy as np
+
+    alike = all(getattr(a.inputs, name) == getattr(b.inputs, name) for name in ("seed", "model"))
+    if not alike or a.inputs.seed is None:
+        return []
+    of_a, of_b = _on_rows(a, matched.index_a), _on_rows(b, matched.index_b)
+    tokens = of_a["tokens"][np.isfinite(of_a["tokens"])]
+    if len(np.unique(tokens)) < 2 or of_a.size != of_b.size:
+        return []
+    if not all(np.array_equal(of_a[name], of_b[name], equal_nan=True) for name in ("reward", "tokens")):
+        return []
+    return [
+        f"{a.name} and {b.name} have the same rewards and tokens in every attempt, which the same seed "
+        f"({a.inputs.seed}) explains: of what chance does, they tell nothing."
+    ]
+
+
+def _on_rows(run: RunSamples, rows: NDArray[np.int_]) -> NDArray[np.void]:
+    """Return the samples of some rows, in the order of these, and of one row as the run has them."""
+    import numpy as np
+
+    places = np.full(len(run.row_keys), -1)
+    places[rows] = np.arange(len(rows))
+    of_sample = places[run.samples["row"]]
+    samples: NDArray[np.void] = run.samples[np.argsort(of_sample, kind="stable")]
+    return samples[np.count_nonzero(of_sample < 0) :]
 
 
 def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:

@@ -218,6 +218,12 @@ def _adjusted(measured: Sequence[_Measured]) -> list[_Measured]:
     ]
 
 
+def _rows_of_each(found: _Measured, deciding: MetricChange) -> tuple[int, int] | None:
+    if found.pair.paired or deciding.a is None or deciding.b is None:
+        return None
+    return deciding.a.clusters, deciding.b.clusters
+
+
 def _candidate(
     found: _Measured, baseline: RunTotals, own: RunTotals, metric: str, options: CompareOptions, *, tried: int
 ) -> ComparedCandidate:
@@ -229,6 +235,7 @@ def _candidate(
         confidence=options.confidence,
         paired=found.pair.paired,
         candidates=tried,
+        rows=_rows_of_each(found, deciding),
         label=found.comparability.label,
     )
     return ComparedCandidate(

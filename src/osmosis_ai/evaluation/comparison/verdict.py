@@ -61,6 +61,7 @@ class Circumstances:
         confidence: of the interval.
         paired: whether the runs are compared row by row.
         candidates: how many were tried against the baseline.
+        rows: of each run, where they are compared unpaired.
         label: what stands at every number of runs that were graded differently.
     """
 
@@ -70,6 +71,7 @@ class Circumstances:
     confidence: float
     paired: bool = True
     candidates: int = 1
+    rows: tuple[int, int] | None = None
     label: str | None = None
 
 
@@ -136,8 +138,10 @@ def confidence_words(confidence: float) -> str:
     return f"{100 * confidence:g} %"
 
 
-def rows_words(change: Difference) -> str:
-    """Return ``100 rows``."""
+def _rows_words(change: Difference, known: Circumstances) -> str:
+    """Return ``100 rows``; ``20 and 100 rows`` of runs on rows of their own."""
+    if known.rows is not None:
+        return "{:,} and {:,} rows".format(*known.rows)
     return f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
 
 
@@ -175,7 +179,13 @@ def _doubts(change: Difference, numbers: str | None, known: Circumstances) -> st
     adjusted = None
     if change.p_adjusted is not None and known.candidates > 1:
         adjusted = f"p {p_words(change.p_adjusted)} among {known.candidates} candidates"
-    parts = [interval, rows_words(change), None if known.paired else "unpaired", adjusted, known.label]
+    parts = [
+        interval,
+        _rows_words(change, known),
+        None if known.paired else "unpaired",
+        adjusted,
+        known.label,
+    ]
     return ", ".join(filter(None, parts))
 
 
@@ -201,7 +211,7 @@ def _shown(found: MetricChange, change: Difference, least: float | None, known: 
     if least is None:
         return None
     a, b = known.attempts
-    design = f"{rows_words(change)} x {a if a == b else f'{a} and {b}'}"
+    design = f"{_rows_words(change, known)} x {a if a == b else f'{a} and {b}'}"
     if found.described.scale == "share" and least > 1:
         return f"{design} can hardly show any difference."
     return f"{design} would have shown {change_words(found.metric, least)}{_unit(found.metric)} or more in 8 of 10 cases."

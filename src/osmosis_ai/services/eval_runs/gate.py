@@ -295,7 +295,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule) -> Evidence:
     note = (
         "the platform does not tell which row a sample is of: each row counts once."
         if counts.rows is not None
-        else "the platform does not tell how many rows there are: each sample counts for itcounts."
+        else "the platform does not tell how many rows there are: each sample counts for itself."
     )
     if metric.startswith("pass@"):
         value = counts.pass_at_k.get(int(metric.removeprefix("pass@")))

@@ -32,7 +32,7 @@ def gate(maze: Maze, run: str, *rules: str, mode: str = "--json") -> Outcome:
         (("--min", "pass_rate=0.85"), 3, "unclear", "unclear"),
         (("--max", "unscored=0.1"), 3, "unclear", "unclear"),
         (("--max", "pass_rate=0.5"), 1, "failed", "fail"),
-        (("--min", "pass_rate=0.85", "--max", "pass_rate=0.5"), 1, "failed", "fail"),
+        (("--min", "pass_rate=0.85", "--max", "reward=0.5"), 1, "failed", "fail"),
     ],
 )
 def test_a_run_passes_fails_or_is_too_small_to_tell(

@@ -34,7 +34,7 @@ for version in $PYTHON_VERSIONS; do
     venv=".venvs/$version"
     works "$venv/bin/python" || "$interpreter" -m venv --clear "$venv"
     "$venv/bin/python" -m pip install --quiet --upgrade pip
-    "$venv/bin/python" -m pip install --quiet -e '.[dev,platform,report,openai-agents,strands]'
+    "$venv/bin/python" -m pip install --quiet -e '.[dev,platform,openai-agents,strands]'
     # shellcheck disable=SC2086 # options, one word each
     "$venv/bin/python" -m pytest -q -m "not e2e" ${PYTEST_ARGS:--n auto} || failed="$failed $version"
     ran=$((ran + 1))

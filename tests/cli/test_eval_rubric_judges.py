@@ -153,7 +153,6 @@ def test_a_key_on_the_command_line_works_with_a_warning_and_is_never_repeated(
 
 
 def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) -> None:
-    pytest.importorskip("plotly")
     texts("one [noise 0.2]", "two [score 0.8]", "[garbage]")
     outcome = score(cli, "-n", "2", "-o", "out.json", "--report", "deep/report.html")
     assert outcome.status == 1

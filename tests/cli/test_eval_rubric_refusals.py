@@ -147,5 +147,5 @@ def test_bad_input_is_answered_without_loading_what_asks_judges(arguments: list[
     found, modules = modules_after(*arguments)
     assert found == status
     assert (
-        not {"litellm", "numpy", "scipy", "aiohttp", "httpx", "pyarrow", "rich", "yaml", "plotly"} & modules
+        not {"litellm", "numpy", "scipy", "aiohttp", "httpx", "pyarrow", "rich", "yaml", "jinja2"} & modules
     )

@@ -1,22 +1,21 @@
 """One HTML page with all a session found: it holds everything it shows, and asks nobody for anything.
 
 Texts of records, models and judges are data, whatever they say: the template escapes all of it, data for
-the scripts is JSON in which no tag can begin, scripts write text and never HTML, and the page's own
-policy lets no other script run and nothing be fetched.
+the script is JSON in which no tag can begin, the script writes text and never HTML, and the page's own
+policy lets no other style or script in and nothing be fetched. Without scripts it is read all the same;
+they add the search.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.rubric.messages import Wording, percent
+from osmosis_ai.rubric.report_charts import agreement_square, charts
 from osmosis_ai.rubric.report_records import (
     MAX_LISTED,
     Dispute,
@@ -25,6 +24,8 @@ from osmosis_ai.rubric.report_records import (
     ReportRecord,
     collect_records,
 )
+from osmosis_ai.ui.pages import KIT, inline, one_file_policy, templates
+from osmosis_ai.ui.text import data_for_scripts, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,6 +37,7 @@ __all__ = ["ReportJudgement", "ReportRecord", "write_report"]
 
 _PAGE = Path(__file__).parent / "page"
 _SHORT = 160
+_SHADES = 5
 
 
 def write_report(
@@ -60,80 +62,56 @@ def write_report(
         records: one for each row of ``table``, in its order; taken one at a time.
 
     Raises:
-        MissingExtraError: without plotly.
         ValueError: when there are fewer or more records than rows.
         OSError: when the file cannot be written.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("report", error.name or "plotly") from None
-    from osmosis_ai.rubric.report_charts import charts
-
     pages = collect_records(table, trust, records)
-    facts = {name: value for name, value in header.items() if name not in ("title", "results")}
+    style = inline(KIT / "tokens.css", KIT / "kit.css", _PAGE / "page.css")
+    script = inline(_PAGE / "page.js")
     page = (
         _environment(Wording(table.score_min, table.score_max, table.runs))
         .get_template("page.html")
         .render(
             title=header.get("title", "Judge report"),
             results=header.get("results"),
-            facts=facts,
+            facts={name: value for name, value in header.items() if name not in ("title", "results")},
             short=_SHORT,
             written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            nonce=secrets.token_urlsafe(16),
+            policy=one_file_policy(style=style, script=script),
+            style=style,
+            script=script,
             trust=trust,
             models=table.models,
             disputes=_disputes(pages),
             pages=pages,
             notes=_bounds(pages, header.get("results")),
-            charts={name: _embedded(figure) for name, figure in charts(table, trust).items()},
-            listing=_embedded(pages.listing),
-            chunks=[_embedded(chunk) for chunk in pages.chunks],
-            plotly_source=_script(get_plotlyjs()),
+            charts=charts(table, trust),
+            square=agreement_square(trust),
+            listing=data_for_scripts(_shown(pages.listing)),
+            chunks=[data_for_scripts(_shown(chunk)) for chunk in pages.chunks],
             people_levels=_categories(trust),
         )
     )
-    # A text may hold half of a surrogate pair, which no file can.
-    write_atomic(path, page.encode("utf-8", errors="replace"))
+    write_atomic(path, page.encode("utf-8"))
 
 
 def _environment(wording: Wording) -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(_PAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["asset"] = lambda name: Markup((_PAGE / name).read_text(encoding="utf-8"))
+    environment = templates(_PAGE)
+    environment.globals["shade"] = lambda value: max(0, round(_SHADES * (value or 0.0)))
     environment.filters["number"] = wording.coefficient
-    environment.filters["count"] = lambda value: f"{value:,}"
     environment.filters["points"] = wording.points
     environment.filters["signed"] = lambda value: wording.points(value, sign=True)
     environment.filters["percent"] = percent
-    environment.filters["breakable"] = lambda name: Markup("/<wbr>").join(name.split("/"))
     return environment
 
 
-def _embedded(value: Any) -> Any:
-    """Return ``value`` as JSON that may stand in a script element: no tag, comment or line can begin in it."""
-    from markupsafe import Markup
-
-    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    return Markup(encoded)
-
-
-def _script(source: str) -> Any:
-    """Return plotly's own source as it may stand in a script element."""
-    from markupsafe import Markup
-
-    return Markup(source.replace("</script", "<\\/script"))
+def _shown(value: Any) -> Any:
+    """Return data for the script with every text in it as it may be shown."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_shown(part) for part in value]
+    return {name: _shown(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _categories(trust: TrustReport) -> str:

@@ -20,6 +20,7 @@ MAX_DETAILED = 10_000
 MAX_TEXT = 4_000
 MAX_EXPLANATION = 1_000
 MAX_CHARACTERS = 48_000_000
+MAX_WRITTEN_OUT = 100
 _CHUNK = 200
 _DIGITS = 4
 
@@ -75,6 +76,25 @@ class Dispute:
     sides: tuple[Side, Side]
 
 
+class WrittenRecord(NamedTuple):
+    """A record as it stands on the page itself, to be read without scripts.
+
+    Attributes:
+        number: its 1-based place.
+        label: how people know it.
+        mean, people: the judges' mean score, and people's.
+        texts: (what it is, text).
+        calls: (who, score, explanation, error).
+    """
+
+    number: int
+    label: str
+    mean: float | None
+    people: float | None
+    texts: Sequence[tuple[str, str]]
+    calls: Sequence[tuple[str, float | None, str | None, str | None]]
+
+
 @dataclass
 class RecordPages:
     """The records of a report as the page holds them.
@@ -85,7 +105,8 @@ class RecordPages:
         detailed: records whose texts are here.
         cut: texts and explanations that were cut.
         listing: columns of the list, one value per listed record.
-        chunks: the texts, some records in each; ``listing["place"]`` tells where a record's are.
+        written: the records that stand on the page; those on which scores differ most, in the order of the file.
+        chunks: the texts of the others, some records in each; ``listing["place"]`` tells where a record's are.
         disputed, unstable, far: records on which judges, runs of one judge, or judge and people disagree.
     """
 
@@ -94,6 +115,7 @@ class RecordPages:
     listing: dict[str, Any]
     detailed: int = 0
     cut: int = 0
+    written: list[WrittenRecord] = field(default_factory=list)
     chunks: list[list[Any]] = field(default_factory=list)
     disputed: list[Dispute] = field(default_factory=list)
     unstable: list[Dispute] = field(default_factory=list)
@@ -117,7 +139,8 @@ def collect_records(table: ScoreTable, trust: TrustReport, records: Iterable[Rep
         ValueError: when there are not as many records as rows in the table.
     """
     pages = RecordPages(table.records, min(table.records, MAX_LISTED), _listing(table))
-    wanted = _worth_reading(table, pages.listed)
+    wanted = _worth_reading(table, pages.listed, MAX_DETAILED)
+    written = _worth_reading(table, pages.listed, MAX_WRITTEN_OUT)
     disputed = {found.record - 1 for found in (*trust.disputed, *trust.unstable, *trust.far_from_people)}
     kept: dict[int, ReportRecord] = {}
     places, left, row = [-1] * pages.listed, MAX_CHARACTERS, -1
@@ -128,11 +151,14 @@ def collect_records(table: ScoreTable, trust: TrustReport, records: Iterable[Rep
             continue
         detail = _detail(pages, record, table.models)
         left -= sum(len(part) for part in _texts_of(detail))
+        pages.detailed += 1
+        if written[row]:
+            pages.written.append(_written(pages.listing, row, detail))
+            continue
         if not pages.chunks or len(pages.chunks[-1]) == _CHUNK:
             pages.chunks.append([])
         places[row] = (len(pages.chunks) - 1) * _CHUNK + len(pages.chunks[-1])
         pages.chunks[-1].append(detail)
-        pages.detailed += 1
     if row + 1 != table.records:
         raise ValueError(f"the table has {table.records} rows, but there are {row + 1} records")
     pages.listing["place"] = places
@@ -171,19 +197,19 @@ def _plain(values: Floats) -> list[float | None]:
     return [value if there else None for value, there in zip(rounded.tolist(), known.tolist(), strict=True)]
 
 
-def _worth_reading(table: ScoreTable, listed: int) -> Booleans:
-    """Return which records' texts are kept: all, or those on which scores differ most."""
+def _worth_reading(table: ScoreTable, listed: int, most: int) -> Booleans:
+    """Return the records worth reading: all, or the ``most`` on which scores differ most."""
     import numpy as np
 
     wanted: Booleans = np.ones(listed, dtype=bool)
-    if listed <= MAX_DETAILED:
+    if listed <= most:
         return wanted
     spread = score_ranges(table.scores[:listed].reshape(listed, -1))
     gap = np.abs(table.consensus()[:listed] - table.human[:listed])
     # A record without any score has the most to explain.
     interest = np.fmax(np.nan_to_num(spread, nan=table.span), np.nan_to_num(gap, nan=0.0))
     wanted[:] = False
-    wanted[np.argsort(-interest, kind="stable")[:MAX_DETAILED]] = True
+    wanted[np.argsort(-interest, kind="stable")[:most]] = True
     return wanted
 
 
@@ -205,6 +231,22 @@ def _detail(pages: RecordPages, record: ReportRecord, models: Sequence[str]) -> 
             for model, run, score, explanation, error in record.judgements
         ],
     ]
+
+
+def _written(listing: dict[str, Any], row: int, detail: Sequence[Any]) -> WrittenRecord:
+    text, truth, asked, calls = detail
+    titled = (("Input", asked), ("Judged text", text), ("Reference answer", truth))
+    return WrittenRecord(
+        number=row + 1,
+        label=listing["label"][row],
+        mean=listing["all"][row],
+        people=listing["people"][row],
+        texts=[(title, part) for title, part in titled if part],
+        calls=[
+            (f"{listing['models'][model]}, run {run}", score, explanation, error)
+            for model, run, score, explanation, error in calls
+        ],
+    )
 
 
 def _texts_of(detail: Sequence[Any]) -> Iterable[str]:

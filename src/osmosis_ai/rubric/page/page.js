@@ -21,49 +21,8 @@
   themeButton.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     nameTheme();
-    colourCharts();
   });
-  system.addEventListener("change", () => { nameTheme(); colourCharts(); });
-
-  // --- charts ----------------------------------------------------------------------------------
-  const drawn = [];
-  function colours() {
-    const style = getComputedStyle(root);
-    const of = (name) => style.getPropertyValue(name).trim();
-    return { text: of("--text"), quiet: of("--quiet"), grid: of("--grid") };
-  }
-  function axesOf(layout) {
-    return Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
-  }
-  function themed(layout) {
-    const { text, quiet, grid } = colours();
-    const changes = {
-      "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-      "font.color": text, "font.family": "system-ui, -apple-system, Segoe UI, sans-serif",
-    };
-    for (const axis of axesOf(layout)) {
-      changes[`${axis}.gridcolor`] = grid;
-      changes[`${axis}.zerolinecolor`] = grid;
-      changes[`${axis}.linecolor`] = grid;
-      changes[`${axis}.tickfont.color`] = quiet;
-      changes[`${axis}.title.font.color`] = quiet;
-    }
-    (layout.shapes || []).forEach((_, place) => { changes[`shapes[${place}].line.color`] = quiet; });
-    return changes;
-  }
-  function colourCharts() {
-    for (const chart of drawn) window.Plotly.relayout(chart, themed(chart.layout));
-  }
-  function drawCharts() {
-    const waiting = document.querySelectorAll("figure.chart > div");
-    const draw = (element) => {
-      const figure = read("figure-" + element.id.slice("chart-".length));
-      element.style.height = figure.layout.height + "px";
-      window.Plotly.newPlot(element, figure.data, figure.layout, { responsive: true, displayModeBar: false })
-        .then(() => { drawn.push(element); return window.Plotly.relayout(element, themed(element.layout)); });
-    };
-    waiting.forEach(draw);
-  }
+  system.addEventListener("change", nameTheme);
 
   // --- records ---------------------------------------------------------------------------------
   const PAGE = 50;
@@ -75,6 +34,13 @@
   const state = { query: "", filter: "", order: "file", page: 0, rows: [], open: new Set() };
   const chunks = new Map();
   const body = document.querySelector("#list tbody");
+
+  // What is written out on the page is shown in the list, too.
+  const written = new Map();
+  for (const record of document.querySelectorAll("#written .record")) {
+    written.set(Number(record.id.slice("record-".length)) - 1, record.lastElementChild);
+  }
+  byId("written").remove();
 
   function detailOf(row) {
     const place = listing.place[row];
@@ -90,6 +56,9 @@
 
   function says(row, words) {
     if (listing.label[row].toLowerCase().includes(words)) return true;
+    if (written.has(row)) {
+      return [...written.get(row).querySelectorAll("pre, p")].some((part) => part.textContent.toLowerCase().includes(words));
+    }
     const detail = detailOf(row);
     if (!detail) return false;
     const [text, truth, input, calls] = detail;
@@ -166,13 +135,14 @@
     const td = make("td");
     td.colSpan = shown.length;
     tr.append(td);
+    if (written.has(row)) { td.append(written.get(row)); return tr; }
     const known = detailOf(row);
     if (!known) { td.append(make("p", "The texts of this record are not in this page; the results file holds them.", "quiet")); return tr; }
     const [text, truth, input, calls] = known;
     for (const [title, part] of [["Input", input], ["Judged text", text], ["Reference answer", truth]]) {
-      if (part) td.append(make("h4", title), make("pre", part));
+      if (part) td.append(make("h3", title), make("pre", part));
     }
-    td.append(make("h4", "Judgements"));
+    td.append(make("h3", "Judgements"));
     const all = make("div", null, "calls");
     for (const [model, run, score, explanation, error] of calls) {
       const one = make("div");
@@ -254,5 +224,4 @@
   nameTheme();
   search();
   goToRecord();
-  drawCharts();
 })();

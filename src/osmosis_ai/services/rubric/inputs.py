@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.budget import Budget
@@ -263,14 +263,10 @@ def plan_report(report: Path | None) -> Path | None:
     """Return where the report goes, once it is plain that one can be written.
 
     Raises:
-        OsmosisError: plotly is not installed, or the place is a directory or cannot be written.
+        OsmosisError: the place is a directory or cannot be written.
     """
     if report is None:
         return None
-    from importlib.util import find_spec
-
-    if find_spec("plotly") is None:
-        raise MissingExtraError("report", "plotly")
     path = report.expanduser().absolute()
     if path.is_dir():
         raise OsmosisError(f"Report path '{report}' is a directory; name a file, for instance report.html.")

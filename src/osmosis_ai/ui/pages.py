@@ -1,0 +1,71 @@
+"""How a page is made: templates that escape, styles and scripts with their digests, the policy they stand under."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from osmosis_ai.ui.text import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+KIT = Path(__file__).parent / "kit"
+
+
+def templates(*folders: Path) -> Environment:
+    """Return the environment that renders templates of ``folders`` and of the kit.
+
+    Every value is escaped, and what is not seen in it is shown as a mark; a name that nobody gave is an error.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([*folders, KIT]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters["count"] = lambda value: f"{value:,}"
+    environment.filters["breakable"] = breakable
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def breakable(name: str) -> Markup:
+    """Return a name that may go on in the next line after a slash."""
+    return Markup("/<wbr>").join(visible(part) for part in name.split("/"))
+
+
+def inline(*files: Path) -> Markup:
+    """Return files of ours as they stand in one ``style`` or ``script`` element."""
+    return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
+
+
+def one_file_policy(*, style: str, script: str) -> str:
+    """Return the policy of a page that is one file: that style, that script, and nothing else from anywhere.
+
+    Digests are those of Content Security Policy Level 3, section 2.3.1: of the element's text as it stands.
+    """
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_digest(style)}",
+            f"script-src {_digest(script)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,55 @@
+"""The rules for hostile text: what a model, a dataset or a file name says is shown, and does nothing.
+
+Templates escape every value by themselves (:mod:`osmosis_ai.ui.pages`). What escaping leaves are characters that
+change how others are read: controls, the directions of text, and what has no width. They are shown as marks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from markupsafe import Markup
+
+# Zero width, directions (Unicode Standard Annex 9), separators of lines, and tags, which no screen shows.
+_RANGES = (
+    (0x7F, 0x9F),
+    (0xAD, 0xAD),
+    (0x61C, 0x61C),
+    (0x180E, 0x180E),
+    (0x200B, 0x200F),
+    (0x2028, 0x202E),
+    (0x2060, 0x206F),
+    (0xD800, 0xDFFF),
+    (0xFEFF, 0xFEFF),
+    (0xFFF9, 0xFFFB),
+    (0xE0000, 0xE007F),
+)
+_CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
+_MARKS = {
+    **_CONTROLS,
+    **{code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)},
+}
+
+
+def visible(text: str) -> str:
+    """Return ``text`` with characters that are not seen, or that turn others around, as marks.
+
+    C0 controls become Unicode's pictures of them (``␛``), all others their number (``‹U+202E›``), halves of
+    surrogate pairs included, so that the result fits any file. Tabs and line breaks stay.
+    """
+    # Two passes of C over the text; few texts need the second.
+    shown = text.replace("\r\n", "\n")
+    return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)
+
+
+def data_for_scripts(value: Any) -> Markup:
+    """Return ``value`` as JSON that may stand in a script element: no tag, comment or line can begin in it.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
+    return Markup(encoded)

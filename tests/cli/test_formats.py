@@ -80,6 +80,17 @@ def test_control_characters_are_spelled_out_and_letters_are_kept() -> None:
     assert formats.one_line("a\r\nb\tc\n") == "a b c "
 
 
+def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "::error::a\nb\n  ::add-mask::c\n##[group]d\ne::f"
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert formats.literal(hostile) == hostile
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    shown = formats.literal(hostile).splitlines()
+    assert not any(line.lstrip().startswith("::") or "##[" in line for line in shown)
+    assert [line.replace("\u200b", "") for line in shown] == hostile.splitlines()
+    assert shown[1] == "b" and shown[4] == "e::f"
+
+
 def test_a_moment_in_plain_output_is_iso_in_utc_with_what_precision_it_has() -> None:
     moment = datetime(2026, 5, 1, 15, 5, tzinfo=timezone(timedelta(hours=2)))
     assert formats.iso(moment) == "2026-05-01T13:05:00Z"

@@ -132,7 +132,10 @@ def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: 
     assert (found["severity"], found["file"]) == ("error", "data/multiply.jsonl")
 
 
-def test_problems_are_annotated_where_github_shows_them(cli: Cli, workspace: WorkspaceDirectory) -> None:
+def test_problems_are_annotated_where_github_shows_them(
+    cli: Cli, workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     entrypoint(workspace, "raise RuntimeError('50 % of it\\n::error::forged, : too')\n")
     write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nn = 'four'\n")
     annotated = cli("check", "--annotations", "github", "--json").err.splitlines()

@@ -183,6 +183,25 @@ def test_a_platform_that_tells_more_attempts_than_there_are_is_left(
     assert len(asked) <= 5
 
 
+@pytest.mark.parametrize(
+    "change", [{"source_row_index": 10**30}, {"tokens": 10**400}, {"tokens": -5}, {"row": -1}]
+)
+def test_numbers_that_no_attempt_has_are_no_reply(
+    ours: Replies, client: PlatformClient, change: dict[str, Any]
+) -> None:
+    ours.run()
+    ours.get("/eval-runs/er_8/samples", {"samples": [{**FIRST, **change}], "next_cursor": "0-0"})
+    with pytest.raises(PlatformError, match="cannot be read"):
+        read_platform_samples(client, "amber-otter-42")
+
+
+def test_a_cursor_of_any_length_is_no_reply(ours: Replies, client: PlatformClient) -> None:
+    ours.run()
+    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "x" * 10**6})
+    with pytest.raises(PlatformError, match="cannot be read"):
+        read_platform_samples(client, "amber-otter-42")
+
+
 def test_a_platform_whose_pages_turn_in_a_circle_is_left(ours: Replies, client: PlatformClient) -> None:
     ours.run()
     ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "a"}, limit=5000, cursor="b")

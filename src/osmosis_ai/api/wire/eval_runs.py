@@ -5,7 +5,7 @@ Statuses: ``pending``, ``running``, ``finished``, ``failed``, ``stopped``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
@@ -168,6 +168,10 @@ class MergedEvaluation(WireModel):
     rows_drawn: dict[str, Any] | None = None
 
 
+_LARGEST = 2**53
+"""The greatest whole number that every reader of JSON has."""
+
+
 class EvalSample(WireModel):
     """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows.
 
@@ -178,10 +182,10 @@ class EvalSample(WireModel):
     row: int = Field(ge=0)
     attempt: int = Field(ge=0)
     status: str
-    source_row_index: int | None = Field(None, ge=0)
+    source_row_index: int | None = Field(None, ge=0, le=_LARGEST)
     row_digest: str | None = None
     reward: float | None = None
-    tokens: int | None = None
+    tokens: int | None = Field(None, ge=0, le=_LARGEST)
     cost_usd: float | None = None
     duration_ms: float | None = None
     model_latency_ms: float | None = None
@@ -191,7 +195,7 @@ class EvalSamplePage(WireModel):
     """Samples by row and attempt; ``next_cursor`` goes on behind the last, and is absent at the end."""
 
     samples: list[EvalSample]
-    next_cursor: str | None = None
+    next_cursor: Annotated[str, Field(max_length=1000)] | None = None
 
 
 class ManifestFile(WireModel):

@@ -6,6 +6,7 @@ Every function takes a plain value and returns text; ``None`` always gives :data
 from __future__ import annotations
 
 import os
+import re
 from datetime import datetime, timezone, tzinfo
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,11 +20,26 @@ _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
 # Terminals act on control characters, and data must not drive the terminal it is shown on.
 _CONTROLS = {code: f"\\x{code:02x}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
+# https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands: `::error::` and `##[error]`
+_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """Return ``text`` with control characters (but tabs and newlines) spelled out, safe to show."""
+    """Return ``text`` with control characters (but tabs and newlines) spelled out, safe to show.
+
+    In a job of GitHub's, none of its lines is one that the job's runner obeys.
+    """
+    shown = spelled_out(text)
+    return _COMMAND.sub(_disarmed, shown) if os.environ.get("GITHUB_ACTIONS") else shown
+
+
+def spelled_out(text: str) -> str:
+    """Return ``text`` with control characters (but tabs and newlines) spelled out: the text of a command, too."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+def _disarmed(command: re.Match[str]) -> str:
+    return command[0][:-1] + "\u200b" + command[0][-1]
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.formats import one_line
+from osmosis_ai.cli.output.formats import one_line, spelled_out
 from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
@@ -82,7 +82,7 @@ def _annotate(report: CheckReport) -> None:
     from osmosis_ai.services.workspaces.check_annotations import github_annotations
 
     for line in github_annotations(report.problems):
-        sys.stderr.write(f"{one_line(line)}\n")
+        sys.stderr.write(f"{spelled_out(' '.join(line.splitlines()))}\n")
     sys.stderr.flush()
 
 

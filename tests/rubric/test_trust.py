@@ -71,6 +71,17 @@ def test_the_standard_error_counts_records_and_not_calls() -> None:
     assert "counts records" in often.judges[0].mean.sentence
 
 
+def test_no_interval_of_a_mean_or_a_difference_goes_beyond_what_the_scale_allows() -> None:
+    scores = np.array([[[1.0], [9.0]], [[9.0], [1.0]]])
+    report = trust_report(table(scores, human=[9.0, 1.0], score_min=0.0, score_max=10.0))
+    assert report.panel is not None
+    means = [report.judges[0].mean, report.panel.consensus, report.panel.consensus_median]
+    assert {(figure.low, figure.high) for figure in means if figure.low is not None} == {(0.0, 10.0)}
+    calibration = report.judges[0].calibration
+    assert (calibration.bias.low, calibration.bias.high) == (-10.0, 10.0)
+    assert (report.panel.pairs[0].difference.low, report.panel.pairs[0].difference.high) == (-10.0, 10.0)
+
+
 def test_an_unscored_call_is_counted_apart_and_is_no_zero() -> None:
     report = trust_report(table([[[0.8, NAN]], [[NAN, NAN]], [[0.6, 0.6]]]))
     counts = report.counts

@@ -131,7 +131,7 @@ def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: i
         reason = f"{seen}, the judge's scale from {low:.4g} to {high:.4g}"
         return _nothing(reason, pearson=pearson(judge, people), spearman=spearman(judge, people))
     levels = levels_of(people, low, high)
-    difference = judge - people
+    difference, widest = judge - people, high - low
     return Calibration(
         pearson=pearson(judge, people),
         spearman=spearman(judge, people),
@@ -140,9 +140,9 @@ def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: i
             levels.of(judge), levels.of(people), levels.size, weighted=True, seed=seed
         ),
         exact=TrustEstimate.of_rate(levels.of(judge) == levels.of(people)),
-        mean_absolute_error=TrustEstimate.of_mean(np.abs(difference)).at_least(0.0),
-        bias=TrustEstimate.of_mean(difference),
-        bins=_bins(judge, people, levels),
+        mean_absolute_error=TrustEstimate.of_mean(np.abs(difference), low=0.0, high=widest),
+        bias=TrustEstimate.of_mean(difference, low=-widest, high=widest),
+        bins=_bins(judge, people, levels, widest),
         levels=tuple(levels.names),
     )
 
@@ -210,7 +210,7 @@ def _weighted_kappa(totals: Floats) -> Floats:
     return kappa
 
 
-def _bins(judge: Floats, people: Floats, levels: Levels) -> tuple[Bin, ...]:
+def _bins(judge: Floats, people: Floats, levels: Levels, widest: float) -> tuple[Bin, ...]:
     found = []
     categories = levels.of(judge)
     for category, name in enumerate(levels.names):
@@ -218,7 +218,7 @@ def _bins(judge: Floats, people: Floats, levels: Levels) -> tuple[Bin, ...]:
         if not here.any():
             found.append(Bin(name, None, None, TrustEstimate.missing("no record has such a score")))
             continue
-        bias = TrustEstimate.of_mean(judge[here] - people[here])
+        bias = TrustEstimate.of_mean(judge[here] - people[here], low=-widest, high=widest)
         found.append(Bin(name, float(judge[here].mean()), float(people[here].mean()), bias))
     return tuple(found)
 

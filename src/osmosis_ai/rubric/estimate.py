@@ -70,12 +70,15 @@ class TrustEstimate:
         return self if self.value is None else replace(self, sentence=text)
 
     @classmethod
-    def of_mean(cls, values: Floats, rows: Integers | None = None) -> TrustEstimate:
+    def of_mean(
+        cls, values: Floats, rows: Integers | None = None, *, low: float = -math.inf, high: float = math.inf
+    ) -> TrustEstimate:
         """Return a mean with its interval: Student's t, the scores of one record counted as one cluster.
 
         Args:
             values: the numbers.
             rows: the record of each; each number is a record of its own when not given.
+            low, high: what no such number can lie beyond; the interval is cut there.
         """
         import numpy as np
 
@@ -84,7 +87,7 @@ class TrustEstimate:
             return cls.missing("there are no scores")
         figure = cls(found.value, records=found.clusters, scores=found.n)
         interval = None if found.low is None or found.high is None else (found.low, found.high)
-        return figure.within(interval, method=STUDENT_METHOD, otherwise=_NO_SPREAD)
+        return figure.within(interval, method=STUDENT_METHOD, otherwise=_NO_SPREAD)._cut(low, high)
 
     @classmethod
     def of_rate(cls, hits: Booleans) -> TrustEstimate:
@@ -96,9 +99,10 @@ class TrustEstimate:
             return cls.missing("there are no records")
         return cls(found.value, found.low, found.high, found.clusters, found.n, EXACT_METHOD)
 
-    def at_least(self, bound: float) -> TrustEstimate:
-        """Return the figure with its interval cut at what the number cannot go below."""
-        return self if self.low is None else replace(self, low=max(self.low, bound))
+    def _cut(self, least: float, greatest: float) -> TrustEstimate:
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, greatest))
 
     @property
     def graded(self) -> float | None:

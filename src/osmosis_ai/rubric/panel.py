@@ -79,26 +79,29 @@ def measure_panel(table: ScoreTable, *, seed: int = 0) -> Panel | None:
         return None
     means = table.model_means()
     places = range(len(table.models))
+    widest = table.score_max - table.score_min
     return Panel(
         alpha=krippendorff_alpha(means, seed=seed),
         alpha_ordinal=krippendorff_alpha(means, level="ordinal", seed=seed),
         absolute=two_way_icc(means, seed=seed),
         consistency=two_way_icc(means, consistency=True, seed=seed),
-        consensus=_mean_of_known(table.consensus()),
-        consensus_median=_mean_of_known(table.consensus_median()),
+        consensus=_mean_of_known(table.consensus(), table),
+        consensus_median=_mean_of_known(table.consensus_median(), table),
         pairs=tuple(
-            Pair(table.models[a], table.models[b], *_compared(means[:, a], means[:, b])[:3])
+            Pair(table.models[a], table.models[b], *_compared(means[:, a], means[:, b], widest)[:3])
             for a, b in combinations(places, 2)
         ),
         left_out=tuple(
-            LeftOut(table.models[place], *_compared(means[:, place], _mean_of_others(means, place)))
+            LeftOut(table.models[place], *_compared(means[:, place], _mean_of_others(means, place), widest))
             for place in places
         ),
     )
 
 
-def _compared(a: Floats, b: Floats) -> tuple[TrustEstimate, TrustEstimate, TrustEstimate, TrustEstimate]:
-    """Return (Pearson, Spearman, mean difference, mean distance) of two scores by record."""
+def _compared(
+    a: Floats, b: Floats, widest: float
+) -> tuple[TrustEstimate, TrustEstimate, TrustEstimate, TrustEstimate]:
+    """Return (Pearson, Spearman, mean difference, mean distance) of two scores by record, ``widest`` apart at most."""
     import numpy as np
 
     both = ~np.isnan(a) & ~np.isnan(b)
@@ -106,8 +109,8 @@ def _compared(a: Floats, b: Floats) -> tuple[TrustEstimate, TrustEstimate, Trust
     return (
         pearson(a, b),
         spearman(a, b),
-        TrustEstimate.of_mean(a - b),
-        TrustEstimate.of_mean(np.abs(a - b)).at_least(0.0),
+        TrustEstimate.of_mean(a - b, low=-widest, high=widest),
+        TrustEstimate.of_mean(np.abs(a - b), low=0.0, high=widest),
     )
 
 
@@ -117,7 +120,7 @@ def _mean_of_others(means: Floats, place: int) -> Floats:
     return mean_where_known(np.delete(means, place, axis=1))
 
 
-def _mean_of_known(values: Floats) -> TrustEstimate:
+def _mean_of_known(values: Floats, table: ScoreTable) -> TrustEstimate:
     import numpy as np
 
-    return TrustEstimate.of_mean(values[~np.isnan(values)])
+    return TrustEstimate.of_mean(values[~np.isnan(values)], low=table.score_min, high=table.score_max)

@@ -224,7 +224,10 @@ def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeT
     return JudgeTrust(
         model=table.models[place],
         unscored_calls=scores.size - values.size,
-        mean=wording.mean(TrustEstimate.of_mean(values, rows), table.models[place]),
+        mean=wording.mean(
+            TrustEstimate.of_mean(values, rows, low=table.score_min, high=table.score_max),
+            table.models[place],
+        ),
         stderr=mean.stderr if mean is not None else None,
         stderr_by_call=float(values.std(ddof=1) / values.size**0.5) if values.size > 1 else None,
         spread=wording.spread(measure_spread(scores, seed=seed)),

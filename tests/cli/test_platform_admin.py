@@ -64,6 +64,18 @@ def test_a_token_in_json_says_what_it_is_good_for(cli: Cli, running: PlatformSer
     assert running.accounts.authenticate(resource["token"], kinds=("api_key",))
 
 
+def test_json_holds_what_is_shown_once_once(cli: Cli, running: PlatformServices) -> None:
+    made = [
+        ("token", envelope(cli, "token", "create")),
+        ("password", envelope(cli, "user", "add", "mara@fern.example")),
+        ("password", envelope(cli, "user", "password", "mara@fern.example")),
+    ]
+    for key, document in made:
+        assert document["message"] and json.dumps(document).count(document["resource"][key]) == 1
+    plain = cli("platform", "user", "password", "mara@fern.example", "--plain")
+    assert "Password: " in plain.out
+
+
 def test_tokens_are_listed_and_revoked(cli: Cli, running: PlatformServices) -> None:
     first = envelope(cli, "token", "create", "--name", "laptop")["resource"]
     envelope(cli, "token", "create", "--name", "ci")

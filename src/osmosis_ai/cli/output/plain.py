@@ -49,7 +49,7 @@ def lines_of(result: Result) -> Iterator[str]:
         yield from block_lines(result.blocks)
         yield from map(formats.literal, result.hints)
     elif isinstance(result, OperationResult):
-        yield formats.literal(result.message or f"{result.operation}: {result.status}")
+        yield formats.literal(result.sentence)
         yield from block_lines(result.blocks)
         yield from map(formats.literal, result.next_steps)
 

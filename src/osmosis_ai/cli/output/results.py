@@ -222,6 +222,7 @@ class OperationResult(_Result):
         status: ``partial`` and ``failed`` make the command exit with 1 although the result is printed, ``unclear``
             with 3.
         message: one sentence for people and scripts.
+        shown: what people see instead of the message, where that tells a secret: JSON has it in ``resource``, once.
         resource: what was made or changed.
         next_steps: lines for people.
         next_steps_structured: the same for scripts.
@@ -232,11 +233,17 @@ class OperationResult(_Result):
     operation: str
     status: OperationStatus = "success"
     message: str | None = None
+    shown: str | None = None
     resource: Mapping[str, Any] | None = None
     next_steps: Sequence[str] = ()
     next_steps_structured: Sequence[Mapping[str, Any]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     blocks: Sequence[Block] = ()
+
+    @property
+    def sentence(self) -> str:
+        """What people see first."""
+        return self.shown or self.message or f"{self.operation}: {self.status}"
 
     @property
     def exit_code(self) -> int:

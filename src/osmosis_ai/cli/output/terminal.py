@@ -178,8 +178,7 @@ def _print_detail(console: Console, result: DetailResult) -> None:
 
 
 def _print_operation(console: Console, result: OperationResult) -> None:
-    message = result.message or f"{result.operation}: {result.status}"
-    _print_text(console, message, style="green" if result.status == "success" else "yellow")
+    _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
     print_blocks(console, result.blocks)
     _print_hints(console, result.next_steps)
 

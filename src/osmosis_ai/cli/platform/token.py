@@ -75,7 +75,8 @@ def create(
     )
     return OperationResult(
         operation="platform.token.create",
-        message=plain,
+        message=f"Made token {token.id} of {owner.email}.",
+        shown=plain,
         resource={
             "token": plain,
             "id": token.id,

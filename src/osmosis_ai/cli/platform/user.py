@@ -48,9 +48,11 @@ def add(
         if home is not None
         else [f"Give them a workspace: osmosis platform member add WORKSPACE {user.email}"]
     )
+    added = f"Added {user.email}."
     return OperationResult(
         operation="platform.user.add",
-        message=f"Added {user.email}." + (f" Password: {password}" if made else ""),
+        message=added,
+        shown=f"{added} Password: {password}" if made else None,
         resource={
             "id": user.id,
             "email": user.email,
@@ -117,10 +119,11 @@ def password(
     with local_platform() as platform:
         ended = platform.accounts.set_password(email, text, revoke_tokens=revoke_tokens)
     kinds = "sessions, tokens and keys" if revoke_tokens else "sessions"
+    changed = f"Changed the password of {email}; {ended} {kinds} ended."
     return OperationResult(
         operation="platform.user.password",
-        message=f"Changed the password of {email}; {ended} {kinds} ended."
-        + (f" Password: {text}" if made else ""),
+        message=changed,
+        shown=f"{changed} Password: {text}" if made else None,
         resource={"email": email, "ended": ended, **({"password": text} if made else {})},
     )
 

@@ -228,6 +228,11 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     one = results_file(tmp_path, judge("a", 0.8, 0.95))
     assert gate(maze, one, "--min", "score=0.7", "--min", "alpha=0.8", "--max", "unscored=0").status == 0
     assert gate(maze, one, "--min", "score=0.75").status == 3
+    told = (
+        gate(maze, one, "--min", "score=0.75", mode="--plain").out
+        + maze.osmosis("eval", "gate", one, "--min", "score=0.75").out
+    )
+    assert "the ends of its 95 % interval" in " ".join(told.split()) and "bounds are one-sided" not in told
     assert gate(maze, one, "--min", "alpha=1.1").status == 1
     two = results_file(tmp_path, judge("a", 0.8, 0.95), judge("b", 0.5, 0.9))
     outcome = gate(maze, two, "--min", "score=0.7")

@@ -242,6 +242,10 @@ def _tables(report: GateReport) -> list[Table]:
     limits = [each for each in report.judgements if each.rule.bound != "margin"]
     margins = [each for each in report.judgements if each.rule.bound == "margin"]
     level = f"bounds are one-sided, each at {100 * report.confidence:g} % confidence"
+    if report.run.source == "rubric":
+        level = (
+            "bounds of a score are the ends of its 95 % interval, which asks for more than a one-sided one"
+        )
     if report.decided_by is not None:
         level = f"{level}; with the rules of {report.decided_by}"
     found = []

@@ -89,6 +89,14 @@ def test_people_scripts_and_pull_requests_read_the_same_numbers(maze: Maze) -> N
         assert f" {sees} " in rich
 
 
+@pytest.mark.parametrize(
+    "words", [("--row-cost", "1e-320", "--max-cost", "1"), ("--max-cost", "1e12", "--detect", "0.001")]
+)
+def test_money_for_more_rows_than_there_can_be_is_no_matter(maze: Maze, words: tuple[str, ...]) -> None:
+    outcome = plan(maze, "--pilot", "pilot", *words, "--plain")
+    assert (outcome.status, outcome.err) == (0, "")
+
+
 def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10)
     alone = plan(maze, "--pilot", "pilot", "--json").json["resource"]
@@ -169,6 +177,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
         (("--rows-at-most", "1"), "one row says nothing about others"),
         (("--max-cost", "-1"), "--max-cost must be an amount"),
         (("--row-cost", "inf"), "--row-cost must be an amount"),
+        (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
         (("--metric", "speed"), "speed"),
         (("--pilot", ""), "name a run"),

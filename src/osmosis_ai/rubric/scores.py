@@ -180,6 +180,8 @@ def rescaled(
     """
     import numpy as np
 
-    share = (np.asarray(values, dtype=np.float64) - low) / (np.asarray(high) - np.asarray(low))
-    moved: Floats = to_low + share * (to_high - to_low)
+    # A file's bounds may be so far apart, or so near, that what comes out is no number; callers look.
+    with np.errstate(all="ignore"):
+        share = (np.asarray(values, dtype=np.float64) - low) / (np.asarray(high) - np.asarray(low))
+        moved: Floats = to_low + share * (to_high - to_low)
     return moved

@@ -350,7 +350,7 @@ class _Planner:
         for n in _TRIED_ATTEMPTS if self.parted else (1,):
             each = self.goal.row_cost_usd + n * price
             # A tenth of a cent's rounding shall not cost a row.
-            rows = MOST_ROWS if not each else min(MOST_ROWS, math.floor(most / each + 1e-9))
+            rows = math.floor(most / each + 1e-9) if each * MOST_ROWS > most else MOST_ROWS
             rows = rows if self.goal.most_rows is None else min(rows, self.goal.most_rows)
             sees = self.sees(self.outlook.likely, rows, n)
             if sees is not None and rows < MOST_ROWS:

@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.errors import OsmosisError
 
+_MOST_USD = 1e12
+
 PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
 
 
@@ -77,8 +79,10 @@ class PlanRequest:
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
             raise PlanUsageError(f"--detect must be a difference above 0, got {self.detect:g}.")
         for option, cost in (("--max-cost", self.max_cost), ("--row-cost", self.row_cost)):
-            if cost is not None and not (math.isfinite(cost) and cost >= 0):
-                raise PlanUsageError(f"{option} must be an amount of US dollars, 0 or more, got {cost:g}.")
+            if cost is not None and not 0 <= cost <= _MOST_USD:
+                raise PlanUsageError(
+                    f"{option} must be an amount of US dollars, from 0 to {_MOST_USD:g}, got {cost:g}."
+                )
         if self.rows_at_most is not None and self.rows_at_most < 2:
             raise PlanUsageError(
                 "--rows-at-most must be 2 or more: one row says nothing about others, whatever its attempts."

@@ -38,6 +38,9 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Nothing of what is imported and collected is garbage: searching it again and again takes seconds in every process.
+gc.disable()
+
 # What the tests write is read once: where memory serves as a disk, it need not reach one.
 _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
@@ -88,6 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what is imported by now out of every search for garbage: there is none in it, and much to look at."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000, 20, 20)
     # pytest hangs its handlers on each logger that keeps to itself, six times a test; torch alone has fifty.
     for name, logger in logging.root.manager.loggerDict.items():

@@ -60,6 +60,7 @@ CHANCE = {
 }
 
 
+@pytest.mark.imports_much
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_command_prints_what_it_printed(
     group: str, maze: Maze, monkeypatch: pytest.MonkeyPatch, logging_as_it_was: None

@@ -18,6 +18,7 @@ from tests.lazily import needs
 from tests.workspace.builders import make_workspace
 
 needs("torch")
+pytestmark = pytest.mark.imports_much
 
 CONFIG = "configs/training/big.toml"
 EIGHT_B = {

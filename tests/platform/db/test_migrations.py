@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -65,11 +65,15 @@ def rows_of(connection: sa.Connection) -> Rows:
     """Return all that the database holds, table by table."""
     found = sa.MetaData()
     found.reflect(connection)
+    return rows_in(found.sorted_tables, connection)
+
+
+def rows_in(tables: Iterable[sa.Table], connection: sa.Connection) -> Rows:
     return {
         table.name: [
             dict(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key)).mappings()
         ]
-        for table in found.sorted_tables
+        for table in tables
     }
 
 
@@ -81,7 +85,7 @@ def fill(connection: sa.Connection) -> Rows:
         if table.name != "alembic_version":
             rows = [{column.name: value(column, row) for column in table.columns} for row in range(ROWS)]
             connection.execute(table.insert(), rows)
-    return rows_of(connection)
+    return rows_in(found.sorted_tables, connection)
 
 
 def test_the_newest_step_is_told_by_its_files_name() -> None:

@@ -61,7 +61,7 @@ class ParquetReader(RecordReader):
             # Without a buffer size and with pre-buffering, whole column chunks are read ahead.
             file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
-            self.fail(f"not a Parquet file: {_first_line(error)}")
+            self.fail(f"not a Parquet file: {_first_line(error).rstrip('.')}")
         names = file.schema_arrow.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -13,7 +13,7 @@ import pytest
 
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.driving.attempts import call_seed
-from osmosis_ai.driving.machine import MachineWatch
+from osmosis_ai.driving.machine import LimitedBy, LimitTally, MachineWatch
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget
@@ -246,6 +246,17 @@ async def test_the_result_says_what_held_the_run_back(world: World) -> None:
     limited = world.metrics()["estimates"]["limited_by"]
     assert limited["most"] in ("provider", "this_machine")
     assert limited["provider"] + limited["rate_limit"] + limited["this_machine"] == pytest.approx(1, abs=1e-3)
+
+
+async def test_a_model_that_was_never_asked_held_nothing_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_the_model = LimitedBy(most="provider", provider=1.0, rate_limit=0.0, this_machine=0.0)
+    monkeypatch.setattr(LimitTally, "limited_by", lambda tally: by_the_model)
+    write_rows(world.rows, ["raise"])
+    await world.run()
+    assert world.records()[0]["status"] == "failed"
+    assert world.metrics()["estimates"]["limited_by"] is None
 
 
 async def test_a_key_that_is_refused_ends_the_run_before_the_first_row_in_the_providers_words(

@@ -149,8 +149,11 @@ class RunState:
         with self._metrics_lock:
             frozen = copy.deepcopy(self.metrics)
         summary = frozen.summary()
-        limited = {"limited_by": self.tally.limited_by()}
-        return summary.model_copy(update={"estimates": summary.estimates.model_copy(update=limited)})
+        limited, called = self.tally.limited_by(), summary.estimates.latency.model_call_mean_ms is not None
+        if limited is not None and limited.most == "provider" and not called:
+            limited = None  # a model that was never asked holds nothing back
+        estimates = summary.estimates.model_copy(update={"limited_by": limited})
+        return summary.model_copy(update={"estimates": estimates})
 
     def progress(self, *, in_flight: int | None, elapsed_s: float) -> ProgressSnapshot:
         """Return how far the run is."""

@@ -106,6 +106,14 @@ def test_what_the_platform_would_refuse_is_neither_checked_nor_submitted(
     assert not maze.post("/eval-runs").called
 
 
+def test_what_a_config_names_and_is_not_there_is_looked_for_among_no_runs(maze: Maze) -> None:
+    refusal = {"error": "no dataset 'x'", "code": "DATASET_NOT_FOUND", "dry_run": True}
+    maze.post("/eval-runs/check").respond(404, json=refusal)
+    runs = maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0, "has_more": False})
+    assert "eval list" not in str(submit(maze, "--check", "--json").error)
+    assert not runs.called
+
+
 def test_a_repository_that_is_not_connected_is_no_missing_route(maze: Maze) -> None:
     body = {"error": "x", "code": "GIT_REPOSITORY_NOT_CONNECTED"}
     maze.post("/eval-runs/check").respond(404, json=body)

@@ -77,6 +77,8 @@ def _asked(path: str) -> tuple[Kind, str] | None:
         routes.ROLLOUT_SERVERS: "rollout_server",
     }
     for prefix, kind in owners.items():
+        if path == routes.run_check(prefix):
+            return None  # what was not found there is something that the config names
         if path.startswith(f"{prefix}/"):
             return kind, unquote(path[len(prefix) + 1 :].partition("/")[0])
     return None

@@ -129,6 +129,7 @@ def test_a_success_that_is_no_json_object_is_a_platform_error(
         client.post("/x", {}, model=WireModel)
     assert caught.value.code == "PLATFORM_ERROR"
     assert "status_code" not in caught.value.details
+    assert ("a web page came" in (caught.value.hint or "")) is content.startswith(b"<")
 
 
 def test_a_success_without_what_it_must_have_names_that_and_quotes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -36,6 +37,8 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
         self.shown = ""
+        # A read may end in the middle of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._descriptor = descriptor
 
     def _takes_single_keys(self) -> bool:
@@ -58,7 +61,7 @@ class Terminal:
                 os.write(self._descriptor, typing)
             ready, _, _ = select.select([self._descriptor], [], [], 0.5)
             if ready:
-                self.shown += os.read(self._descriptor, 4096).decode()
+                self.shown += self._decoder.decode(os.read(self._descriptor, 4096))
 
     def end(self) -> int:
         """Return the program's exit status."""

@@ -16,6 +16,7 @@ SMALLEST = {
     "datasets": "--megabytes 1 --repeat 1 --format jsonl",
     "agent_loops": "--latency-ms 1 --in-flight 2 --rows 4 --runs 1 --slow-row-s 0",
     "command_agents": "--latency-ms 1 --in-flight 2 --rows 4",
+    "compare": "--rows 10 --attempts 2 --repeat 1",
     "engine": "--latency-ms 1 --in-flight 2 --clients http --rows 4 --runs 1 --memory-rows",
     "inference": "--concurrency 1 --rounds 1",
     "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --first-rows 1 "

@@ -96,3 +96,27 @@ def prompts(tokenizer: Tokenizer, template: ChatTemplate) -> list[tuple[int, ...
 def generation(prompt: tuple[int, ...], seed: int, **changes: Any) -> Generation:
     settings: dict[str, Any] = {"max_tokens": 40, "stop_tokens": frozenset({END}), **changes}
     return Generation(prompt, stream=seed, **settings)
+
+
+def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:
+    """Write an adapter with random matrices; return PEFT's own model, in float64."""
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    settings = {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": "all-linear",
+        "init_lora_weights": False,
+        **changes,
+    }
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(0.1)
+    adapted.save_pretrained(target)
+    return adapted

@@ -21,32 +21,11 @@ from osmosis_ai.inference.adapters import (
 )
 from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.inference.server import load_parts
+from tests.inference.conftest import save_adapter
 from tests.lazily import lazily
 
 with lazily("torch", "transformers", "peft"):
-    import peft
     import torch
-    import transformers
-
-
-def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:
-    """Write an adapter with random matrices; return PEFT's own model, in float64."""
-    torch.manual_seed(0)
-    settings = {
-        "r": 8,
-        "lora_alpha": 16,
-        "target_modules": "all-linear",
-        "init_lora_weights": False,
-        **changes,
-    }
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.mul_(0.1)
-    adapted.save_pretrained(target)
-    return adapted
 
 
 def log_probabilities(model: Model, ids: np.ndarray) -> np.ndarray:

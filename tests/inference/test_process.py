@@ -15,7 +15,7 @@ import pytest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference import InferenceServer, served_models
 from osmosis_ai.inference.process import API_KEY_ENV
-from tests.inference.conftest import body, multiply_tool, question
+from tests.inference.conftest import body, multiply_tool, question, save_adapter
 
 pytestmark = pytest.mark.e2e
 
@@ -178,8 +178,6 @@ def test_the_announcement_is_one_line_of_json() -> None:
 @pytest.mark.imports_much
 async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    from tests.inference.test_adapters import save_adapter
-
     save_adapter(model_dir, tmp_path)
     async with (
         InferenceServer() as base,
@@ -197,8 +195,6 @@ async def test_torch_serves_the_same_adapter_with_the_same_probabilities(
     model_dir: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft")
-    from tests.inference.test_adapters import save_adapter
-
     save_adapter(model_dir, tmp_path)
     name = "fern/any:better"
     asked = {"temperature": 0.0, "logprobs": True, "return_token_ids": True, "model": name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -51,6 +52,8 @@ class Screen:
         self.process = process
         self._descriptor = descriptor
         self._unread = ""
+        # A read may end in the middle of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def until(self, expected: str) -> str:
         """Read until ``expected`` shows; return what came since the last time, up to its end."""
@@ -59,7 +62,8 @@ class Screen:
             assert time.monotonic() < deadline, f"never saw {expected!r} in {self._unread!r}"
             ready, _, _ = select.select([self._descriptor], [], [], 1)
             if ready:
-                self._unread += os.read(self._descriptor, 4096).decode().replace("\r\n", "\n")
+                read = self._decoder.decode(os.read(self._descriptor, 4096))
+                self._unread = (self._unread + read).replace("\r\n", "\n")
         shown, found, self._unread = self._unread.partition(expected)
         return shown + found
 

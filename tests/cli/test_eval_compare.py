@@ -187,6 +187,15 @@ def test_a_name_with_a_line_break_begins_no_line(maze: Maze, tmp_path: Path) -> 
             assert outcome.status == 0 and "\n::" not in outcome.out + outcome.err
 
 
+def test_a_row_known_by_what_no_digest_is_makes_a_damaged_journal(maze: Maze) -> None:
+    write_journalled_run(maze.workspace.evals_dir / "odd", [[1.0]] * 2, digests=["::error::x"] * 2)
+    for words in (("compare", "fern", "odd"), ("gate", "odd", "--min", "reward=0.1")):
+        outcome = maze.osmosis("eval", *words)
+        assert (
+            outcome.status == 1 and "is damaged at line 1: `row_digest` cannot be '::error::x'" in outcome.err
+        )
+
+
 def test_a_markdown_file_that_cannot_be_written_is_told_before_anything_is_read(maze: Maze) -> None:
     outcome = compare(maze, "fern", "nowhere", "--markdown", str(maze.workspace.root))
     assert outcome.status == 1 and "cannot write `--markdown" in outcome.err and "nowhere" not in outcome.err

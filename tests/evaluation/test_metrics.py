@@ -4,12 +4,14 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.metrics_models import total_of
 from osmosis_ai.evaluation.pass_at_k import pass_at_k
 
 Outcome = tuple[int, int, str, "float | None"]
@@ -271,6 +273,12 @@ def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:
     assert (found.summary["failed"], found.summary["passed"], found.summary["tokens_used"]) == (0, 1, 4)
     assert found.estimates.counts.unscored == {}
     assert found.estimates.cost_usd.total is None
+
+
+def test_costs_whose_sum_is_beyond_a_float_have_no_total() -> None:
+    assert total_of(np.array([1e308, 1e308])) is None
+    assert total_of(np.array([0.1] * 10)) == 1.0
+    assert total_of(np.array([])) is None
 
 
 def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:

@@ -39,6 +39,7 @@ from osmosis_ai.evaluation.metrics_models import (
     RunMetrics,
     TokenTotals,
     WireSummary,
+    total_of,
 )
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -362,8 +363,9 @@ class MetricsAccumulator:
     def _cost_total(self) -> CostTotal:
         recorded = self._recorded()
         costs = self._present("cost_usd", recorded)
-        total = math.fsum(costs) if costs.size else None
-        return CostTotal(total=total, known_samples=int(costs.size), recorded_samples=int(recorded.sum()))
+        return CostTotal(
+            total=total_of(costs), known_samples=int(costs.size), recorded_samples=int(recorded.sum())
+        )
 
     def _judge_totals(self) -> JudgeTotals | None:
         if self._judges is None:
@@ -373,7 +375,7 @@ class MetricsAccumulator:
         return JudgeTotals(
             calls=int(self._judges["calls"].sum()),
             tokens=int(self._judges["tokens"].sum()),
-            cost_usd=math.fsum(known) if known.size else None,
+            cost_usd=total_of(known),
         )
 
     def _latency(self) -> Latency:

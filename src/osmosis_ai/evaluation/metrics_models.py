@@ -6,12 +6,16 @@ are ignored, so that its numbers can be read here.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from osmosis_ai.driving.machine import LimitedBy
 from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Floats
 
 
 class _Model(BaseModel):
@@ -184,3 +188,11 @@ class RunMetrics(_Model):
     def to_json(self) -> dict[str, Any]:
         """Return the product's summary with an ``estimates`` block beside its fields."""
         return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}
+
+
+def total_of(amounts: Floats) -> float | None:
+    """Return the sum, whatever the order; None of nothing, and of what is beyond a float."""
+    try:
+        return math.fsum(amounts) if amounts.size else None
+    except OverflowError:
+        return None

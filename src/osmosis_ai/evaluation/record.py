@@ -7,6 +7,7 @@ are the product's; those after it are ours and appear in no other file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -111,6 +112,8 @@ _COUNTS = frozenset(
     }
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})
+_DIGEST = re.compile(r"[0-9a-f]{16,64}")
+_SHOWN = 100
 _TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "unscored": (str,)}
 
 
@@ -132,12 +135,14 @@ def check_field(name: str, content: Any) -> None:
         fits = content in STATUSES
     elif name == "boundary":
         fits = content in BOUNDARIES
+    elif name == "row_digest":
+        fits = isinstance(content, str) and _DIGEST.fullmatch(content) is not None
     elif name == "rollout_id":
         fits = isinstance(content, str) and is_safe_id(content)
     else:
         fits = isinstance(content, str)
     if not fits:
-        raise ValueError(f"`{name}` cannot be {content!r}")
+        raise ValueError(f"`{name}` cannot be {repr(content)[:_SHOWN]}")
 
 
 def is_safe_id(value: str) -> bool:

@@ -124,7 +124,7 @@ def test_what_is_unclear_ends_with_what_would_settle_it(maze: Maze) -> None:
     outcome = gate(maze, "near", "--against", "base", "--margin", "pass_rate=0.02")
     (rule,) = outcome.json["resource"]["rules"]
     assert "more rows: $" in rule["settles"]
-    assert outcome.json["message"].endswith(f"It would take {rule['settles']}.")
+    assert outcome.json["message"].endswith(f"To settle it: {rule['settles']}.")
     alone = gate(maze, "near", "--min", "pass_rate=0.5")
     assert (alone.status, "more rows" in alone.json["resource"]["rules"][0]["settles"]) == (3, True)
 

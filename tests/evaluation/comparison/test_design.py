@@ -144,7 +144,7 @@ def test_what_would_settle_it_is_rows_or_attempts_with_their_price() -> None:
         (spread(), 0.02, 10, "no number of attempts on 110 rows: the dataset has no more"),
         (spread(), 1e-7, None, "no number of attempts on 100 rows, nor 10,000,000 of them"),
         (spread(within=None), 0.06, None, "about 10 more rows"),
-        (spread(), 0.0, None, "no number of rows or attempts: the value lies on the limit itself"),
+        (spread(), 0.0, None, "no number of rows or attempts would do: the value lies on the limit itself"),
         (None, 0.1, None, "more rows: one says nothing about others"),
         (
             spread(0.0, 0.0),

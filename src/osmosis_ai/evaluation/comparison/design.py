@@ -219,7 +219,7 @@ def settle(
     if spread is None:
         return Settlement("more rows: one says nothing about others")
     if distance == 0 or not math.isfinite(distance):
-        return Settlement("no number of rows or attempts: the value lies on the limit itself")
+        return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
     if spread.of_a_row(n) == 0:
         return Settlement(
             "more rows: those there are came out all the same, which says nothing of the spread"

@@ -71,9 +71,9 @@ def up_to_date(maze: Maze) -> None:
     from osmosis_ai.installation import InstallationSource
     from osmosis_ai.services.upgrade import UpgradeReport
 
-    source = InstallationSource(kind="wheel", location="/wheels/osmosis_ai-0.3.14-py3-none-any.whl")
-    report = UpgradeReport(source, "pip", latest_version="0.3.14")
-    maze.patch.setattr("osmosis_ai.services.upgrade.__version__", "0.3.14")
+    source = InstallationSource(kind="wheel", location="/wheels/osmosis_ai-0.3.77-py3-none-any.whl")
+    report = UpgradeReport(source, "pip", latest_version="0.3.77")
+    maze.patch.setattr("osmosis_ai.services.upgrade.__version__", "0.3.77")
     maze.patch.setattr("osmosis_ai.services.upgrade.upgrade", lambda: report)
 
 

@@ -30,7 +30,7 @@ TOKEN_ID = "tok_0123456789abcdef01234567"
 PROCESS = PlatformProcess(
     pid=4711,
     started_at="2026-10-02T07:00:00Z",
-    version="0.3.14",
+    version="0.3.77",
     url="https://osmosis.fern.example",
     local_url="https://osmosis.fern.example",
 )

@@ -215,7 +215,9 @@ def _message(report: GateReport, ended: Verdict) -> str:
     if ended != report.verdict:
         return f"{said} It ends as {ended}, as --unclear says."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
-    return f"{said} To settle it: {settles[0]}." if report.verdict == "unclear" and len(settles) == 1 else said
+    return (
+        f"{said} To settle it: {settles[0]}." if report.verdict == "unclear" and len(settles) == 1 else said
+    )
 
 
 def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:

@@ -184,8 +184,30 @@ def test_of_a_platform_that_only_counts_each_row_counts_once(maze: Maze) -> None
         # 10 of 10 rows: 0.05 ** (1 / 10).
         assert rule["at_least"] == pytest.approx(0.7411, abs=1e-4)
         assert "does not tell which row a sample is of" in rule["reason"]
+    (unclear,) = gate(maze, "amber-otter-42", "--max", "failed=0.2").json["resource"]["rules"]
+    assert unclear["verdict"] == "unclear" and unclear["settles"].startswith("about 1")
     reward = gate(maze, "amber-otter-42", "--min", "reward=0.5", "--max", "infrastructure=0.1")
     assert (reward.status, [rule["value"] for rule in reward.json["resource"]["rules"]]) == (3, [None, None])
+
+
+def test_the_attempts_that_a_platform_tells_say_what_would_settle_a_rule(maze: Maze) -> None:
+    rate = {"value": 0.5, "low": 0.2, "high": 0.8, "n": 20, "clusters": 10}
+    finished(maze, {**METRICS, "estimates": {"pass_rate": rate, "counts": {"planned": 20, "scored": 20}}})
+    offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
+    run = {**DETAIL, "eval_run": {**OWN, "status": "finished"}, "results": {**RESULTS, "sampled_rows": 10}}
+    maze.get("/eval-runs/amber-otter-42").respond(json=run, **offering)
+    samples = [
+        {"row": row, "attempt": attempt, "status": "success", "reward": (row + attempt) % 2, "cost_usd": 0.5}
+        | {"source_row_index": row, "row_digest": f"{row:032x}"}
+        for row in range(10)
+        for attempt in range(2)
+    ]
+    maze.get("/eval-runs/er_8/samples").respond(json={"samples": samples}, **offering)
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.4")
+    assert outcome.status == 3
+    (rule,) = outcome.json["resource"]["rules"]
+    assert rule["settles"] is not None and "n = " in rule["settles"] and "$" in rule["settles"]
+    assert outcome.json["message"].endswith(f"To settle it: {rule['settles']}.")
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "stopped", "pending"])

@@ -18,7 +18,7 @@ from osmosis_ai.evaluation.comparison.comparability import (
     require_comparable,
     require_vouched_for,
 )
-from osmosis_ai.evaluation.gating import Evidence, Rule, RuleResult, judge, require_rules
+from osmosis_ai.evaluation.gating import SHARES, Evidence, Rule, RuleResult, judge, require_rules
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.services.eval_runs.gate import (
     GatedRun,
@@ -286,9 +286,18 @@ class _Gate:
         else:
             evidence = sampled_evidence(alone(self._samples()), rule, self._settings)
         found = judge(rule, evidence, unfinished=run.unfinished, confidence=asked.confidence)
-        if found.verdict != "unclear" or run.unfinished is not None or run.source != "local":
+        if found.verdict != "unclear" or run.unfinished is not None or run.source == "rubric":
             return found
-        return settled_by(found, alone(self._samples()), asked.confidence)
+        if run.source == "local" or self._tells_attempts():
+            return settled_by(found, alone(self._samples()), asked.confidence)
+        return settled_by_counts(found, asked.confidence)
+
+    def _tells_attempts(self) -> bool:
+        """Tell whether a platform's run is known by its attempts, not by counts alone."""
+        from osmosis_ai.api.capabilities import Capability
+
+        offers = self._client().offers
+        return offers is not None and Capability.EVAL_SAMPLES in offers and self._samples().summary is None
 
     def _absolute_in_slices(self) -> list[RuleResult]:
         """Apply limits to slices; many are many chances to fail, so that failing takes more confidence."""
@@ -396,3 +405,17 @@ def settled_by(found: RuleResult, pair: RunPair, confidence: float) -> RuleResul
         cost_attempt=cost_of_attempt(pair.b.run),
     ).words
     return replace(found, settles=words)
+
+
+def settled_by_counts(found: RuleResult, confidence: float) -> RuleResult:
+    """Add to a share of which only counts are known how many rows would settle it, each row counting once."""
+    from osmosis_ai.evaluation.comparison.design import settle
+    from osmosis_ai.evaluation.variance import VarianceComponents
+
+    evidence, rule = found.evidence, found.rule
+    share, rows = evidence.value, evidence.rows or evidence.samples
+    if rule.metric not in ("pass_rate", *SHARES) or share is None or not rows:
+        return found
+    # Rows that all came out alike tell no spread: then it is taken as that of a share on the limit.
+    spread = VarianceComponents(share * (1 - share) or rule.limit * (1 - rule.limit), None, rows, 1.0)
+    return replace(found, settles=settle(spread, share - rule.limit, rows, 1, confidence=confidence).words)

@@ -136,6 +136,14 @@ def test_a_file_that_is_there_stays(maze: Maze, tmp_path: Path) -> None:
     assert maze.osmosis("eval", "export", "mixed", "-o", str(target), "--overwrite").status == 0
 
 
+def test_a_log_has_a_name_that_inspect_ai_opens(maze: Maze, tmp_path: Path) -> None:
+    refused = maze.osmosis(
+        "eval", "export", "mixed", "--format", "inspect", "-o", str(tmp_path / "mixed.json")
+    )
+    assert refused.status == 1 and "end its name in .eval" in refused.err
+    assert not (tmp_path / "mixed.json").exists()
+
+
 def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
     maze.get("/eval-runs/nothing").respond(404, json={"error": "no such run", "code": "NOT_FOUND"})
     nowhere = maze.osmosis("eval", "export", "nothing")

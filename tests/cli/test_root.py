@@ -64,6 +64,7 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
     [
         (["flet"], "No such command 'flet'. Did you mean 'fleet'?", "osmosis"),
         (["zzz"], "No such command 'zzz'.", "osmosis"),
+        (["evaluate"], "No such command 'evaluate'. Did you mean 'eval'?", "osmosis"),
         (["fleet", "lst"], "No such command 'lst'. Did you mean 'list'?", "osmosis fleet"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),
         (

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 # What other tools call what is here found under another name.
 _OTHER_WORDS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("evaluate", "evals", "evaluation"), ("eval",)),
     **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
     **dict.fromkeys(("show", "status", "info", "check", "ping", "health"), ("info", "probe")),
     **dict.fromkeys(("add", "create"), ("register",)),

@@ -54,12 +54,17 @@ def export_run(
 
     Raises:
         ConflictError: there is a file at the target.
-        OsmosisError: there is no run in the directory, it is damaged, or the file cannot be written.
+        OsmosisError: there is no run in the directory, it is damaged, or the file cannot be written, or not be
+            read by that name.
     """
     from osmosis_ai.evaluation.export import read_run
 
     run = read_run(directory)
     path = _target(run, export_format, target)
+    if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
+        raise OsmosisError(
+            f"inspect_ai opens no log called {path.name}.", hint=f"end its name in {EXTENSIONS['inspect']}"
+        )
     if path.exists() and not overwrite:
         raise ConflictError(f"{path} exists; `--overwrite` replaces it, `--output` names another file.")
     try:

@@ -154,7 +154,7 @@ def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
         cost_usd=usage.cost_usd if called else None,
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
         lost_attempts=(attempt.losses + attempt.overloads) or None,
-        row_digest=attempt.row_digest,
+        row_digest=attempt.row_digest or None,
         scores=(loop.scores or None) if verdict.status == "success" else None,
         unscored={name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()} or None,
         finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,

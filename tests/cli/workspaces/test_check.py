@@ -241,6 +241,12 @@ def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: 
         "configs/training/a.toml",
     ]
     write_config(workspace, "[min]\npas_rate = 80\n[margin]\npass_rate = -1\n", name="a.decide.toml")
+    named = problems(cli, "configs/eval/a.toml")
+    assert [(each["file"], each.get("line")) for each in named] == [
+        ("configs/eval/a.decide.toml", 2),
+        ("configs/eval/a.decide.toml", 4),
+    ]
+    assert len(problems(cli, "configs/eval/a.decide.toml")) == 2
     write_config(workspace, "", name="aa.decide.toml")
     found = problems(cli, "configs/eval/")
     assert [(each["severity"], each["file"], each.get("line"), each.get("suggestion")) for each in found] == [

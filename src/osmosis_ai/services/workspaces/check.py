@@ -363,7 +363,7 @@ class _Check:
 
 
 def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the configs and the dataset files meant by ``paths``, each once.
+    """Return the configs and the dataset files meant by ``paths``, each once; what is decided about a config with it.
 
     Raises:
         OsmosisError: one is not there or is neither, or there is nothing to check.
@@ -388,7 +388,7 @@ def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[
         elif not place.exists():
             raise _not_there(workspace, path)
         elif place.suffix == ".toml":
-            configs += _require_config(workspace, path, place)
+            configs += [*_require_config(workspace, path, place), *_decided_about(workspace, place)]
         elif place.suffix[1:] in DATASET_EXTENSIONS:
             datasets.append(place)
         else:
@@ -403,6 +403,16 @@ def _configs_below(workspace: WorkspaceDirectory, directory: Path) -> list[Path]
         for path in sorted(home.rglob("*.toml"))
         if path.is_relative_to(directory)
     ]
+
+
+def _decided_about(workspace: WorkspaceDirectory, config: Path) -> list[Path]:
+    """Return the decide file beside an eval config: what is wrong in it would show after the evaluation, at the gate."""
+    from osmosis_ai.config.decisions import decide_file, is_decide_file
+
+    if is_decide_file(config) or not config.is_relative_to(workspace.eval_configs_dir.resolve()):
+        return []
+    decided = decide_file(config)
+    return [decided] if decided.is_file() else []
 
 
 def _require_config(workspace: WorkspaceDirectory, path: Path, place: Path) -> list[Path]:

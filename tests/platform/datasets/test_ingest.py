@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
-from osmosis_ai.platform.blobs.store import BlobUpload
+from osmosis_ai.platform.blobs.store import BlobUpload, Part, UploadNotFound
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
@@ -301,6 +301,26 @@ def test_a_complete_that_is_overtaken_by_the_check_itself_is_a_repeated_one(
 
     monkeypatch.setattr(PendingUpload, "match", overtaken)
     assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "uploaded"
+
+
+@pytest.mark.parametrize("left", [{}, None], ids=["its parts are leaving", "it is gone"])
+def test_a_complete_that_looks_while_the_check_takes_the_parts_is_a_repeated_one(
+    left: dict[int, Part] | None, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = shop.begin("multiply", rows())
+    parts = shop.send(row, rows())
+    blobs = shop.services.blobs
+    look = blobs.parts
+
+    def overtaken(upload: BlobUpload) -> Mapping[int, Part]:
+        monkeypatch.setattr(blobs, "parts", look)
+        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
+        if left is None:
+            raise UploadNotFound
+        return left
+
+    monkeypatch.setattr(blobs, "parts", overtaken)
+    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "processing"
 
 
 # Reading files away from the platform

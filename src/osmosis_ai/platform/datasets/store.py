@@ -153,11 +153,7 @@ class DatasetStore:
                 raise DatasetRejected(
                     [("file_extension", f"the upload was announced as {pending.extension}, not {extension}")]
                 )
-            try:
-                etags = pending.match(self._blobs.parts(pending.upload), parts)
-            except UploadNotFound:
-                etags = []
-            self._note_complete(row.id, pending, etags)
+            self._note_complete(row.id, pending, self._received(row, pending, parts))
         elif pending is None:
             _require_no_abort(row)
         self.ingest.submit(row.id)
@@ -339,6 +335,20 @@ class DatasetStore:
         if row.blob_key is not None or row.status == "processing":
             return False
         return pending is None or pending.expires_at <= self._clock.now()
+
+    def _received(
+        self, row: DbDataset, pending: PendingUpload, parts: Sequence[CompletedPart] | None
+    ) -> Sequence[str]:
+        """Return the ETags of the parts that are here, or nothing where the upload has ended meanwhile."""
+        try:
+            return pending.match(self._blobs.parts(pending.upload), parts)
+        except UploadNotFound:
+            return []
+        except DatasetRejected:
+            # The same was said at the same time: a check that has begun takes the parts away as it goes.
+            if self._find(row.workspace_id, row.id).upload == row.upload:
+                raise
+            return []
 
     def _note_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
         with self._db.transaction() as session:

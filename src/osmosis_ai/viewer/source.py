@@ -1,0 +1,370 @@
+"""What a viewer needs of a place that holds runs: one protocol for this machine's directories and for a platform.
+
+Invariant: a source only reads, and every list is a :class:`ItemPage` behind a cursor, so that neither a viewer nor a
+browser ever holds a whole run. Rows and attempts are numbered from 0, as journals and files number them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.metrics_models import Estimates
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+
+ItemT = TypeVar("ItemT")
+
+RunKind = Literal["eval", "training", "rubric"]
+Capability = Literal["runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare"]
+RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
+SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
+Outcome = Literal["passed", "failed", "unscored", "pending", "flaky"]
+"""``failed`` is scored below the threshold, ``unscored`` has no score (an error, say), ``flaky`` is of a row that
+passes now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage(Generic[ItemT]):
+    """A piece of a list.
+
+    Attributes:
+        next, previous: cursors of the pieces behind and before it; None at an end.
+        counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
+    """
+
+    items: Sequence[ItemT]
+    next: str | None = None
+    previous: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in names."""
+
+    kind: RunKind | None = None
+    status: str | None = None
+    model: str | None = None
+    dataset: str | None = None
+    rollout: str | None = None
+    person: str | None = None
+    commit: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str = ""
+    sort: RunSort = "started"
+    descending: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """A run in a line.
+
+    Attributes:
+        name: by which addresses and commands know it; unique for its kind in a source.
+        status: ``pending``, ``running``, ``finished``, ``failed``, ``stopped`` or ``incomplete`` (nobody works on it).
+        config: what runs of one config have in common: its path, or rollout and dataset.
+        headline: None before anything is counted, and for training.
+        reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
+        trend: pass rates (of training: rewards) of up to ten runs of this config, the oldest first, this one last.
+        error: why it failed, in a sentence.
+    """
+
+    kind: RunKind
+    name: str
+    id: str
+    status: str
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    model: str | None = None
+    dataset: str | None = None
+    rollout: str | None = None
+    person: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    config: str | None = None
+    headline: Headline | None = None
+    reward: float | None = None
+    reward_low: float | None = None
+    reward_high: float | None = None
+    cost_usd: float | None = None
+    duration_s: float | None = None
+    trend: Sequence[float | None] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCount:
+    """Failures of one kind; ``example`` is the first (row, attempt) and ``error`` what it says."""
+
+    boundary: str | None
+    category: str | None
+    count: int
+    example: tuple[int, int]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Scored samples by reward: ``counts[i]`` of them lie in ``edges[i] <= reward < edges[i + 1]`` (the last: <=)."""
+
+    edges: Sequence[float]
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetail:
+    """A run in full, but for its samples.
+
+    Attributes:
+        estimates: every number with interval and denominator; None before there are any, and for training.
+        summary_numbers: the product's summary by the names of the wire.
+        config_written: the config file as it was written, where that was recorded.
+        config_effective: what held, defaults included.
+        facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
+        secret_names: never their values.
+        failures: the most frequent first.
+        problems: sentences about what could not be read.
+        commands: what to type for what this source does not do (resume, retry, stop …).
+    """
+
+    summary: RunEntry
+    estimates: Estimates | None = None
+    summary_numbers: Mapping[str, Any] = field(default_factory=dict)
+    config_written: str | None = None
+    config_effective: Mapping[str, Any] = field(default_factory=dict)
+    facts: Sequence[tuple[str, str]] = ()
+    secret_names: Sequence[str] = ()
+    failures: Sequence[FailureCount] = ()
+    rewards: Histogram | None = None
+    previous: str | None = None
+    problems: Sequence[str] = ()
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleQuery:
+    """Which samples are wanted; ranges include their ends. ``text`` is searched for in previews and errors."""
+
+    outcome: Outcome | None = None
+    row: int | None = None
+    category: str | None = None
+    boundary: str | None = None
+    reward: tuple[float | None, float | None] = (None, None)
+    tokens: tuple[float | None, float | None] = (None, None)
+    duration_ms: tuple[float | None, float | None] = (None, None)
+    cost_usd: tuple[float | None, float | None] = (None, None)
+    text: str = ""
+    sort: SampleSort = "row"
+    descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEntry:
+    """A sample in a line of a table; ``input`` and ``output`` are previews, None where they were not recorded."""
+
+    row: int
+    attempt: int
+    status: str
+    passed: bool | None = None
+    source_row: int | None = None
+    row_digest: str | None = None
+    reward: float | None = None
+    tokens: int | None = None
+    duration_ms: float | None = None
+    model_latency_ms: float | None = None
+    cost_usd: float | None = None
+    boundary: str | None = None
+    category: str | None = None
+    error: str | None = None
+    input: str | None = None
+    output: str | None = None
+    flaky: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDetail:
+    """A sample with all that its record says.
+
+    Attributes:
+        record: the journal's record (``evaluation/record.py``), or of it what the platform keeps.
+        ground_truth: of its row, where the dataset can still be read and is the same.
+        next, previous: (row, attempt) of the neighbours inside the query it was asked with.
+        attempts: those of its row that there are.
+    """
+
+    summary: SampleEntry
+    record: Mapping[str, Any] = field(default_factory=dict)
+    ground_truth: Any = None
+    next: tuple[int, int] | None = None
+    previous: tuple[int, int] | None = None
+    attempts: Sequence[SampleEntry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """The trajectory of a sample as it lies there (ATIF), or why it does not.
+
+    Attributes:
+        content: None where there is none, or where it has more than the bytes that were asked for.
+        size: in bytes.
+        missing: why there is no content, in a sentence.
+    """
+
+    content: bytes | None
+    size: int = 0
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """A file that an attempt left; ``path`` is relative, with ``/``."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurveValue:
+    """A metric after a step; ``over`` is how many it stands on, ``of`` how many there should have been."""
+
+    step: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    over: int | None = None
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedCurve:
+    """A metric of a training run, by rising step; ``key`` is a name of ``training.runs.metrics.TITLES``."""
+
+    key: str
+    title: str
+    points: Sequence[CurveValue]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveMark:
+    """What happened at a step: a ``checkpoint``, a ``restart`` or a ``warning``."""
+
+    step: int
+    kind: Literal["checkpoint", "restart", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    """A saved adapter; ``deployment`` is None where it was never deployed, and on this machine."""
+
+    name: str
+    step: int
+    reward: float | None = None
+    size: int | None = None
+    deployment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurves:
+    """The curves of a training run, what happened on the way, and what it saved."""
+
+    curves: Sequence[ViewedCurve] = ()
+    marks: Sequence[CurveMark] = ()
+    checkpoints: Sequence[SavedAdapter] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How a run stands, and what is new since a cursor.
+
+    Attributes:
+        cursor: grows with every change; equal ones are of the same state (an ``ETag``).
+        samples: (row, attempt) of what finished since, at most a few hundred; ``more`` when there were more.
+        log_cursor: where the log goes on.
+    """
+
+    cursor: str
+    status: str
+    headline: Headline | None = None
+    samples: Sequence[tuple[int, int]] = ()
+    more: bool = False
+    log_cursor: str | None = None
+
+
+class RunSource(Protocol):
+    """A place that holds runs, as one visitor may see it. Every method is blocking.
+
+    ``NotFoundError`` is raised for what is not there (or not the visitor's), with the nearest names in
+    ``details["nearest"]``; ``OsmosisError`` of code ``VALIDATION`` for a cursor, sort or filter that makes no sense.
+    What a source can not do is not in ``capabilities``, and is not called.
+    """
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this source can do."""
+        ...
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
+        """Return runs; ``counts`` has ``total`` and ``unfiltered``, as far as they are cheap."""
+        ...
+
+    def run(self, kind: RunKind, name: str) -> RunDetail:
+        """Return a run."""
+        ...
+
+    def samples(
+        self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
+    ) -> ItemPage[SampleEntry]:
+        """Return samples of an evaluation; ``counts`` has each :data:`Outcome`, ``total`` and ``unfiltered``."""
+        ...
+
+    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
+        """Return a sample, with its neighbours inside ``query``."""
+        ...
+
+    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+        """Return the trajectory of a sample."""
+        ...
+
+    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
+        """Return the files that an attempt left."""
+        ...
+
+    def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
+        """Open one of :meth:`artifacts`; the caller closes it."""
+        ...
+
+    def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
+        """Return samples of the same row in other runs, the newest run first."""
+        ...
+
+    def log(
+        self,
+        kind: RunKind,
+        run: str,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        direction: Literal["older", "newer"] = "older",
+    ) -> LogPage:
+        """Return lines of a run's log, oldest first; without a cursor its end."""
+        ...
+
+    def curves(self, run: str) -> TrainingCurves:
+        """Return the curves of a training run."""
+        ...
+
+    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
+        """Return how a run stands; cheap enough to be asked every second."""
+        ...
+
+    def run_samples(self, run: str) -> RunSamples:
+        """Return an evaluation as ``evaluation.comparison`` reads it."""
+        ...

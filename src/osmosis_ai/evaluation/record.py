@@ -41,6 +41,11 @@ class TerminalRecord:
         judge_tokens: read and produced by them.
         judge_cost_usd: what they cost, as far as prices are known.
         judgements: of the first few, who judged, the score and the explanation (2,000 characters at most), or the error.
+        input: how the first message of the user begins, and
+        output: how the last text of the assistant begins; each in one line of 160 characters at most, without
+            secrets, absent where there is none or none is wanted.
+        notes: what the grader said of the sample, without secrets, 2,000 characters at most.
+        parts: numbers that its reward is made of, by the names that the grader gave them.
     """
 
     row_index: int
@@ -69,6 +74,10 @@ class TerminalRecord:
     judge_tokens: int | None = None
     judge_cost_usd: float | None = None
     judgements: Sequence[Mapping[str, Any]] | None = None
+    input: str | None = None
+    output: str | None = None
+    notes: str | None = None
+    parts: Mapping[str, float] | None = None
 
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
@@ -114,7 +123,7 @@ _COUNTS = frozenset(
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})
 _DIGEST = re.compile(r"[0-9a-f]{16,64}")
 _SHOWN = 100
-_TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "unscored": (str,)}
+_TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "parts": (int, float), "unscored": (str,)}
 
 
 def check_field(name: str, content: Any) -> None:

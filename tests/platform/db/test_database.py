@@ -348,3 +348,25 @@ def test_a_url_of_another_database_is_refused_without_its_password() -> None:
         with pytest.raises(OsmosisError) as caught:
             Database(url)
         assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("column", ["reward", "duration_ms", "tokens", "cost_usd"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_samples_in_each_order_are_read_from_an_index(db: Database, column: str, missing: bool) -> None:
+    value = getattr(DbSample, column)
+    order = (value, DbSample.row_index, DbSample.run_index)
+    asked = (
+        select(DbSample.row_index)
+        .where(DbSample.run_id == "r", value.is_(None) if missing else value > 0.5)
+        .order_by(*(each.desc() for each in order))
+    )
+    with db.session() as session:
+        plan = session.execute(text(f"EXPLAIN QUERY PLAN {_literal(asked, db)}")).all()
+    steps = [step[-1] for step in plan]
+    assert any("ix_samples_run_" in step for step in steps)
+    assert not any("TEMP B-TREE" in step for step in steps)
+
+
+def _literal(statement: Any, db: Database) -> str:
+    with db.session() as session:
+        return str(statement.compile(session.get_bind(), compile_kwargs={"literal_binds": True}))

@@ -221,7 +221,9 @@ class DbRun(Base):
     ``request`` is what was submitted, without secret values; those are in ``sealed_secrets`` and
     only until the run has ended. ``selection`` and ``seed`` make its rows reproducible. ``imported`` says of a run
     that was executed elsewhere where it came from; NULL for all others. A retry makes only the work items of
-    ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``.
+    ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``. ``journal_blob``: the key of its journal,
+    compressed, once it has ended. ``samples_filled_at``: since when nothing more can be learnt of its samples; NULL
+    while it executes, and of runs before 0.3.16 until their files have been read.
     """
 
     __tablename__ = "runs"
@@ -266,6 +268,8 @@ class DbRun(Base):
     metrics: Mapped[dict[str, Any] | None]
     grader_digest: Mapped[str | None] = mapped_column(String(64))
     imported: Mapped[dict[str, Any] | None]
+    journal_blob: Mapped[str | None] = mapped_column(String(255))
+    samples_filled_at: Mapped[datetime | None]
 
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     lease_token: Mapped[str | None] = mapped_column(String(64))
@@ -325,13 +329,20 @@ class DbDeletedRun(Base):
 class DbSample(Base):
     """A finished row x attempt of an evaluation run.
 
-    What is known of a journal's record since 0.3.11 is NULL in samples of runs before that.
+    What is known of a journal's record since 0.3.11 is NULL in samples of runs before that, until it is filled from
+    their trajectories (``DbRun.samples_filled_at``). ``input`` to ``parts`` are those of ``TerminalRecord``.
+    SQLite has NULL first and PostgreSQL last: who pages by a column that may be NULL asks for what has a value, and
+    then for what has none; either is a piece of the column's index.
     """
 
     __tablename__ = "samples"
     __table_args__ = (
         Index("ix_samples_run_category", "run_id", "category"),
         Index("ix_samples_run_row_digest", "run_id", "row_digest"),
+        Index("ix_samples_run_reward", "run_id", "reward", "row_index", "run_index"),
+        Index("ix_samples_run_duration", "run_id", "duration_ms", "row_index", "run_index"),
+        Index("ix_samples_run_tokens", "run_id", "tokens", "row_index", "run_index"),
+        Index("ix_samples_run_cost", "run_id", "cost_usd", "row_index", "run_index"),
     )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
@@ -355,6 +366,10 @@ class DbSample(Base):
     model_latency_ms: Mapped[float | None] = mapped_column(Float)
     lost_attempts: Mapped[int | None] = mapped_column(Integer)
     row_digest: Mapped[str | None] = mapped_column(String(32))
+    input: Mapped[str | None] = mapped_column(Text)
+    output: Mapped[str | None] = mapped_column(Text)
+    notes: Mapped[str | None] = mapped_column(Text)
+    parts: Mapped[dict[str, Any] | None]
 
 
 class DbRunFile(Base):

@@ -228,7 +228,7 @@ def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any
         "resumed": resumed,
         "boundary": record.boundary,
         "category": record.category,
-        "error": storable(record.error) if record.error is not None else None,
+        **{name: storable(text) if text is not None else None for name, text in _texts(record)},
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "cost_usd": record.cost_usd,
@@ -236,4 +236,9 @@ def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any
         "model_latency_ms": record.model_latency_ms,
         "lost_attempts": record.lost_attempts,
         "row_digest": record.row_digest,
+        "parts": record.parts,
     }
+
+
+def _texts(record: TerminalRecord) -> Iterator[tuple[str, str | None]]:
+    return ((name, getattr(record, name)) for name in ("error", "input", "output", "notes"))

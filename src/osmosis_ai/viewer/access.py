@@ -1,0 +1,105 @@
+"""Who looks at what: one visitor's request, and the page that answers it.
+
+A page module is a function from a :class:`Viewing` and the words of an address to a :class:`RenderedPage`; it knows
+neither a request nor a web framework, so that pages and reports are made the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from osmosis_ai.viewer.source import Capability, RunKind, RunSource
+
+SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
+"""The part of an address below which the runs of a kind have their pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class NavItem:
+    """A place that every page leads to."""
+
+    text: str
+    href: str
+    current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShellView:
+    """What stands around a page.
+
+    Attributes:
+        product: whose pages these are.
+        nav: the places that every page leads to.
+        root: what stands before the path of every page and asset of the server.
+        user: who has signed in; None where nobody does.
+        sign_out: where that ends.
+        csrf: the token of every form that changes something; "" where nothing can be changed.
+        live: where the page's changes come from; None for one that does not change.
+        theme: ``light``, ``dark`` or ``system``.
+    """
+
+    product: str = "Osmosis"
+    nav: Sequence[NavItem] = ()
+    root: str = ""
+    user: str | None = None
+    sign_out: str | None = None
+    csrf: str = ""
+    live: str | None = None
+    theme: str = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Viewing:
+    """One visitor's request.
+
+    Attributes:
+        source: what there is to see, as far as this visitor may.
+        shell: what stands around every page.
+        root: what stands before every path of the viewer: "" on this machine, ``/<workspace>`` on a platform.
+        actions: what a page can change; None where the source is only read.
+        is_local: whether this is the machine the runs are on, so that commands can be copied.
+    """
+
+    source: RunSource
+    shell: ShellView
+    root: str = ""
+    actions: Any = None
+    is_local: bool = False
+
+    def can(self, capability: Capability) -> bool:
+        """Tell whether the source can do something; a page leaves out what it can not."""
+        return capability in self.source.capabilities
+
+    def href(self, *segments: str | int) -> str:
+        """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
+        return "".join([self.root, *(f"/{quote(str(segment), safe='')}" for segment in segments)]) or "/"
+
+    def run_href(self, kind: RunKind, name: str, *below: str | int) -> str:
+        """Return the address of a run's page, or of one below it."""
+        return self.href(SECTIONS[kind], name, *below)
+
+    def sample_href(self, run: str, row: int, attempt: int) -> str:
+        """Return the address of a sample's page."""
+        return self.run_href("eval", run, "samples", f"{row}.{attempt}")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPage:
+    """A page before it is written: a template, and what it shows.
+
+    Attributes:
+        template: a file of ``templates``.
+        values: what it shows, beside ``view``, ``shell`` and ``root``.
+        status: of the reply.
+        parts: templates of pieces that a live page fetches alone, by the name of their ``data-live``.
+        live: where the page's changes come from.
+    """
+
+    template: str
+    values: Mapping[str, Any]
+    status: int = 200
+    parts: Mapping[str, str] = field(default_factory=dict)
+    live: str | None = None

@@ -1,0 +1,107 @@
+"""The list of runs: what ran here, how it went, and which to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.queries import (
+    Words,
+    cursor_of,
+    is_filtered,
+    query_string,
+    run_query,
+    word,
+    words_of_run_query,
+)
+from osmosis_ai.viewer.source import RunKind, RunQuery, RunSort
+
+RUNS_A_PAGE = 50
+_TITLES: dict[RunKind | None, str] = {
+    None: "Runs",
+    "eval": "Evaluations",
+    "training": "Training runs",
+    "rubric": "Rubric results",
+}
+_FIRST: dict[RunKind | None, Sequence[str]] = {
+    None: ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
+    "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
+    "training": ("osmosis train submit configs/training/NAME.toml",),
+    "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric-file RUBRIC.md",),
+}
+"""What makes the first one."""
+_STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class SortLink:
+    """A heading of a list that sorts it.
+
+    Attributes:
+        order: how the list is sorted by it now, in the words of ``aria-sort``; None where it is not.
+    """
+
+    text: str
+    href: str
+    order: str | None = None
+
+
+def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> RenderedPage:
+    """Return runs of a kind, or of all."""
+    query = run_query(words, kind=kind)
+    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=cursor_of(words))
+    here = view.href(SECTIONS[kind]) if kind is not None else view.href()
+    filters = words_of_run_query(query)
+    return RenderedPage(
+        "runs.html",
+        {
+            "title": _TITLES[kind],
+            "kind": kind,
+            "found": found,
+            "runs": [(run, view.run_href(run.kind, run.name)) for run in found.items],
+            "query": query,
+            "since": word(words, "since"),
+            "until": word(words, "until"),
+            "statuses": _STATUSES,
+            "here": here,
+            "headings": {name: _sorting(query, here, name) for name in _sorted_by(kind)},
+            "next": found.next and here + query_string(filters, cursor=found.next),
+            "previous": found.previous and here + query_string(filters, cursor=found.previous),
+            "filtered": is_filtered(query),
+            "commands": _FIRST[kind],
+            "compares": view.can("compare") and any(run.kind != "rubric" for run in found.items),
+            "compare": view.href("compare"),
+        },
+    )
+
+
+def evaluations(view: Viewing, words: Words) -> RenderedPage:
+    """Return evaluations."""
+    return page(view, words, kind="eval")
+
+
+def trainings(view: Viewing, words: Words) -> RenderedPage:
+    """Return training runs."""
+    return page(view, words, kind="training")
+
+
+def rubrics(view: Viewing, words: Words) -> RenderedPage:
+    """Return rubric results."""
+    return page(view, words, kind="rubric")
+
+
+def _sorted_by(kind: RunKind | None) -> Sequence[RunSort]:
+    shown: Sequence[RunSort] = ("name", "status", "pass_rate", "reward", "cost", "duration", "started")
+    return [name for name in shown if name != "pass_rate" or kind != "training"]
+
+
+def _sorting(query: RunQuery, here: str, name: RunSort) -> SortLink:
+    """Return the heading that sorts by ``name``, the other way round where it does so already."""
+    texts: dict[RunSort, str] = {"pass_rate": "Pass rate", "started": "Started"}
+    now = query.sort == name
+    # Names read from A on; of everything else the greatest comes first.
+    descending = not query.descending if now else name not in ("name", "status")
+    words = words_of_run_query(query) | {"sort": name, "dir": "desc" if descending else "asc"}
+    order = ("descending" if query.descending else "ascending") if now else None
+    return SortLink(texts.get(name, name.capitalize()), here + query_string(words), order)

@@ -1,0 +1,200 @@
+"""The state of a list is in its address: the words of a query string, read and written.
+
+What makes no sense is refused with a sentence, never guessed: a filter that was dropped would show what was not
+asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime, time, timezone
+from typing import Any, TypeVar, get_args
+from urllib.parse import parse_qs, urlencode
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.viewer.source import Outcome, RunKind, RunQuery, RunSort, SampleQuery, SampleSort
+
+Words = Mapping[str, Sequence[str]]
+"""The words of an address, each with its values; what was left empty is not among them."""
+
+MOST_TEXT = 500
+"""Characters of a value."""
+_MOST_WORDS = 100
+_LARGEST_ROW = 2**63 - 1
+_RUN_TEXTS = ("status", "model", "dataset", "rollout", "person", "commit")
+_RANGES = (
+    ("reward", "reward", 1.0),
+    ("tokens", "tokens", 1.0),
+    ("duration_ms", "seconds", 1000.0),
+    ("cost_usd", "cost", 1.0),
+)
+"""(field of the query, its word, how much of the field one of the word is)."""
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+def words_of(query_string: str) -> Words:
+    """Return the words of an address.
+
+    Raises:
+        OsmosisError: VALIDATION, there are too many, or one is too long.
+    """
+    try:
+        words = parse_qs(query_string, max_num_fields=_MOST_WORDS)
+    except ValueError:
+        raise OsmosisError(f"an address has at most {_MOST_WORDS} filters.") from None
+    for word, values in words.items():
+        if any(len(value) > MOST_TEXT for value in values):
+            raise OsmosisError(f"the filter '{word[:40]}' has more than {MOST_TEXT} characters.")
+    return words
+
+
+def word(words: Words, name: str) -> str | None:
+    """Return the last value of a word, without blanks around it; None where there is none."""
+    values = words.get(name)
+    return (values[-1].strip() or None) if values else None
+
+
+def cursor_of(words: Words) -> str | None:
+    """Return where in a list the page begins; None for its beginning."""
+    return word(words, "cursor")
+
+
+def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
+    """Return which runs an address asks for.
+
+    Raises:
+        OsmosisError: VALIDATION, a word makes no sense.
+    """
+    return RunQuery(
+        kind=kind,
+        **{name: word(words, name) for name in _RUN_TEXTS},
+        since=_moment(words, "since", end_of_day=False),
+        until=_moment(words, "until", end_of_day=True),
+        text=word(words, "q") or "",
+        sort=_choice(words, "sort", get_args(RunSort)) or "started",
+        descending=_descending(words, default=True),
+    )
+
+
+def sample_query(words: Words) -> SampleQuery:
+    """Return which samples an address asks for.
+
+    Raises:
+        OsmosisError: VALIDATION, a word makes no sense.
+    """
+    return SampleQuery(
+        outcome=_choice(words, "outcome", get_args(Outcome)),
+        row=_row(words),
+        category=word(words, "category"),
+        boundary=word(words, "boundary"),
+        **{field: _range(words, name, scale) for field, name, scale in _RANGES},
+        text=word(words, "q") or "",
+        sort=_choice(words, "sort", get_args(SampleSort)) or "row",
+        descending=_descending(words, default=False),
+    )
+
+
+def words_of_run_query(query: RunQuery) -> dict[str, str]:
+    """Return the words that :func:`run_query` reads as ``query``, without its kind, which is in the path."""
+    found = {name: getattr(query, name) for name in _RUN_TEXTS}
+    moments = {"since": query.since, "until": query.until}
+    found |= {name: moment.isoformat() for name, moment in moments.items() if moment is not None}
+    return _written(query, RunQuery(), found)
+
+
+def words_of_sample_query(query: SampleQuery) -> dict[str, str]:
+    """Return the words that :func:`sample_query` reads as ``query``."""
+    found: dict[str, Any] = {"outcome": query.outcome, "category": query.category, "boundary": query.boundary}
+    found["row"] = query.row
+    for field, name, scale in _RANGES:
+        low, high = getattr(query, field)
+        found[f"min_{name}"] = None if low is None else f"{low / scale:.15g}"
+        found[f"max_{name}"] = None if high is None else f"{high / scale:.15g}"
+    return _written(query, SampleQuery(), found)
+
+
+def query_string(words: Mapping[str, object], **more: object) -> str:
+    """Return an address's query with its ``?``, without what is None or empty; "" for nothing."""
+    given = {name: str(value) for name, value in {**words, **more}.items() if value not in (None, "")}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def is_filtered(query: RunQuery | SampleQuery) -> bool:
+    """Tell whether a query leaves anything out, its kind and order aside."""
+    plain = type(query)()
+    order = {"kind", "sort", "descending"}
+    return any(
+        getattr(query, each.name) != getattr(plain, each.name)
+        for each in fields(query)
+        if each.name not in order
+    )
+
+
+def _written(
+    query: RunQuery | SampleQuery, plain: RunQuery | SampleQuery, found: Mapping[str, object]
+) -> dict[str, str]:
+    words = {**found, "q": query.text}
+    words["sort"] = query.sort if query.sort != plain.sort else None
+    words["dir"] = ("desc" if query.descending else "asc") if query.descending != plain.descending else None
+    return {name: str(value) for name, value in words.items() if value not in (None, "")}
+
+
+def _choice(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
+    value = word(words, name)
+    for choice in choices:
+        if value == choice:
+            return choice
+    if value is not None:
+        raise OsmosisError(f"'{name}' is one of {', '.join(choices)}, and not {value!r}.")
+    return None
+
+
+def _descending(words: Words, *, default: bool) -> bool:
+    direction = _choice(words, "dir", ("asc", "desc"))
+    return default if direction is None else direction == "desc"
+
+
+def _row(words: Words) -> int | None:
+    value = word(words, "row")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or len(value) > 19 or int(value) > _LARGEST_ROW:
+        raise OsmosisError(f"'row' is a whole number from 0, and not {value!r}.")
+    return int(value)
+
+
+def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:
+    low, high = (_number(words, f"{end}_{name}", scale) for end in ("min", "max"))
+    if low is not None and high is not None and low > high:
+        raise OsmosisError(f"'min_{name}' is above 'max_{name}': nothing lies between them.")
+    return low, high
+
+
+def _number(words: Words, name: str, scale: float) -> float | None:
+    value = word(words, name)
+    if value is None:
+        return None
+    try:
+        number = float(value) * scale
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise OsmosisError(f"'{name}' is a number, and not {value!r}.")
+    return number
+
+
+def _moment(words: Words, name: str, *, end_of_day: bool) -> datetime | None:
+    """Return a moment in UTC where no zone is given; a day alone stands for its beginning, or its end."""
+    value = word(words, name)
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        if end_of_day and len(value) == len("2026-01-01"):
+            moment = datetime.combine(moment, time.max)
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise OsmosisError(f"'{name}' is a day or a moment, as in 2026-01-31, and not {value!r}.") from None

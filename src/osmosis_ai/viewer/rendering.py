@@ -1,0 +1,75 @@
+"""How a page becomes a reply: its template, or the piece of it that a live page asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.pages import templates
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).with_name("templates")
+_NEAREST = 3
+_UNTIL_THE_KIT_HAS_THEM: Mapping[str, Any] = {
+    "percent": lambda value: "–" if value is None else f"{value * 100:.1f} %",
+    "number": lambda value: "–" if value is None else f"{value:.4g}",
+    "money": lambda value: "–" if value is None else f"${value:,.4f}",
+    "duration": lambda value: "–" if value is None else f"{value:,.1f} s",
+    "moment": lambda value: "–" if value is None else f"{value:%Y-%m-%d %H:%M} UTC",
+}
+
+
+@lru_cache
+def environment() -> Environment:
+    """Return what renders the viewer's templates."""
+    made = templates(TEMPLATES)
+    for name, written in _UNTIL_THE_KIT_HAS_THEM.items():
+        made.filters.setdefault(name, written)
+    return made
+
+
+def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
+    """Return a page, or the piece of it that is named ``part``.
+
+    Raises:
+        NotFoundError: the page has no such piece.
+    """
+    name = page.template if part is None else page.parts.get(part)
+    if name is None:
+        raise NotFoundError(f"this page has no part {part!r}.")
+    shell = replace(view.shell, live=page.live)
+    return (
+        environment()
+        .get_template(name)
+        .render({**page.values, "view": view, "shell": shell, "root": view.root})
+    )
+
+
+def refused(view: Viewing, error: OsmosisError, *, section: str = "") -> RenderedPage:
+    """Return the page of what can not be shown: it says why, names what is nearest, and leads back.
+
+    Args:
+        view: the visitor's request.
+        error: why.
+        section: below which what was asked for would stand (``evals``), "" for none.
+    """
+    found = error.details.get("nearest") or () if isinstance(error, NotFoundError) else ()
+    names = [str(name) for name in found][:_NEAREST]
+    return RenderedPage(
+        "message.html",
+        {
+            "title": "Not found" if isinstance(error, NotFoundError) else "This can not be shown",
+            "problem": error.message[:1].upper() + error.message[1:],
+            "hint": error.hint,
+            "nearest": [(name, view.href(section, name)) for name in names] if section else [],
+            "back": (section, view.href(section)) if section else None,
+        },
+        status=404 if isinstance(error, NotFoundError) else 400,
+    )

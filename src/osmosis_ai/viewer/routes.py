@@ -1,0 +1,79 @@
+"""The viewer's addresses: each leads to a page, a function of the visitor's request and the address's words.
+
+Endpoints are plain functions, which the server runs in threads: a source blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
+from starlette.responses import Response
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.pages import runs
+from osmosis_ai.viewer.queries import words_of
+from osmosis_ai.viewer.rendering import refused, render
+
+Visitor = Callable[..., Viewing]
+"""A dependency of FastAPI that tells who looks, and at what."""
+PageFunction = Callable[..., RenderedPage | Response]
+"""``page(view, words, **path)``: a page, or a reply of its own kind (a file, a stream)."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "private, no-cache",
+}
+
+
+def viewer_router(viewing: Visitor, *, home: str = "/") -> APIRouter:
+    """Return the router of all pages of a source.
+
+    Args:
+        viewing: tells who looks; what it raises is not the router's.
+        home: the path of the first page; "" where all of them stand below a prefix.
+    """
+    router = APIRouter(redirect_slashes=False)
+    add_page(router, viewing, home, runs.page)
+    add_page(router, viewing, "/evals", runs.evaluations)
+    add_page(router, viewing, "/training", runs.trainings)
+    add_page(router, viewing, "/rubrics", runs.rubrics)
+    return router
+
+
+def add_page(router: APIRouter, viewing: Visitor, path: str, page: PageFunction) -> None:
+    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
+    section = path.strip("/").split("/")[0]
+
+    def endpoint(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
+        part = request.headers.get("x-live-part")
+        try:
+            return answer(view, page(view, words_of(request.url.query), **request.path_params), part=part)
+        except OsmosisError as error:
+            return refusal(view, error, section=section)
+
+    router.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False, response_model=None)
+
+
+def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = None) -> Response:
+    """Return a page as a reply, with the policy that every page stands under."""
+    if isinstance(page, Response):
+        return page
+    text = render(view, page, part=part)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=page.status, headers=PAGE_HEADERS)
+
+
+def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
+    """Return the page that says why something can not be shown.
+
+    Raises:
+        OsmosisError: it is neither of what was asked for nor of how.
+    """
+    if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
+        raise error
+    return answer(view, refused(view, error, section=section))

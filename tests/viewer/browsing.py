@@ -1,0 +1,48 @@
+"""A visitor of the viewer's pages, without a browser or a server."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING
+
+from osmosis_ai.viewer.access import ShellView, Viewing
+
+if TYPE_CHECKING:
+    from httpx import Response
+    from starlette.testclient import TestClient
+
+    from osmosis_ai.viewer.source import RunSource
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def visitor(source: RunSource, *, root: str = "") -> TestClient:
+    """Return a client of the pages of ``source``."""
+    from fastapi import FastAPI
+    from starlette.testclient import TestClient
+
+    from osmosis_ai.viewer.routes import viewer_router
+
+    app = FastAPI()
+    app.include_router(
+        viewer_router(lambda: Viewing(source, ShellView(), root=root, is_local=not root)), prefix=root
+    )
+    return TestClient(app)
+
+
+def page_text(reply: Response, *, status: int = 200) -> str:
+    """Return a page's HTML, once it is seen to stand under the policy of every page."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-security-policy"] == POLICY
+    assert reply.headers["cache-control"] == "private, no-cache"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "style=" not in reply.text and "onload" not in reply.text
+    return reply.text
+
+
+def gzipped(text: str) -> int:
+    """Return how many bytes a page is over the wire."""
+    return len(gzip.compress(text.encode()))

@@ -1,0 +1,74 @@
+"""The list of runs, as a visitor sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from osmosis_ai.evaluation.headline import Headline
+from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.fake_source import FakeSource, a_run
+
+HEADLINE = Headline(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
+
+
+def test_a_line_says_what_the_rate_stands_on() -> None:
+    source = FakeSource(
+        [a_run("calm-fern-1", headline=HEADLINE, reward=0.5, reward_low=0.4, reward_high=0.6)]
+    )
+    text = page_text(visitor(source).get("/evals"))
+    assert 'href="/evals/calm-fern-1"' in text
+    assert "41.8 % (37.2 – 46.3 %)" in text
+    assert "380 of 400 planned" in text
+    assert "0.5 (0.4 – 0.6)" in text
+
+
+def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
+    source = FakeSource([a_run("one"), a_run("two", "training"), a_run("three", "rubric")])
+    pages = visitor(source)
+    assert all(
+        name in page_text(pages.get("/")) for name in ("/evals/one", "/training/two", "/rubrics/three")
+    )
+    assert "/training/two" not in page_text(pages.get("/evals"))
+    assert "/rubrics/three" in page_text(pages.get("/rubrics"))
+
+
+def test_links_stand_below_the_root_of_the_source() -> None:
+    text = page_text(visitor(FakeSource([a_run("one")]), root="/fern").get("/fern/evals"))
+    assert 'href="/fern/evals/one"' in text
+    assert 'href="/evals' not in text
+
+
+def test_paging_keeps_the_filter_in_the_address() -> None:
+    source = FakeSource([a_run(f"run-{number:03}") for number in range(120)])
+    pages = visitor(source)
+    text = page_text(pages.get("/evals?q=run&status=finished&sort=name&dir=asc"))
+    assert "status=finished&amp;q=run&amp;sort=name&amp;dir=asc&amp;cursor=50" in text
+    second = page_text(pages.get("/evals?status=finished&q=run&sort=name&dir=asc&cursor=50"))
+    assert "run-050" in second and "run-049" not in second and "120 in all" in second
+
+
+def test_an_empty_list_tells_what_makes_the_first_run_or_what_a_filter_hides() -> None:
+    assert "osmosis eval run configs/eval/NAME.toml" in page_text(visitor(FakeSource()).get("/evals"))
+    hidden = page_text(visitor(FakeSource([a_run("one")])).get("/evals?q=two"))
+    assert "they hide 1" in hidden and "osmosis eval run" not in hidden
+
+
+@pytest.mark.parametrize(
+    "words", ["sort=colour", "dir=up", "since=soon", "cursor=%00", "q=" + "x" * 501, "&".join(["a=b"] * 101)]
+)
+def test_words_that_make_no_sense_are_refused(words: str) -> None:
+    page_text(visitor(FakeSource([a_run("one")])).get(f"/evals?{words}"), status=400)
+
+
+def test_what_a_name_holds_is_text() -> None:
+    name = "<script>alert(1)</script>{{ 7*7 }}\u202ex\x1b[31m' onerror=\"x"
+    text = page_text(visitor(FakeSource([a_run(name, error=name, model=name)])).get("/"))
+    assert "<script>" not in text and "{{ 7*7 }}" in text and "\u202e" not in text and "\x1b" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_full_list_of_long_names_is_small_over_the_wire() -> None:
+    source = FakeSource(
+        [a_run(f"{number} {'ü' * 290}", headline=HEADLINE, error="x" * 5000) for number in range(60)]
+    )
+    assert gzipped(page_text(visitor(source).get("/evals"))) < 100_000

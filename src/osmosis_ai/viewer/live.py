@@ -1,0 +1,230 @@
+"""What is new in a run, told while it happens: one reader a run on the server, however many look at it.
+
+A reader asks the source once a second while somebody looks, and tells all who wait; nobody who waits holds a thread.
+Who comes back with the cursor seen last gets what came since, as far as the reader remembers, else how it stands now
+with ``more``. A stream ends with its run, with its visitor's permission, and at once when the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.viewer.source import Changes, RunKind, RunSource
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY_S = 1.0
+KEEP_ALIVE_S = 15.0
+"""How often a silent stream says that it is there, and every stream whether its visitor may still look."""
+MAX_STREAMS = 4
+"""Of one visitor: a browser opens six connections to a server, and the others are for pages."""
+POLL_AGAIN_S = 5
+_LINGER_S = 6.0
+"""How long a reader goes on when nobody looks: longer than the pause of who asks again and again."""
+_REMEMBERED = 120
+_MOST_SAMPLES = 500
+_GOING_ON = ("pending", "running")
+
+
+class Watched(NamedTuple):
+    """A run that is looked at; ``place`` tells those of one name apart, and is a workspace's or nothing."""
+
+    place: str
+    kind: RunKind
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNews:
+    """What a stream says: what is new, or why it ends (``ended``, ``gone`` or ``refused``)."""
+
+    changes: Changes | None = None
+    end: str | None = None
+
+
+def is_over(changes: Changes) -> bool:
+    """Tell whether a run will not change any more."""
+    return changes.status not in _GOING_ON
+
+
+class LiveHub:
+    """The readers of a server; every method is for the event loop's thread.
+
+    Args:
+        read_every_s: pause between two looks at a run.
+        keep_alive_s: the longest silence of a stream.
+    """
+
+    def __init__(self, *, read_every_s: float = READ_EVERY_S, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        self._read_every_s = read_every_s
+        self._keep_alive_s = keep_alive_s
+        self._readers: dict[Watched, _RunReader] = {}
+        self._streams: Counter[str] = Counter()
+        self._closed = False
+
+    def may_stream(self, visitor: str) -> bool:
+        """Tell whether a visitor may open one more stream."""
+        return not self._closed and self._streams[visitor] < MAX_STREAMS
+
+    async def changes(self, watched: Watched, source: RunSource, *, since: str | None = None) -> Changes:
+        """Return how a run stands, and what came since a cursor that was given before.
+
+        Raises:
+            OsmosisError: what the source raises.
+        """
+        reader = await self._reader(watched, source)
+        return reader.since(since) or replace(reader.latest, samples=(), more=False)
+
+    async def stream(
+        self,
+        watched: Watched,
+        source: RunSource,
+        *,
+        visitor: str = "",
+        since: str | None = None,
+        allowed: Callable[[], bool] | None = None,
+    ) -> AsyncIterator[LiveNews]:
+        """Yield how a run stands, then what is new as it comes; nothing new for a while is an empty one.
+
+        Args:
+            watched, source: the run.
+            visitor: whose stream it is.
+            since: the cursor seen last.
+            allowed: asked from a thread now and then whether the visitor may still look.
+        """
+        reader = await self._reader(watched, source)
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        reader.watchers += 1
+        self._streams[visitor] += 1
+        try:
+            while not self._closed:
+                told = reader.told
+                if (found := reader.since(since)) is not None:
+                    since = found.cursor
+                    yield LiveNews(found)
+                if reader.end is not None:
+                    yield LiveNews(end=reader.end)
+                    return
+                if not await _within(told, self._keep_alive_s):
+                    yield LiveNews()
+                if allowed is not None and loop.time() - asked >= self._keep_alive_s:
+                    asked = loop.time()
+                    if not await asyncio.to_thread(allowed):
+                        yield LiveNews(end="refused")
+                        return
+        finally:
+            reader.watchers -= 1
+            self._streams[visitor] -= 1
+
+    def close(self) -> None:
+        """End every stream and reader: the server stops."""
+        self._closed = True
+        for reader in self._readers.values():
+            reader.stop()
+
+    async def _reader(self, watched: Watched, source: RunSource) -> _RunReader:
+        reader = self._readers.get(watched)
+        if reader is None or reader.task.done():
+            reader = self._readers[watched] = _RunReader(watched, source, self._read_every_s)
+            reader.task.add_done_callback(lambda _: self._forget(watched, reader))
+        while not reader.has_read and not self._closed:
+            await reader.told.wait()
+            if reader.failure is not None:
+                raise reader.failure
+        if self._closed:
+            raise OsmosisError("the server stops.", code="INTERNAL")
+        return reader
+
+    def _forget(self, watched: Watched, reader: _RunReader) -> None:
+        if self._readers.get(watched) is reader:
+            del self._readers[watched]
+
+
+class _RunReader:
+    """Reads one run for all who look.
+
+    Attributes:
+        watchers: streams that wait for news.
+        told: set at the next news; another one stands here by then.
+        end: why there will be no more news.
+    """
+
+    def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
+        self._watched, self._source = watched, source
+        self._read_every_s = read_every_s
+        self._remembered: deque[Changes] = deque(maxlen=_REMEMBERED)
+        self.watchers = 0
+        self._looked = asyncio.get_running_loop().time()
+        self.told = asyncio.Event()
+        self.end: str | None = None
+        self.failure: Exception | None = None
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it is known how the run stands."""
+        return bool(self._remembered)
+
+    @property
+    def latest(self) -> Changes:
+        """How the run stands."""
+        return self._remembered[-1]
+
+    def since(self, cursor: str | None) -> Changes | None:
+        """Return what came after a cursor; None when nothing did."""
+        self._looked = asyncio.get_running_loop().time()
+        known = [changes.cursor for changes in self._remembered]
+        if cursor is None or cursor not in known:
+            return replace(self.latest, samples=(), more=cursor is not None)
+        later = list(self._remembered)[known.index(cursor) + 1 :]
+        if not later:
+            return None
+        samples = tuple(dict.fromkeys(sample for changes in later for sample in changes.samples))
+        more = any(changes.more for changes in later) or len(samples) > _MOST_SAMPLES
+        return replace(self.latest, samples=samples[:_MOST_SAMPLES], more=more)
+
+    def stop(self) -> None:
+        """Read no more, and wake all who wait."""
+        self.task.cancel()
+        self._tell()
+
+    async def _read(self) -> None:
+        kind, run = self._watched.kind, self._watched.run
+        loop = asyncio.get_running_loop()
+        try:
+            while self.watchers or loop.time() - self._looked < _LINGER_S:
+                since = self.latest.cursor if self.has_read else None
+                found = await asyncio.to_thread(self._source.changes, kind, run, since=since)
+                if found.cursor != since:
+                    self._remembered.append(found)
+                    self.end = "ended" if is_over(found) else None
+                    self._tell()
+                if self.end is not None:
+                    return
+                await asyncio.sleep(self._read_every_s)
+        except Exception as error:  # told to all who look, each of whom asks again
+            self.end = "gone" if isinstance(error, NotFoundError) else "failed"
+            self.failure = error
+            if self.has_read and self.end == "failed":
+                logger.warning("the %s run %s can not be read", kind, run, exc_info=True)
+            self._tell()
+
+    def _tell(self) -> None:
+        told, self.told = self.told, asyncio.Event()
+        told.set()
+
+
+async def _within(told: asyncio.Event, seconds: float) -> bool:
+    """Wait for something at most so long; tell whether it came."""
+    try:
+        await asyncio.wait_for(told.wait(), seconds)
+    except asyncio.TimeoutError:
+        return False
+    return True

@@ -31,6 +31,7 @@ from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _Api(uvicorn.Server):
+class _Api(LiveServer):
     """Says when it answers, or that it never will."""
 
     def __init__(self, config: uvicorn.Config) -> None:

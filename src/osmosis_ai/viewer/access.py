@@ -6,7 +6,7 @@ neither a request nor a web framework, so that pages and reports are made the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -61,6 +61,8 @@ class Viewing:
         root: what stands before every path of the viewer: "" on this machine, ``/<workspace>`` on a platform.
         actions: what a page can change; None where the source is only read.
         is_local: whether this is the machine the runs are on, so that commands can be copied.
+        visitor: whose open streams are counted together.
+        allowed: whether the visitor may still look; asked from a thread, now and then, while a stream is open.
     """
 
     source: RunSource
@@ -68,6 +70,8 @@ class Viewing:
     root: str = ""
     actions: Any = None
     is_local: bool = False
+    visitor: str = ""
+    allowed: Callable[[], bool] | None = None
 
     def can(self, capability: Capability) -> bool:
         """Tell whether the source can do something; a page leaves out what it can not."""

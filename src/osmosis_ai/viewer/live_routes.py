@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -15,7 +16,6 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.files import to_json
 from osmosis_ai.viewer.access import SECTIONS, Viewing
 from osmosis_ai.viewer.live import POLL_AGAIN_S, LiveHub, Watched, is_over
 from osmosis_ai.viewer.source import Changes, RunKind
@@ -89,19 +89,20 @@ async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -
 
 
 async def _events(hub: LiveHub, watched: Watched, view: Viewing, since: str | None) -> AsyncIterator[bytes]:
-    stream = hub.stream(
-        watched, view.source, visitor=view.visitor, since=since, allowed=view.allowed
-    )
+    stream = hub.stream(watched, view.source, visitor=view.visitor, since=since, allowed=view.allowed)
     async for news in stream:
         if news.changes is not None:
-            text = to_json(_described(news.changes))
-            yield format_sse_event(event="change", id=news.changes.cursor, data_str=text)
+            yield _event("change", _described(news.changes), cursor=news.changes.cursor)
         elif news.end == "failed":
             return  # who listens comes back, and is told what the matter is
         elif news.end is not None:
-            yield format_sse_event(event="end", data_str=to_json({"reason": news.end}))
+            yield _event("end", {"reason": news.end})
         else:
             yield KEEPALIVE_COMMENT
+
+
+def _event(name: str, data: Mapping[str, Any], *, cursor: str | None = None) -> bytes:
+    return format_sse_event(event=name, id=cursor, data_str=orjson.dumps(data).decode())
 
 
 def _document(now: Changes, seen: str | None) -> Response:
@@ -109,7 +110,7 @@ def _document(now: Changes, seen: str | None) -> Response:
     headers = {**_NOT_KEPT, "ETag": tag}
     if seen is not None and tag in seen:
         return Response(status_code=304, headers=headers)
-    return Response(to_json(_described(now)), media_type="application/json", headers=headers)
+    return Response(orjson.dumps(_described(now)), media_type="application/json", headers=headers)
 
 
 def _described(changes: Changes) -> dict[str, Any]:

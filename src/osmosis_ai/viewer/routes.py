@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.live_routes import add_live
 from osmosis_ai.viewer.pages import runs
 from osmosis_ai.viewer.queries import words_of
 from osmosis_ai.viewer.rendering import refused, render
@@ -43,6 +44,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/") -> APIRouter:
     add_page(router, viewing, "/evals", runs.evaluations)
     add_page(router, viewing, "/training", runs.trainings)
     add_page(router, viewing, "/rubrics", runs.rubrics)
+    add_live(router, viewing)
     return router
 
 

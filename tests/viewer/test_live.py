@@ -1,0 +1,150 @@
+"""What is new in a run, as those who look at it are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
+from osmosis_ai.viewer.source import Changes, RunKind
+from tests.viewer.browsing import visitor
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+
+WATCHED = Watched("", "eval", "calm-fern-1")
+
+
+@dataclass
+class GrowingSource(FakeSource):
+    """A run whose samples finish when a test says so; it counts how often it was asked."""
+
+    finished: int = 0
+    status: str = "running"
+    asked: list[str | None] = field(default_factory=list)
+    is_gone: bool = False
+
+    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
+        self.asked.append(since)
+        if self.is_gone:
+            raise NotFoundError(f"there is no run {run!r} here.")
+        new = tuple((row, 0) for row in range(int(since or self.finished), self.finished))
+        return Changes(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status, samples=new)
+
+
+async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
+    """Return what is new next, whatever else keeps the stream alive."""
+    return await asyncio.wait_for(anext(stream), 60)
+
+
+async def test_twenty_who_look_cost_the_source_what_one_does() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
+    streams = [hub.stream(WATCHED, source, visitor=str(number)) for number in range(20)]
+    assert {(await news_of(stream)).changes for stream in streams} == {Changes("0", "running")}
+    source.finished = 2
+    told = [(await news_of(stream)).changes for stream in streams]
+    assert all(found is not None and found.samples == ((0, 0), (1, 0)) for found in told)
+    # A reader begins without a cursor: there was one.
+    assert source.asked.count(None) == 1
+    hub.close()
+    assert [await anext(stream, None) for stream in streams] == [None] * 20
+
+
+async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_there_is_more() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
+    async with aclosing(hub.stream(WATCHED, source)) as stays:
+        await news_of(stays)
+        for source.finished in (1, 2, 3):
+            await news_of(stays)
+        async with aclosing(hub.stream(WATCHED, source, since="1")) as resumed:
+            found = (await news_of(resumed)).changes
+            assert found is not None and (found.cursor, found.samples) == ("3", ((1, 0), (2, 0)))
+        async with aclosing(hub.stream(WATCHED, source, since="of another time")) as strange:
+            found = (await news_of(strange)).changes
+            assert found is not None and (found.cursor, found.samples, found.more) == ("3", (), True)
+
+
+async def test_a_stream_ends_with_its_run() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
+    stream = hub.stream(WATCHED, source)
+    await news_of(stream)
+    source.finished, source.status = 1, "finished"
+    assert [news.end or news.changes.status async for news in stream if news.end or news.changes] == [
+        "finished",
+        "ended",
+    ]
+
+
+async def test_a_stream_ends_when_the_run_is_deleted_and_when_its_visitor_may_not_look_any_more() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01, keep_alive_s=0.01)
+    stream = hub.stream(WATCHED, source)
+    await news_of(stream)
+    source.is_gone = True
+    assert [news.end async for news in stream if news.end] == ["gone"]
+    source.is_gone = False
+    stream = hub.stream(WATCHED, source, allowed=lambda: False)
+    assert [news.end async for news in stream if news.end] == ["refused"]
+
+
+async def test_a_server_that_stops_waits_for_no_stream() -> None:
+    source, hub = GrowingSource(), LiveHub(keep_alive_s=3600)
+    stream = hub.stream(WATCHED, source)
+    await news_of(stream)
+    waits = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    hub.close()
+    assert await asyncio.wait_for(waits, 60) is None
+
+
+async def test_a_visitor_has_at_most_four_streams() -> None:
+    source, hub = GrowingSource(), LiveHub()
+    streams = [hub.stream(WATCHED, source, visitor="anna") for _ in range(4)]
+    for stream in streams:
+        assert hub.may_stream("anna")
+        await news_of(stream)
+    assert not hub.may_stream("anna") and hub.may_stream("ben")
+    await streams[0].aclose()  # type: ignore[attr-defined]
+    assert hub.may_stream("anna")
+    hub.close()
+
+
+def test_who_asks_again_and_nothing_came_gets_no_body() -> None:
+    source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
+    with visitor(source) as client:
+        reply = client.get("/evals/calm-fern-1/changes")
+        assert reply.json() == {
+            "cursor": "1",
+            "status": "finished",
+            "headline": None,
+            "samples": [],
+            "more": False,
+            "log_cursor": None,
+            "ended": True,
+        }
+        tag = reply.headers["etag"]
+        again = client.get("/evals/calm-fern-1/changes", headers={"If-None-Match": tag})
+        assert (again.status_code, again.content) == (304, b"")
+        source.listed["calm-fern-1"].append(a_sample(1))
+        assert client.get("/evals/calm-fern-1/changes", headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None:
+    client = visitor(FakeSource([a_run("calm-fern-1")]))
+    accept = {"Accept": "text/event-stream"}
+    reply = client.get("/evals/calm-fern-1/changes", headers=accept)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    change, end, rest = reply.text.split("\n\n")
+    assert change.startswith("event: change\n") and change.endswith("\nid: 0") and rest == ""
+    assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
+    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": "0"})
+    assert (back.status_code, back.content) == (204, b"")
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_of_a_run_that_is_not_there_nothing_is_told(accept: str) -> None:
+    reply = visitor(FakeSource()).get("/evals/none/changes", headers={"Accept": accept})
+    assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.ui.pages import KIT, templates
+from osmosis_ai.ui.assets import KIT
+from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.text import data_for_scripts, visible
 
 TOKENS = {

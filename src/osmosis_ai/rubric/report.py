@@ -24,7 +24,8 @@ from osmosis_ai.rubric.report_records import (
     ReportRecord,
     collect_records,
 )
-from osmosis_ai.ui.pages import KIT, inline, one_file_policy, templates
+from osmosis_ai.ui.assets import KIT
+from osmosis_ai.ui.pages import inline, one_file_policy, templates
 from osmosis_ai.ui.text import data_for_scripts, visible
 
 if TYPE_CHECKING:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
+from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from osmosis_ai.ui import numbers
+from osmosis_ai.ui.assets import KIT, asset_name
 from osmosis_ai.ui.text import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-KIT = Path(__file__).parent / "kit"
 
 
 def templates(*folders: Path) -> Environment:
@@ -32,8 +34,8 @@ def templates(*folders: Path) -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters["count"] = lambda value: f"{value:,}"
-    environment.filters["breakable"] = breakable
+    environment.globals["asset"] = asset_name
+    environment.filters.update(_FILTERS)
     return environment
 
 
@@ -44,6 +46,28 @@ def _shown(value: Any) -> Any:
 def breakable(name: str) -> Markup:
     """Return a name that may go on in the next line after a slash."""
     return Markup("/<wbr>").join(visible(part) for part in name.split("/"))
+
+
+def moment(when: datetime | str | None) -> Markup | str:
+    """Return a moment as an element that says it in UTC and holds it for programs."""
+    if when is None:
+        return numbers.MISSING
+    iso = visible(numbers.iso(when))
+    shown = visible(numbers.date(when, zone=timezone.utc))
+    return Markup('<time datetime="{}">{}</time>').format(iso, shown)
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "breakable": breakable,
+    "count": numbers.count,
+    "duration": numbers.duration,
+    "duration_ms": lambda ms: numbers.duration(None if ms is None else ms / 1000),
+    "moment": moment,
+    "money": numbers.money,
+    "number": numbers.number,
+    "percent": numbers.percent,
+    "size": numbers.size,
+}
 
 
 def inline(*files: Path) -> Markup:

@@ -147,7 +147,7 @@
     for (const [model, run, score, explanation, error] of calls) {
       const one = make("div");
       const who = make("div", null, "who");
-      who.append(make("span", show(score), "badge"), ` ${listing.models[model]}, run ${run}`);
+      who.append(make("span", show(score), "given"), ` ${listing.models[model]}, run ${run}`);
       one.append(who);
       if (explanation) one.append(make("p", explanation));
       if (error) one.append(make("p", error, "failed"));

@@ -1,0 +1,6 @@
+// Every page loads this, and works without it.
+import * as copy from "./copy.js";
+import * as theme from "./theme.js";
+
+theme.begin();
+copy.begin();

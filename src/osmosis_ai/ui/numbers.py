@@ -1,0 +1,139 @@
+"""How values look to people, in a terminal, on a page and in a report: one spelling, so that they agree to the digit.
+
+Every function takes a plain value and returns text; ``None`` always gives :data:`MISSING`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+from math import isfinite
+from typing import Protocol
+
+MISSING = "–"
+_SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+class Interval(Protocol):
+    """What has a 95 % interval, or a reason why it has none."""
+
+    @property
+    def low(self) -> float | None:
+        """Its lower end."""
+
+    @property
+    def high(self) -> float | None:
+        """Its upper end."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no interval."""
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return ``0.418`` or ``1.000``; a whole number (``int``) as :func:`count` does; NaN and infinity by their names."""
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) or not isfinite(value) else f"{value:,.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return ``340 ms``, ``1.5s``, ``12m 34s``, ``2h 45m`` or ``1d 1h`` for a number of seconds."""
+    if seconds is None:
+        return MISSING
+    if seconds < 0.9995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60}s"
+    minutes = whole // 60
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h {minutes % 60}m"
+    hours = minutes // 60
+    return f"{hours // 24}d {hours % 24}h"
+
+
+def size(byte_count: int | None) -> str:
+    """Return ``512 B``, ``1.5 KB`` … ``TB`` for a number of bytes (1 KB = 1,024 bytes)."""
+    if byte_count is None:
+        return MISSING
+    if byte_count < 1024:
+        return f"{byte_count} B"
+    value = float(byte_count)
+    for unit in _SIZE_UNITS[1:]:
+        value /= 1024
+        # 1023.96 KB would round to the odd `1024.0 KB`.
+        if value < 1023.95 or unit == _SIZE_UNITS[-1]:
+            return f"{value:.1f} {unit}"
+    raise AssertionError("unreachable: the last unit takes every size")
+
+
+def count(number: int | None) -> str:
+    """Return a whole number with thousands separated: ``12,345``."""
+    return MISSING if number is None else f"{number:,}"
+
+
+def percent(fraction: float | None, *, digits: int = 1) -> str:
+    """Return ``41.3 %`` for a fraction of 0.413."""
+    return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
+
+
+def interval(estimate: Interval, *, percent: bool = False) -> str:
+    """Return where an estimate lies, with 95 % confidence, or why nobody can say."""
+    if estimate.low is None or estimate.high is None:
+        return f"none: {estimate.reason}" if estimate.reason else MISSING
+    if percent:
+        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
+    return f"{estimate.low:.3f} – {estimate.high:.3f}"
+
+
+def money(usd: float | None) -> str:
+    """Return ``$1.23``; small amounts keep four or six digits so that they do not read as nothing."""
+    if usd is None:
+        return MISSING
+    if abs(usd) >= 0.1 or not usd:
+        return f"${usd:,.2f}"
+    return f"${usd:.4f}" if abs(usd) >= 0.001 else f"${usd:.6f}"
+
+
+def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo | None = None) -> str:
+    """Return ``2026-05-01 1:05 PM UTC`` in the local zone, or in ``zone``; ``seconds`` for details.
+
+    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    """
+    moment = _as_date(moment)
+    if isinstance(moment, str):
+        return moment
+    local = moment.astimezone(zone)
+    clock = f"{local.hour % 12 or 12}:{local:%M:%S}" if seconds else f"{local.hour % 12 or 12}:{local:%M}"
+    return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
+
+
+def iso(moment: datetime | str | None) -> str:
+    """Return ``2026-05-01T13:05:00Z``, in UTC, with milliseconds where there are any.
+
+    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    """
+    moment = _as_date(moment)
+    if isinstance(moment, str):
+        return moment
+    precision = "milliseconds" if moment.microsecond else "seconds"
+    return moment.astimezone(timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _as_date(moment: datetime | str | None) -> datetime | str:
+    """Return the date, or what stands in the place of one that there is not."""
+    if moment is None:
+        return MISSING
+    return (parse_date(moment) or moment) if isinstance(moment, str) else moment
+
+
+def parse_date(text: str) -> datetime | None:
+    """Read an ISO 8601 date, with or without zone (UTC then); None when it is not one."""
+    try:
+        # Python 3.10 reads neither `Z` nor a fraction that has not 3 or 6 digits.
+        parsed = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

@@ -1,0 +1,84 @@
+"""What the shell and the macros of the kit are given: plain values, made by whoever answers a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+
+@dataclass(frozen=True, slots=True)
+class NavItem:
+    """A link of the main navigation or of the way back (the crumbs)."""
+
+    text: str
+    href: str
+    current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShellView:
+    """What surrounds a page.
+
+    Attributes:
+        product: named behind every title.
+        nav: the main navigation.
+        root: what stands before the path of every link; no slash at its end.
+        assets: where the assets are, without a slash at the end.
+        user: who is signed in; None where nobody has to.
+        sign_out: where a POST signs them out.
+        csrf: the token that every form which changes something sends as ``csrf``.
+        live: where a page hears of changes; None for one that does not change.
+        theme: ``light``, ``dark``, or "" for the system's (:func:`osmosis_ai.ui.policy.theme_of`).
+    """
+
+    product: str = "Osmosis"
+    nav: Sequence[NavItem] = ()
+    root: str = ""
+    assets: str = "/assets"
+    user: str | None = None
+    sign_out: str | None = None
+    csrf: str = ""
+    live: str | None = None
+    theme: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of ``table()``.
+
+    Attributes:
+        kind: ``number`` lines digits up; ``text`` may break anywhere.
+        href: where a click on the heading sorts by it; None where it does not.
+        sorted: how the rows are sorted by it now.
+    """
+
+    title: str
+    kind: Literal["text", "number"] = "text"
+    href: str | None = None
+    sorted: Literal["", "ascending", "descending"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterField:
+    """A field of ``filter_form()``.
+
+    Attributes:
+        name: in the address.
+        options: (value, text) of a choice; with none it is written in.
+        kind: of what is written in.
+        grow: whether it takes the room that is left.
+    """
+
+    name: str
+    label: str
+    value: str = ""
+    options: Sequence[tuple[str, str]] = ()
+    kind: Literal["search", "text", "number", "date"] = "text"
+    grow: bool = False
+
+
+TableCell = str | int | Markup | None
+"""``None`` shows that there is nothing; a link or a badge is the Markup of a macro."""

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base as Base
+from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 
 
 def new_id(prefix: str) -> str:
@@ -213,7 +214,7 @@ class DbRolloutServer(Base):
     updated_at: Mapped[datetime]
 
 
-class DbRun(Base):
+class DbRun(RunNumbers, Base):
     """An evaluation or training run, and its lease.
 
     ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
@@ -232,6 +233,11 @@ class DbRun(Base):
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
         Index("ix_runs_status_lease", "status", "lease_expires_at"),
         Index("ix_runs_retry_of", "retry_of_id"),
+        *(
+            Index(f"ix_runs_workspace_{sort}", "workspace_id", "kind", column, "id")
+            for sort, column in SORT_COLUMNS.items()
+        ),
+        Index("ix_runs_workspace_config", *CONFIG_COLUMNS, "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -331,6 +337,7 @@ class DbSample(Base):
 
     What is known of a journal's record since 0.3.11 is NULL in samples of runs before that, until it is filled from
     their trajectories (``DbRun.samples_filled_at``). ``input`` to ``parts`` are those of ``TerminalRecord``.
+    ``position`` is where the record ends in the run's journal, in bytes: what came later has a greater one.
     SQLite has NULL first and PostgreSQL last: who pages by a column that may be NULL asks for what has a value, and
     then for what has none; either is a piece of the column's index.
     """
@@ -338,7 +345,8 @@ class DbSample(Base):
     __tablename__ = "samples"
     __table_args__ = (
         Index("ix_samples_run_category", "run_id", "category"),
-        Index("ix_samples_run_row_digest", "run_id", "row_digest"),
+        Index("ix_samples_digest", "row_digest", "run_id"),
+        Index("ix_samples_run_position", "run_id", "position"),
         Index("ix_samples_run_reward", "run_id", "reward", "row_index", "run_index"),
         Index("ix_samples_run_duration", "run_id", "duration_ms", "row_index", "run_index"),
         Index("ix_samples_run_tokens", "run_id", "tokens", "row_index", "run_index"),
@@ -370,6 +378,7 @@ class DbSample(Base):
     output: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[str | None] = mapped_column(Text)
     parts: Mapped[dict[str, Any] | None]
+    position: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class DbRunFile(Base):

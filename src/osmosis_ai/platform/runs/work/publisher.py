@@ -178,7 +178,10 @@ class Publisher:
         upsert(
             session,
             DbSample,
-            [_row(run.id, record, resumed=offset < self._resumed_bytes) for offset, _, record in records],
+            [
+                {**_row(run.id, record), "resumed": offset < self._resumed_bytes, "position": end}
+                for offset, end, record in records
+            ],
         )
         upsert(session, DbRunFile, files)
         if progress is not None:
@@ -213,7 +216,7 @@ def _grader_digest(directory: RunDirectory) -> str | None:
     return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None
 
 
-def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any]:
+def _row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "row_index": record.row_index,
@@ -225,7 +228,6 @@ def _row(run_id: str, record: TerminalRecord, *, resumed: bool) -> dict[str, Any
         "tokens": record.tokens,
         "duration_ms": record.duration_ms,
         "error_type": record.error_type,
-        "resumed": resumed,
         "boundary": record.boundary,
         "category": record.category,
         **{name: storable(text) if text is not None else None for name, text in _texts(record)},

@@ -1,0 +1,75 @@
+"""The numbers by which runs are sorted, as columns of their own: what is inside JSON has no index on both engines.
+
+They follow from a run's results and metrics, and are worked out anew whenever one of these is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Float, event
+from sqlalchemy.orm import Mapped, mapped_column
+
+SORT_COLUMNS = {
+    "status": "status",
+    "reward": "reward",
+    "pass_rate": "pass_rate",
+    "cost": "cost_usd",
+    "duration": "duration_ms",
+}
+"""The column of an order; runs by start and by name have indexes of their own."""
+CONFIG_COLUMNS = ("workspace_id", "kind", "rollout_name", "dataset_name")
+"""What runs of one config have in common."""
+
+
+class RunNumbers:
+    """Adds to a run what it is sorted by; NULL is what is not known (yet).
+
+    Attributes:
+        reward: mean over scored samples; of training the newest.
+        pass_rate: share of the scored samples that pass.
+        cost_usd: what the model calls cost, as far as prices are known.
+        duration_ms: how long the engine has worked, or else from its start to its end.
+    """
+
+    reward: Mapped[float | None] = mapped_column(Float)
+    pass_rate: Mapped[float | None] = mapped_column(Float)
+    cost_usd: Mapped[float | None] = mapped_column(Float)
+    duration_ms: Mapped[float | None] = mapped_column(Float)
+
+
+def numbers_of(
+    results: Mapping[str, Any] | None,
+    metrics: Mapping[str, Any] | None,
+    started_at: datetime | None,
+    completed_at: datetime | None,
+) -> dict[str, float | None]:
+    """Return the values of these columns."""
+    known, measured = results or {}, metrics or {}
+    stats, headline = known.get("reward_stats") or {}, known.get("headline") or {}
+    graded, passed = known.get("graded"), known.get("passed")
+    took = (completed_at - started_at).total_seconds() * 1000 if started_at and completed_at else None
+    found = {
+        "reward": known.get("reward", known.get("score", stats.get("mean"))),
+        "pass_rate": headline.get("pass_rate", passed / graded if graded and passed is not None else None),
+        "cost_usd": ((measured.get("estimates") or {}).get("cost_usd") or {}).get("total"),
+        "duration_ms": measured.get("duration_ms", took),
+    }
+    return {name: _number(value) for name, value in found.items()}
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+@event.listens_for(RunNumbers, "before_insert", propagate=True)
+@event.listens_for(RunNumbers, "before_update", propagate=True)
+def _follow(_mapper: object, _connection: object, run: Any) -> None:
+    numbers = numbers_of(run.results, run.metrics, run.started_at, run.completed_at)
+    for name, value in numbers.items():
+        if getattr(run, name) != value:
+            setattr(run, name, value)

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
 
@@ -273,11 +274,16 @@ class SavedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """The curves of a training run, what happened on the way, and what it saved."""
+    """The curves of a training run, what happened on the way, and what it saved.
+
+    Attributes:
+        validation: what each row came to in the newest validation, where that was recorded; runs are compared by it.
+    """
 
     curves: Sequence[ViewedCurve] = ()
     marks: Sequence[CurveMark] = ()
     checkpoints: Sequence[SavedAdapter] = ()
+    validation: ValidatedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, DetailResult, Row, Status, Table
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.training_runs.compare import MetricDifference, TrainingComparison
+    from osmosis_ai.services.training_runs.compare import TrainingComparison
     from osmosis_ai.services.training_runs.info import DescribedTraining
+    from osmosis_ai.training.runs.run_differences import MetricDifference
 
 
 def compare(
@@ -35,7 +36,11 @@ def compare(
         return DetailResult(
             data={**found.data(), **context.resource()},
             title="Training runs",
-            rows=[("Verdict", found.verdict.sentence), *_rows("A", found.a), *_rows("B", found.b)],
+            rows=[
+                ("Verdict", found.differences.verdict.sentence),
+                *_rows("A", found.a),
+                *_rows("B", found.b),
+            ],
             blocks=list(_blocks(found)),
         )
 
@@ -51,7 +56,9 @@ def _blocks(found: TrainingComparison) -> Iterator[Block]:
     from osmosis_ai.cli.training_runs.tables import is_wide_terminal
 
     columns = (Column("Setting", keep=True), "A", "B")
-    differing = [(setting.key, _shown(setting.a), _shown(setting.b)) for setting in found.settings]
+    differing = [
+        (setting.key, _shown(setting.a), _shown(setting.b)) for setting in found.differences.settings
+    ]
     yield Table(
         columns,
         differing or [("all settings", "same", "same")],
@@ -59,7 +66,7 @@ def _blocks(found: TrainingComparison) -> Iterator[Block]:
         in_plain=True,
     )
     yield from _charts(found)
-    if found.metrics:
+    if found.differences.metrics:
         yield _metrics(found, trends=is_wide_terminal(current()))
 
 
@@ -77,28 +84,15 @@ def _charts(found: TrainingComparison) -> Iterator[Chart]:
 
 
 def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
-    from osmosis_ai.services.training_runs.compare import LAST_STEPS
-
     headings = ("A, last", "B, last", "B - A", "95 % interval")
     columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
     if trends:
         columns += [Column("A"), Column("B")]
-    rows = [[*_cells(metric), *(_trends(found, metric.key) if trends else ())] for metric in found.metrics]
-    steps = [metric.last_step for metric in found.metrics if metric.last_step is not None]
-    pairing = (
-        f"unpaired, for the runs saw different prompts at a step ({found.unpaired_because})"
-        if found.unpaired_because
-        else "paired by step"
-    )
-    by_row = any(metric.method == "paired-rows" for metric in found.metrics)
-    validation = "row by row" if by_row else "by the standard errors that the runs measured"
-    note = (
-        f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} that both have, {pairing}; "
-        f"of the validation the last, its reward {validation}"
-        if steps
-        else None
-    )
-    return Table(columns, rows, title="Metrics", note=note, in_plain=True)
+    rows = [
+        [*_cells(metric), *(_trends(found, metric.key) if trends else ())]
+        for metric in found.differences.metrics
+    ]
+    return Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
 
 
 def _cells(metric: MetricDifference) -> list[Cell]:

@@ -1,6 +1,9 @@
 // Every page loads this, and works without it.
 import * as copy from "./copy.js";
+import * as live from "./live.js";
 import * as theme from "./theme.js";
 
 theme.begin();
 copy.begin();
+document.addEventListener("updated", (event) => copy.begin(event.detail));
+live.begin();

@@ -1,0 +1,146 @@
+// A page that follows its run: one stream while the tab is seen, and only the parts that changed are fetched.
+import { say } from "./say.js";
+
+const POLL_MS = 5000;
+const NEAR_END_PX = 24;
+const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "You may not see this run any more." };
+const source = document.body.dataset.liveSource;
+let stream = null;
+let polling = 0;
+let failures = 0;
+let cursor = "";
+let tag = "";
+let fetching = false;
+let again = false;
+
+export function begin() {
+  if (!source) return;
+  document.addEventListener("visibilitychange", follow);
+  follow();
+}
+
+function follow() {
+  stream?.close();
+  clearTimeout(polling);
+  stream = null;
+  if (document.hidden || !document.body.dataset.liveSource) return;
+  if (failures >= 2) poll();
+  else listen();
+}
+
+function listen() {
+  const since = cursor ? `${source.includes("?") ? "&" : "?"}since=${encodeURIComponent(cursor)}` : "";
+  stream = new EventSource(source + since);
+  stream.addEventListener("change", (event) => {
+    failures = 0;
+    news(event.lastEventId, JSON.parse(event.data));
+  });
+  stream.addEventListener("end", (event) => end(JSON.parse(event.data).reason));
+  stream.addEventListener("error", () => {
+    failures += 1;
+    // What was refused is closed by the browser; what was cut off it tries once more by itself.
+    if (stream.readyState === EventSource.CLOSED) failures = Math.max(failures, 2);
+    if (failures >= 2) follow();
+  });
+}
+
+async function poll() {
+  try {
+    const reply = await fetch(source, { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
+    if (reply.status === 404) return end("gone");
+    if (reply.status === 401 || reply.status === 403 || reply.redirected) return end("refused");
+    if (reply.ok) {
+      tag = reply.headers.get("ETag") ?? "";
+      const changes = await reply.json();
+      news(changes.cursor, changes);
+      if (changes.ended) return end("ended");
+    }
+  } catch { /* The server is away; it is asked again. */ }
+  clearTimeout(polling);
+  if (!document.hidden) polling = setTimeout(poll, POLL_MS);
+}
+
+function news(now, changes) {
+  const first = cursor === "" && !changes.more && changes.samples.length === 0;
+  if (now === cursor) return;
+  cursor = now;
+  // What the page was made from may be older than the stream's first word: its parts are fetched then, too.
+  refresh().then(() => { if (!first) say(words(changes)); });
+}
+
+function words(changes) {
+  const line = changes.headline;
+  return line ? `${line.scored} of ${line.planned} samples scored, run ${changes.status}` : `Run ${changes.status}`;
+}
+
+function end(reason) {
+  stream?.close();
+  clearTimeout(polling);
+  delete document.body.dataset.liveSource;
+  refresh().then(() => say(ENDS[reason] ?? ENDS.ended));
+}
+
+async function refresh() {
+  if (fetching) { again = true; return; }
+  fetching = true;
+  do {
+    again = false;
+    await Promise.all([...document.querySelectorAll("[data-live]")].map(update));
+  } while (again);
+  fetching = false;
+}
+
+async function update(part) {
+  // Not kept: by going back, a browser would show the part in place of the page.
+  try {
+    const reply = await fetch(location.href, { cache: "no-store", headers: { "X-Live-Part": part.dataset.live } });
+    if (!reply.ok || reply.redirected) return;
+    const made = new DOMParser().parseFromString(await reply.text(), "text/html");
+    const fresh = made.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`) ?? made.body;
+    const ends = [part, ...part.querySelectorAll("[data-follow]")].filter((each) => "follow" in each.dataset && isAtEnd(each));
+    morph(part, fresh);
+    for (const each of ends) each.scrollTop = each.scrollHeight;
+    document.dispatchEvent(new CustomEvent("updated", { detail: part }));
+  } catch { /* The next change fetches it. */ }
+}
+
+const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;
+
+// Nodes that are alike stay the nodes they are: with focus, selection, scroll position, and open parts.
+function morph(old, fresh) {
+  const keyed = new Map();
+  for (const child of old.children) if (key(child)) keyed.set(key(child), child);
+  let place = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    const known = wanted.nodeType === 1 && keyed.get(key(wanted));
+    const kept = known || (place && alike(place, wanted) && !key(place) ? place : null);
+    if (!kept) {
+      old.insertBefore(document.importNode(wanted, true), place);
+      continue;
+    }
+    if (kept === place) place = place.nextSibling;
+    else old.insertBefore(kept, place);
+    change(kept, wanted);
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+const key = (node) => (node.nodeType === 1 && (node.id || node.dataset.key)) || "";
+const alike = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && key(one) === key(other);
+
+function change(kept, wanted) {
+  if (kept.nodeType !== 1) {
+    if (kept.nodeValue !== wanted.nodeValue) kept.nodeValue = wanted.nodeValue;
+    return;
+  }
+  const mine = (name) => (kept.nodeName === "DETAILS" && name === "open") || name === "hidden";
+  for (const { name } of [...kept.attributes]) if (!wanted.hasAttribute(name) && !mine(name)) kept.removeAttribute(name);
+  for (const { name, value } of wanted.attributes) {
+    if (kept.getAttribute(name) !== value && !mine(name)) kept.setAttribute(name, value);
+  }
+  if (kept.nodeName !== "INPUT" && kept.nodeName !== "SELECT" && kept.nodeName !== "TEXTAREA") morph(kept, wanted);
+}

@@ -11,7 +11,7 @@ import typer
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import (
     Column,
-    Conversation,
+    ConversationBlock,
     ConversationTurn,
     DetailResult,
     ListResult,
@@ -80,7 +80,7 @@ def info(name: str) -> DetailResult:
         blocks=[
             Table(["Port", "Days"], [["Lemnos", 3]], title="Route", note="in order", in_plain=True),
             Text("a hidden remark"),
-            Conversation(
+            ConversationBlock(
                 [ConversationTurn("user", "Row!"), ConversationTurn("tool", "7", "count")],
                 closing=Styled("reward 1", "good"),
             ),

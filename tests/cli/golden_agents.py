@@ -142,9 +142,10 @@ def evaluated(maze: Maze) -> None:
 
 def shown(maze: Maze) -> None:
     """Let the demo's evaluation be over as soon as it has begun."""
+    from osmosis_ai.evaluation.conversation import SpokenTurn
     from osmosis_ai.services import demo
     from osmosis_ai.services.demo import DemoOutcome, Scratch
-    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, Message
+    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
 
     def run(scratch: Scratch, *, tell: Callable[[str], None], **_: Any) -> DemoOutcome:
         tell("$ osmosis eval submit configs/eval/multiply.toml")
@@ -155,7 +156,7 @@ def shown(maze: Maze) -> None:
             reward=1.0,
             label="6",
             trajectory=results / "trajectories" / "row_3_run_0.json",
-            messages=(Message("user", "Compute 2 * 3."), Message("assistant", "#### 6")),
+            messages=(SpokenTurn("user", "Compute 2 * 3."), SpokenTurn("assistant", "#### 6")),
         )
         counts = {"planned": 4, "scored": 4}
         evaluation = DemoEvaluation(

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.evaluation.conversation import SpokenTurn
 from osmosis_ai.services import demo as service
 from osmosis_ai.services.demo import DemoOutcome, Scratch
-from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample, Message
+from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
 from tests.cli.conftest import Cli
 
 
@@ -35,10 +36,10 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
                 label="6",
                 trajectory=results / "trajectories" / "row_3_run_0.json",
                 messages=(
-                    Message("user", "Compute 2 * 3."),
-                    Message("assistant", "multiply(a=2, b=3)", "calls a tool"),
-                    Message("tool", "6", "multiply"),
-                    Message("assistant", "#### 6"),
+                    SpokenTurn("user", "Compute 2 * 3."),
+                    SpokenTurn("assistant", "multiply(a=2, b=3)", "calls a tool"),
+                    SpokenTurn("tool", "6", "multiply"),
+                    SpokenTurn("assistant", "#### 6"),
                 ),
             )
             evaluation = DemoEvaluation(

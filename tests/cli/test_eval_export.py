@@ -45,7 +45,7 @@ TRAJECTORY: dict[str, Any] = {
 }
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Use the tool."},
-    {"role": "user", "content": [{"type": "text", "text": "2 * 3?"}]},
+    {"role": "user", "content": "2 * 3?"},
     {
         "role": "assistant",
         "content": "",

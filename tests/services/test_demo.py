@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.conversation import SpokenTurn
 from osmosis_ai.platform.process_state import running_platform
 from osmosis_ai.services.demo import CONFIG, DemoOutcome, prepare_scratch, run_demo
-from osmosis_ai.services.demo.outcome import Message, most_telling_sample
+from osmosis_ai.services.demo.outcome import most_telling_sample
 from osmosis_ai.services.demo.session import Session
 
 TRAJECTORY = {
@@ -110,11 +111,11 @@ def test_a_conversation_is_read_turn_by_turn_with_calls_and_their_results(tmp_pa
     assert sample is not None
     assert (sample.reward, sample.label) == (1.0, "6")
     assert sample.messages == (
-        Message("user", "Compute 2 * 3."),
-        Message("assistant", 'Let me see.\nmultiply(a=2, b="é")\nthink(not JSON)', "calls a tool"),
-        Message("tool", "6", "multiply"),
-        Message("tool", "a\nb", ""),
-        Message("assistant", "#### 6"),
+        SpokenTurn("user", "Compute 2 * 3."),
+        SpokenTurn("assistant", 'Let me see.\nmultiply(a=2, b="é")\nthink(not JSON)', "calls a tool"),
+        SpokenTurn("tool", "6", "multiply"),
+        SpokenTurn("tool", "a\nb", ""),
+        SpokenTurn("assistant", "#### 6"),
     )
 
 

@@ -19,7 +19,7 @@ from osmosis_ai.cli.output.results import (
     Block,
     Cell,
     Column,
-    Conversation,
+    ConversationBlock,
     ConversationTurn,
     OperationResult,
     Styled,
@@ -176,9 +176,9 @@ def _resource(outcome: DemoOutcome, *, removed: bool) -> dict[str, object]:
     }
 
 
-def _conversation(sample: DemoSample) -> Conversation:
+def _conversation(sample: DemoSample) -> ConversationBlock:
     truth = "" if sample.label is None else f", the right answer being {sample.label}"
-    return Conversation(
+    return ConversationBlock(
         turns=[ConversationTurn(message.role, message.text, message.label) for message in sample.messages],
         title=f"One of them: row {sample.row_index}, attempt {sample.run_index + 1}",
         closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),

@@ -11,7 +11,7 @@ from osmosis_ai.cli.output.results import (
     Cell,
     Chart,
     Column,
-    Conversation,
+    ConversationBlock,
     Curve,
     DetailResult,
     ListResult,
@@ -68,7 +68,7 @@ def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
             yield from (joined(row) for row in block.rows)
             if block.note:
                 yield formats.literal(block.note)
-        elif isinstance(block, Conversation):
+        elif isinstance(block, ConversationBlock):
             for turn in block.turns:
                 yield f"{turn.role}: {formats.one_line(turn.text)}"
             if block.closing:

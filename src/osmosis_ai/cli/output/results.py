@@ -113,7 +113,7 @@ class ConversationTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationBlock:
     """An agent's conversation, turn by turn, with a closing line (its reward). Modes as :class:`Table`."""
 
     turns: Sequence[ConversationTurn]
@@ -144,7 +144,7 @@ class Chart:
     in_plain: bool = False
 
 
-Block = Table | Text | Conversation | Chart
+Block = Table | Text | ConversationBlock | Chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from osmosis_ai.cli.output.results import (
     Cell,
     Chart,
     Column,
-    Conversation,
+    ConversationBlock,
     ConversationTurn,
     DetailResult,
     ListResult,
@@ -131,7 +131,7 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             console.print(_table(block.columns, [list(row) for row in block.rows]))
             if block.note:
                 _print_text(console, block.note, style="dim")
-        elif isinstance(block, Conversation):
+        elif isinstance(block, ConversationBlock):
             _print_conversation(console, block)
         elif isinstance(block, Chart):
             _print_chart(console, block)
@@ -246,7 +246,7 @@ def _cell_text(text: str) -> str:
 # -- conversations -------------------------------------------------------------------------
 
 
-def _print_conversation(console: Console, conversation: Conversation) -> None:
+def _print_conversation(console: Console, conversation: ConversationBlock) -> None:
     drawn: list[RenderableType] = []
     for turn in conversation.turns:
         drawn.append(_turn_heading(turn))

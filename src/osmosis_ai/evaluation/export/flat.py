@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
-from osmosis_ai.evaluation.export.conversation import answer_of
+from osmosis_ai.evaluation.conversation import answer_of
 from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import orjson
 
 from osmosis_ai._version import __version__
-from osmosis_ai.evaluation.export.conversation import Message, answer_of, prompt_of, text_of
+from osmosis_ai.evaluation.conversation import Message, answer_of, prompt_of
 from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
 from osmosis_ai.installation import DISTRIBUTION
 
@@ -166,7 +166,7 @@ def _sample(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
 def _summary(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what inspect's list of samples shows of one."""
     prompt = document["input"]
-    shown = prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"])
+    shown = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
     same = ("id", "epoch", "target", "scores", "model_usage", "total_time", "working_time", "uuid")
     error = document.get("error")
     return {
@@ -219,8 +219,7 @@ def _message(message: Message) -> dict[str, Any]:
     content = message["content"]
     reasoning = message.get("reasoning_content")
     if reasoning:
-        spoken = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        content = [{"type": "reasoning", "reasoning": reasoning}, *spoken]
+        content = [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": content}]
     converted: dict[str, Any] = {"role": message["role"], "content": content}
     if message.get("tool_calls"):
         converted["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]

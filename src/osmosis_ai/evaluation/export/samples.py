@@ -14,7 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.export.conversation import Message, chat_messages
+from osmosis_ai.evaluation.conversation import Message, as_messages, read_conversation
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
@@ -200,21 +200,19 @@ def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSampl
     name = f"{item_name(sample.row_index, sample.attempt - 1)}.json"
     try:
         content = read_regular_file(RunDirectory(directory).trajectories / name)
-        trajectory = orjson.loads(content) if content is not None else None
     except (OSError, ValueError):
-        trajectory = None
-    told = _object(_object(_object(trajectory).get("extra")).get("osmosis"))
-    asked = _object(told.get("request_extra_fields"))
+        content = None
+    conversation = read_conversation(content or b"")
+    asked = _object(conversation.told.get("request_extra_fields"))
     result = {**sample.result}
     if result.get("source_row_index") is None and isinstance(asked.get("source_row_index"), int):
         result["source_row_index"] = asked["source_row_index"]
-    label, metadata = told.get("label"), told.get("metadata")
     return replace(
         sample,
         result=result,
-        label=label if isinstance(label, str) else None,
-        metadata=metadata if isinstance(metadata, dict) else None,
-        messages=chat_messages(_object(trajectory)),
+        label=conversation.label,
+        metadata=conversation.metadata,
+        messages=as_messages(conversation),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.evaluation.conversation import SpokenTurn, read_conversation, turns_of
 from osmosis_ai.services.demo.scratch import Scratch
 from osmosis_ai.services.demo.session import CommandFailed
 
@@ -20,18 +21,6 @@ _FILE = re.compile(r"row_(\d+)_run_(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a sample's conversation.
-
-    ``label`` says more about who speaks: the tool that answered, the tools that were called.
-    """
-
-    role: str
-    text: str
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class DemoSample:
     """One scored sample with its conversation."""
 
@@ -40,7 +29,7 @@ class DemoSample:
     reward: float
     label: str | None
     trajectory: Path
-    messages: tuple[Message, ...]
+    messages: tuple[SpokenTurn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,36 +214,8 @@ def _scored_samples(results: Path) -> tuple[list[int], list[float]]:
 
 def _read_sample(path: Path, row: int, run: int) -> DemoSample | None:
     """Read the conversation of a sample; None when it was not scored."""
-    trajectory = json.loads(path.read_bytes())
-    facts = trajectory.get("extra", {}).get("osmosis", {})
-    if not isinstance(facts.get("reward"), (int, float)):
+    conversation = read_conversation(path.read_bytes())
+    if conversation.reward is None:
         return None
-    messages = tuple(message for step in trajectory["steps"] for message in _messages_of(step))
-    return DemoSample(row, run, float(facts["reward"]), facts.get("label"), path, messages)
-
-
-def _messages_of(step: Mapping[str, Any]) -> Iterator[Message]:
-    calls = step.get("tool_calls") or []
-    names = {call["tool_call_id"]: call["function_name"] for call in calls}
-    said = [_text(step.get("message"))] if step.get("message") else []
-    if calls or said:
-        role = "assistant" if step["source"] == "agent" else step["source"]
-        yield Message(role, "\n".join([*said, *map(_call_text, calls)]), "calls a tool" if calls else "")
-    for result in (step.get("observation") or {}).get("results", []):
-        yield Message("tool", _text(result.get("content")), names.get(result.get("source_call_id"), ""))
-
-
-def _call_text(call: Mapping[str, Any]) -> str:
-    given = call.get("arguments")
-    if isinstance(given, dict):
-        given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
-    return f"{call['function_name']}({given})"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = (part.get("text", "") if isinstance(part, dict) else part for part in content)
-        return "\n".join(map(str, parts))
-    return "" if content is None else json.dumps(content, ensure_ascii=False)
+    turns = tuple(turns_of(conversation))
+    return DemoSample(row, run, conversation.reward, conversation.label, path, turns)

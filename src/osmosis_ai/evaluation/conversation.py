@@ -1,0 +1,361 @@
+"""The conversation of an attempt, read from its trajectory (ATIF): the one reader of such files.
+
+A trajectory comes of an agent's own process, or of a platform. Whatever the file holds, reading it raises nothing: what
+is of the expected shape is there, and ``problems`` says what is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from osmosis_ai.evaluation.lenient_json import read_object
+
+LARGEST_CONVERSATION_BYTES = 32 << 20
+"""Of a larger file no step is read: nobody reads them, and a page would take seconds."""
+
+Message = dict[str, Any]
+"""A message of OpenAI's chat format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolExchange:
+    """A call of a tool and what came back.
+
+    Attributes:
+        name: of the tool; None where a result names no call.
+        arguments: as the agent gave them; an object, or what was no JSON.
+        result: None where nothing came back.
+        call_id: None of a result that answers no call of its step.
+    """
+
+    name: str | None
+    arguments: Any = None
+    result: str | None = None
+    call_id: str | None = None
+
+    @property
+    def call(self) -> str:
+        """The call as one writes it: ``multiply(a=11, b=46)``."""
+        given = self.arguments
+        if isinstance(given, Mapping):
+            given = ", ".join(f"{name}={json_text(value)}" for name, value in given.items())
+        return f"{self.name or ''}({given if isinstance(given, str) else json_text(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationStep:
+    """A message, with the tools that it called.
+
+    Attributes:
+        number: its place, from 1.
+        role: ``system``, ``user``, ``assistant``, or the word of the file for another one.
+        reasoning: what the model thought before it spoke.
+        prompt_tokens, completion_tokens, cost_usd: of the model call behind it.
+        started_at, duration_ms: when that call began, and how long it took.
+    """
+
+    number: int
+    role: str
+    text: str
+    reasoning: str = ""
+    exchanges: Sequence[ToolExchange] = ()
+    model: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    started_at: datetime | None = None
+    duration_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a trajectory says.
+
+    Attributes:
+        problems: sentences about what could not be read.
+        model: that the attempt was made with.
+        told: what the rollout says of the attempt beside its steps (``extra.osmosis``).
+    """
+
+    steps: Sequence[ConversationStep] = ()
+    problems: Sequence[str] = ()
+    model: str | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str | None:
+        """The expected answer."""
+        label = self.told.get("label")
+        return label if isinstance(label, str) else None
+
+    @property
+    def metadata(self) -> Mapping[str, Any] | None:
+        """The row's own object."""
+        for name in ("request_metadata", "metadata"):
+            if isinstance(metadata := self.told.get(name), dict):
+                return metadata
+        return None
+
+    @property
+    def reward(self) -> float | None:
+        """What the grader gave."""
+        return _number(self.told.get("reward"))
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenTurn:
+    """Who spoke and what, as a terminal prints it; ``label`` says more about who: the tool that answered."""
+
+    role: str
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSpan:
+    """A stretch of time of an attempt: a model call, or what lies between two (agent and tools).
+
+    Attributes:
+        start_ms: since the first call began.
+        step: the call's; None between calls.
+    """
+
+    kind: Literal["model", "agent and tools"]
+    start_ms: float
+    duration_ms: float
+    step: int | None = None
+
+
+def read_conversation(content: bytes) -> Conversation:
+    """Read the trajectory in ``content``, or what is left of it; it raises nothing."""
+    if len(content) > LARGEST_CONVERSATION_BYTES:
+        most = LARGEST_CONVERSATION_BYTES >> 20
+        return Conversation(problems=(f"The conversation has more than {most} MB: it is not read.",))
+    read = read_object(content, listed="steps")
+    problems = read.problems
+    found = read.members.get("steps")
+    if not isinstance(found, list):
+        if not problems:
+            problems.append("The file holds no trajectory: it has no `steps`.")
+        found = []
+    elif not all(isinstance(step, dict) for step in found):
+        problems.append("Some of the steps are no objects: they are left out.")
+    inner = read.members.get("subagent_trajectories")
+    if isinstance(inner, list) and inner:
+        problems.append(
+            f"The agent had {len(inner)} agents of its own: their conversations are in the raw JSON."
+        )
+    agent, extra = _object(read.members.get("agent")), _object(read.members.get("extra"))
+    return Conversation(
+        steps=tuple(_step(number, step) for number, step in enumerate(_objects(found), 1)),
+        problems=tuple(problems),
+        model=_text_or_none(agent.get("model_name")),
+        told=_object(extra.get("osmosis")),
+    )
+
+
+def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
+    """Yield who spoke and what, calls of tools and their results included."""
+    for step in conversation.steps:
+        calls = [exchange for exchange in step.exchanges if exchange.call_id is not None]
+        said = [*([step.text] if step.text else []), *(exchange.call for exchange in calls)]
+        if said:
+            yield SpokenTurn(step.role, "\n".join(said), "calls a tool" if calls else "")
+        for exchange in step.exchanges:
+            if exchange.result is not None:
+                yield SpokenTurn("tool", exchange.result, exchange.name or "")
+
+
+def spans(conversation: Conversation) -> list[ConversationSpan]:
+    """Return the model calls and what lies between them, by time; none where no times were recorded."""
+    calls = sorted(
+        (step.started_at, step.duration_ms, step.number)
+        for step in conversation.steps
+        if step.started_at is not None and step.duration_ms is not None
+    )
+    found: list[ConversationSpan] = []
+    end = 0.0
+    for started_at, duration_ms, number in calls:
+        start = (started_at - calls[0][0]).total_seconds() * 1000
+        if start > end:
+            found.append(ConversationSpan("agent and tools", end, start - end))
+        found.append(ConversationSpan("model", start, duration_ms, number))
+        end = max(end, start + duration_ms)
+    return found
+
+
+def as_messages(conversation: Conversation) -> list[Message]:
+    """Return the conversation as messages of OpenAI's chat format, tool calls and their results included."""
+    return [message for step in conversation.steps for message in _messages(step)]
+
+
+def as_dataset_row(conversation: Conversation) -> dict[str, Any]:
+    """Return what the attempt began with as a row of a dataset (``osmosis_ai.datasets.rows``)."""
+    prompt = prompt_of(as_messages(conversation))
+    columns = {"system": "system_prompt", "user": "user_prompt"}
+    row: dict[str, Any] = {}
+    for role, column in columns.items():
+        texts = [str(message["content"]) for message in prompt if message["role"] == role]
+        if texts:
+            row[column] = "\n\n".join(texts)
+    if conversation.label is not None:
+        row["ground_truth"] = conversation.label
+    if conversation.metadata is not None:
+        row["metadata"] = conversation.metadata
+    return row
+
+
+def prompt_of(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages before the agent's first."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return list(messages[:first])
+
+
+def answer_of(messages: Sequence[Message]) -> str | None:
+    """Return the text of the agent's last message."""
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    return str(spoken[-1]["content"]) if spoken else None
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return ``value`` as JSON, as far as it can be written."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+    except (RecursionError, ValueError, TypeError):
+        return "… (nested too deeply to be shown)"
+
+
+# -- steps ---------------------------------------------------------------------------------
+
+
+def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
+    metrics, extra = _object(step.get("metrics")), _object(step.get("extra"))
+    duration = _number(extra.get("duration_ms"))
+    if duration is None:
+        duration = _number(_object(metrics.get("extra")).get("duration_ms"))
+    return ConversationStep(
+        number=number,
+        role=_role(step, extra),
+        text=_text(step.get("message")),
+        reasoning=_text(step.get("reasoning_content")) or _text(extra.get("reasoning_content")),
+        exchanges=tuple(_exchanges(step)),
+        model=_text_or_none(step.get("model_name")),
+        prompt_tokens=_count(metrics.get("prompt_tokens")),
+        completion_tokens=_count(metrics.get("completion_tokens")),
+        cost_usd=_number(metrics.get("cost_usd")),
+        started_at=_moment(step.get("timestamp")),
+        duration_ms=duration if duration is not None and duration >= 0 else None,
+    )
+
+
+def _role(step: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    """Return who spoke: in the file a message of another role than its own ones keeps its role beside it."""
+    original = extra.get("original_role")
+    source = original if isinstance(original, str) and original else step.get("source")
+    if source == "agent":
+        return "assistant"
+    return source if isinstance(source, str) and source else "unknown"
+
+
+def _exchanges(step: Mapping[str, Any]) -> Iterator[ToolExchange]:
+    """Yield the calls with their results, then the results that answer none of them.
+
+    Of calls that share an id the first result is the first one's.
+    """
+    results = _objects(_object(step.get("observation")).get("results"))
+    waiting: defaultdict[str, deque[int]] = defaultdict(deque)
+    for place, result in enumerate(results):
+        waiting[_text(result.get("source_call_id"))].append(place)
+    names: dict[str, str] = {}
+    answered: set[int] = set()
+    for number, call in enumerate(_objects(step.get("tool_calls"))):
+        call_id = _text(call.get("tool_call_id"))
+        name = names[call_id] = _text(call.get("function_name"))
+        place = waiting[call_id].popleft() if waiting[call_id] else -1
+        answered.add(place)
+        content = _text(results[place].get("content")) if place >= 0 else None
+        yield ToolExchange(name, call.get("arguments"), content, call_id or f"call_{number}")
+    for place, result in enumerate(results):
+        if place not in answered:
+            named = names.get(_text(result.get("source_call_id")))
+            told = _text_or_none(_object(result.get("extra")).get("tool_name"))
+            yield ToolExchange(named or told, result=_text(result.get("content")))
+
+
+def _messages(step: ConversationStep) -> Iterator[Message]:
+    if step.role != "assistant":
+        yield {"role": step.role if step.role in ("system", "user") else "user", "content": step.text}
+        return
+    message: Message = {"role": "assistant", "content": step.text}
+    if step.reasoning:
+        message["reasoning_content"] = step.reasoning
+    calls = [_tool_call(exchange) for exchange in step.exchanges if exchange.call_id is not None]
+    yield {**message, "tool_calls": calls} if calls else message
+    for exchange in step.exchanges:
+        if exchange.result is not None:
+            answer: Message = {"role": "tool", "content": exchange.result}
+            yield answer if exchange.call_id is None else {**answer, "tool_call_id": exchange.call_id}
+
+
+def _tool_call(exchange: ToolExchange) -> Message:
+    given = exchange.arguments
+    text = given if isinstance(given, str) else json_text(given)
+    function = {"name": exchange.name or "", "arguments": text}
+    return {"id": exchange.call_id, "type": "function", "function": function}
+
+
+# -- values --------------------------------------------------------------------------------
+
+
+def _text(content: Any) -> str:
+    """Return a message's content as text; of parts an image is named, its file is the run's."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(map(_part, content))
+    return "" if content is None else json_text(content)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        return part if isinstance(part, str) else json_text(part)
+    if part.get("type") == "image":
+        return f"[image {_text(_object(part.get('source')).get('path'))}]"
+    text = part.get("text")
+    return text if isinstance(text, str) else json_text(part)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _moment(value: Any) -> datetime | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        # Python 3.10 does not read `Z`.
+        moment = datetime.fromisoformat(f"{value[:-1]}+00:00" if value[-1:] in ("Z", "z") else value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None

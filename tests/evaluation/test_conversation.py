@@ -1,0 +1,228 @@
+"""Trajectories as they come: whole, torn, hostile. What can be read is there, and a sentence about the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.evaluation import conversation as reader
+from osmosis_ai.evaluation.conversation import (
+    Conversation,
+    ConversationStep,
+    SpokenTurn,
+    ToolExchange,
+    as_dataset_row,
+    as_messages,
+    read_conversation,
+    spans,
+    turns_of,
+)
+
+CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+TRAJECTORY: dict[str, Any] = {
+    "schema_version": "ATIF-v1.7",
+    "agent": {"name": "osmosis-rollout-sdk", "version": "1", "model_name": "openai/gpt-5-mini"},
+    "steps": [
+        {"step_id": 1, "source": "system", "message": "Use the tool."},
+        {"step_id": 2, "source": "user", "message": [{"type": "text", "text": "2 * 3?"}]},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "",
+            "reasoning_content": "I multiply.",
+            "timestamp": "2026-01-01T00:00:00Z",
+            "extra": {"duration_ms": 200},
+            "tool_calls": [CALL],
+            "observation": {"results": [{"source_call_id": "c1", "content": "6"}]},
+            "metrics": {"prompt_tokens": 10, "completion_tokens": 5, "cost_usd": 0.25},
+        },
+        {
+            "step_id": 4,
+            "source": "agent",
+            "message": "#### 6",
+            "timestamp": "2026-01-01T00:00:00.500+00:00",
+            "extra": {"duration_ms": 100},
+        },
+    ],
+    "extra": {"osmosis": {"label": "6", "reward": 1.0, "request_metadata": {"level": "easy"}}},
+}
+WHOLE = json.dumps(TRAJECTORY).encode()
+
+
+def written(*steps: Any, **others: Any) -> bytes:
+    return json.dumps({"steps": steps, **others}).encode()
+
+
+def said(conversation: Conversation) -> list[str]:
+    return [step.text for step in conversation.steps]
+
+
+def test_a_step_has_who_spoke_the_tools_with_their_results_and_what_it_cost() -> None:
+    conversation = read_conversation(WHOLE)
+    assert not conversation.problems
+    assert (conversation.model, conversation.label, conversation.reward) == ("openai/gpt-5-mini", "6", 1.0)
+    system, user, call, answer = conversation.steps
+    assert (system.role, user.role, user.text, answer.role) == ("system", "user", "2 * 3?", "assistant")
+    assert call.exchanges == (ToolExchange("multiply", {"a": 2, "b": 3}, "6", "c1"),)
+    assert (call.reasoning, call.prompt_tokens, call.completion_tokens, call.cost_usd) == (
+        "I multiply.",
+        10,
+        5,
+        0.25,
+    )
+
+
+def test_what_lies_between_two_model_calls_is_the_agents_and_the_tools() -> None:
+    assert [
+        (span.kind, span.start_ms, span.duration_ms, span.step) for span in spans(read_conversation(WHOLE))
+    ] == [
+        ("model", 0.0, 200.0, 3),
+        ("agent and tools", 200.0, 300.0, None),
+        ("model", 500.0, 100.0, 4),
+    ]
+    untimed = read_conversation(written({"source": "agent", "message": "a", "timestamp": "yesterday"}))
+    assert spans(untimed) == []
+
+
+def test_a_conversation_is_copied_as_messages_and_as_a_row_that_datasets_take() -> None:
+    from osmosis_ai.datasets.rows import normalise
+
+    conversation = read_conversation(WHOLE)
+    messages = as_messages(conversation)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert messages[2]["tool_calls"][0]["function"] == {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
+    assert (messages[3]["tool_call_id"], messages[3]["content"]) == ("c1", "6")
+    row = normalise(0, as_dataset_row(conversation))
+    assert row.messages == [{key: each[key] for key in ("role", "content")} for each in messages[:2]]
+    assert (row.label, row.metadata) == ("6", {"level": "easy"})
+
+
+def test_results_go_to_the_calls_they_answer_also_where_calls_share_an_id() -> None:
+    results = [
+        {"source_call_id": name, "content": f"{name}{n}"} for n, name in enumerate(["a", "a", "gone", "b"])
+    ]
+    calls = [{"tool_call_id": name, "function_name": f"f{name}", "arguments": "x"} for name in "abac"]
+    step = {"source": "agent", "message": "", "tool_calls": calls, "observation": {"results": results}}
+    found = read_conversation(written(step)).steps[0].exchanges
+    assert [(each.name, each.result) for each in found] == [
+        ("fa", "a0"),
+        ("fb", "b3"),
+        ("fa", "a1"),
+        ("fc", None),
+        (None, "gone2"),
+    ]
+    turns = list(turns_of(read_conversation(written(step))))
+    assert turns[0] == SpokenTurn("assistant", "fa(x)\nfb(x)\nfa(x)\nfc(x)", "calls a tool")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"not JSON", "holds no JSON object"),
+        (b"[1, 2]", "but no object"),
+        (b'{"steps": {}}', "has no `steps`"),
+        (b"{}", "has no `steps`"),
+        (b"\xff\xfe{", "not UTF-8"),
+        (b"{" * 100_000, "cut off"),
+        (b"[" * 100_000, "no JSON object"),
+        (b'{"steps":[' + b'"\\"' * 100_000, "cut off"),
+    ],
+)
+def test_a_file_without_a_conversation_says_why(content: bytes, sentence: str) -> None:
+    conversation = read_conversation(content)
+    assert not conversation.steps
+    assert any(sentence in problem for problem in conversation.problems)
+
+
+@pytest.mark.parametrize("lost", [1, 20, 150])
+def test_of_a_torn_file_the_whole_steps_are_shown(lost: int) -> None:
+    content = written(*({"source": "user", "message": f"{n}" * 20} for n in range(9)))
+    conversation = read_conversation(content[: len(content) - lost])
+    assert said(conversation) == [f"{n}" * 20 for n in range(len(conversation.steps))]
+    assert 6 <= len(conversation.steps) <= 9
+    assert conversation.problems == ("The file ends before the conversation does: it was cut off.",)
+
+
+def test_a_step_of_10000_levels_is_left_out_and_the_others_are_shown() -> None:
+    deep = "[" * 10_000 + "]" * 10_000
+    steps = f'[{{"source":"user","message":"a"}},{{"source":"user","message":{deep}}},{{"source":"agent","message":"b"}}]'
+    conversation = read_conversation(f'{{"extra":{deep},"steps":{steps}}}'.encode())
+    assert said(conversation) == ["a", "b"]
+    assert [problem.partition(" could")[0] for problem in conversation.problems] == [
+        "`extra`",
+        "Number 2 of `steps`",
+    ]
+    assert "too deeply" in conversation.problems[1]
+
+
+def test_numbers_that_are_none_and_halves_of_characters_can_be_written_again() -> None:
+    content = (
+        '{"steps":[{"source":"agent","message":"a\\ud800b\\ud83d\\ude00\\\\ud800\\u0000","metrics":{"cost_usd":NaN,'
+        '"prompt_tokens":-1},"extra":{"duration_ms":1e999},"tool_calls":[{"function_name":"f","tool_call_id":"c",'
+        f'"arguments":{{"x":Infinity,"n":{"9" * 5000},"id":12345678901234567890123}}}}]}}]}}'
+    )
+    conversation = read_conversation(content.encode())
+    step = conversation.steps[0]
+    assert step.text == "a\ufffdb\U0001f600\\ud800\0"
+    assert (step.cost_usd, step.prompt_tokens, step.duration_ms) == (None, None, None)
+    assert step.exchanges[0].arguments == {"x": "Infinity", "n": "9" * 5000, "id": 12345678901234567890123}
+    assert "lone surrogates" in conversation.problems[0]
+    orjson.dumps(as_messages(conversation))
+
+
+def test_a_file_of_another_encoding_is_read_as_far_as_it_is_text() -> None:
+    conversation = read_conversation(
+        written({"source": "user", "message": "caf_"}).replace(b"caf_", b"caf\xe9")
+    )
+    assert said(conversation) == ["caf\ufffd"]
+    assert "UTF-8" in conversation.problems[0]
+
+
+def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
+    shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
+    names = (
+        "source",
+        "message",
+        "tool_calls",
+        "observation",
+        "metrics",
+        "extra",
+        "timestamp",
+        "reasoning_content",
+    )
+    steps = [{"source": "user", "message": "hello", name: shape} for name in names for shape in shapes]
+    conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
+    assert len(conversation.steps) == len(steps) + 2
+    assert any("no objects" in problem for problem in conversation.problems)
+    as_messages(conversation), as_dataset_row(conversation), list(turns_of(conversation)), spans(conversation)
+
+
+def test_a_file_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LARGEST_CONVERSATION_BYTES", 1 << 20)
+    assert "1 MB" in read_conversation(b"x" * (1 << 20) + b"x").problems[0]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(
+    st.lists(json_values | st.fixed_dictionaries({"source": st.sampled_from(["agent", "user"])}), max_size=4),
+    st.integers(0, 400),
+)
+def test_whatever_a_file_holds_reading_it_raises_nothing(steps: list[Any], cut: int) -> None:
+    content = written(*steps)
+    for given_content in (content, content[:cut], content[::-1]):
+        conversation = read_conversation(given_content)
+        orjson.dumps(as_messages(conversation))
+        assert all(isinstance(step, ConversationStep) for step in conversation.steps)

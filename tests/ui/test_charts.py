@@ -8,7 +8,22 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, bins, forest, histograms, scatter
+from osmosis_ai.ui.charts import (
+    ChartMark,
+    ChartPoint,
+    ChartSeries,
+    SvgChart,
+    TimeSpan,
+    bars,
+    bins,
+    counted_histogram,
+    forest,
+    histograms,
+    line,
+    scatter,
+    sparkline,
+    waterfall,
+)
 
 NAN = float("nan")
 HOSTILE = "</svg><script>alert(1)</script>\u202e{{ 7 }}"
@@ -25,6 +40,17 @@ def drawn(name: str = "judge") -> list[SvgChart]:
         histograms([(name, np.array([0.0, 0.5, 1.0, NAN]))], low=0, high=1, label=name, axis="score"),
         forest([name, "b"], series, label=name, axis="share", lines=(0.5,), number=number),
         scatter(series, low=0, high=1, label=name, axes=(name, "y"), number=number),
+        line(
+            [*series, ChartSeries(name, [ChartPoint(1, 0.5, hollow=True)])],
+            label=name,
+            axis=name,
+            smoothing=0.5,
+            marks=[ChartMark(0.5, name, name)],
+            hollow=name,
+        ),
+        bars([(name, 3.0), ("b", 0.0)], label=name, axis=name, number=number),
+        counted_histogram([0, 0.5, 1], [2, 1], name=name, label=name, axis=name),
+        waterfall([TimeSpan(name, name, 0, 5), TimeSpan(name, "b", None, None)], label=name),
     ]
 
 
@@ -32,23 +58,36 @@ def drawn(name: str = "judge") -> list[SvgChart]:
 def test_a_chart_is_sound_svg_without_script_or_style(name: str) -> None:
     for chart in drawn(name):
         tree = ElementTree.fromstring(chart.svg)
-        assert {element.tag for element in tree.iter()} == {"svg", "path", "text"}
+        assert {element.tag for element in tree.iter()} <= {"svg", "path", "text", "title"}
         attributes = {key for element in tree.iter() for key in element.attrib}
-        assert attributes <= {"viewBox", "role", "aria-label", "class", "d", "x", "y"}
+        assert attributes <= {"viewBox", "role", "aria-label", "class", "d", "x", "y", "data-x"}
         # Every class is one of those that stand in the styles.
         classes = {part for element in tree.iter() for part in element.get("class", "").split()}
         assert all(
-            re.fullmatch(r"(line|fill)-[1-7]|grid|limit|tick|axis|title|middle|end", each) for each in classes
+            re.fullmatch(
+                r"(line|fill|band)-[1-7]|grid|limit|tick|axis|title|middle|end|raw|hollow|event", each
+            )
+            for each in classes
         )
 
 
 def test_each_number_is_in_the_table_under_its_chart() -> None:
-    counts, measures, points = drawn()
+    counts, measures, points, *others = drawn()
     assert [list(row) for row in counts.rows] == [["0", "1"], ["0.5", "1"], ["1", "1"]]
     assert list(measures.rows[0]) == ["judge, judge", "0.20", "0.10", "0.30"]
     assert list(measures.rows[1]) == ["b, judge", "0.70", "–", "–"]
     assert list(points.rows[0]) == ["judge", "0.20", "0.00", "0.10", "0.30", "5"]
-    assert all(len(row) == len(chart.head) for chart in (counts, measures, points) for row in chart.rows)
+    curves, barred, counted, times = others
+    assert list(curves.rows[0]) == [
+        "0.2",
+        "0.000 (0.100 to 0.300) over 5",
+        "0.000 (0.100 to 0.300) over 5",
+        "",
+    ]
+    assert list(curves.rows[-1]) == ["1", "", "", "0.500, judge"]
+    assert list(barred.rows[0]) == ["judge", "3.00"] and list(counted.rows[1]) == ["0.5 to 1", "1"]
+    assert list(times.rows[1]) == ["judge", "b", "not recorded", "not recorded"]
+    assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
 
 
 def test_a_bar_is_as_high_as_its_share() -> None:
@@ -75,3 +114,89 @@ def test_each_value_that_was_given_has_its_bin_when_they_are_few() -> None:
     assert centres.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert edges[0] == -0.125
     assert bins(np.random.default_rng(0).random(500), low=0.0, high=1.0)[0].size == 20
+
+
+def curve(name: str, points: int) -> ChartSeries:
+    noise = np.random.default_rng(len(name)).normal(size=points)
+    values = (np.cumsum(noise) / 50).tolist()
+    return ChartSeries(name, [ChartPoint(x, y, y - 0.1, y + 0.1, 64) for x, y in enumerate(values)])
+
+
+def test_three_long_curves_are_a_small_drawing_with_a_short_table() -> None:
+    chart = line([curve(name, 1000) for name in ("a", "bb", "ccc")], label="", axis="step", smoothing=0.9)
+    assert len(chart.svg) < 40_000
+    assert len(chart.rows) == 100 and chart.rows[0][0] == "0" and chart.rows[-1][0] == "999"
+    assert chart.notes == ["The table has 100 of 1,000 places of step."]
+
+
+def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
+    """Follow the path of a class and return where it goes."""
+    (path,) = re.findall(rf'<path class="{kind}" d="M([^"]*)"', chart.svg)
+    x, y, *steps = (float(each) for each in re.findall(r"-?\d*\.?\d+", path))
+    places = [(x, y)]
+    for by_x, by_y in zip(steps[::2], steps[1::2], strict=True):
+        x, y = x + by_x, y + by_y
+        places.append((x, y))
+    return places
+
+
+def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
+    points = [ChartPoint(x, 1.0 if x == 777 else 0.0) for x in range(2000)]
+    chart = line([ChartSeries("a", points)], label="", axis="step")
+    places = drawn_points(chart, "line-1")
+    assert len(places) < 600
+    assert places[0][0] == pytest.approx(44, abs=0.2) and places[-1][0] == pytest.approx(546, abs=0.2)
+    top = min(places, key=lambda place: place[1])
+    assert top[0] == pytest.approx(44 + 502 * 777 / 1999, abs=2.1)
+    assert sum(y < 200 for _, y in places) == 1
+
+
+def test_smoothing_leaves_the_raw_line_and_starts_where_it_starts() -> None:
+    points = [ChartPoint(x, float(x % 2)) for x in range(30)]
+    chart = line([ChartSeries("a", points)], label="", axis="step", smoothing=0.9)
+    raw, smooth = drawn_points(chart, "line-1 raw"), drawn_points(chart, "line-1")
+    assert [x for x, _ in raw] == [x for x, _ in smooth] and raw[0] == smooth[0]
+    spread = [max(y for _, y in each[10:]) - min(y for _, y in each[10:]) for each in (raw, smooth)]
+    assert spread[1] < spread[0] / 5
+
+
+def test_what_is_not_there_is_a_gap_and_a_lonely_point_is_seen() -> None:
+    values = [0.0, 1.0, NAN, 0.5, NAN, float("inf"), 0.2, 0.3]
+    chart = line([ChartSeries("a", [ChartPoint(x, y) for x, y in enumerate(values)])], label="", axis="step")
+    (path,) = re.findall(r'class="line-1" d="([^"]*)"', chart.svg)
+    assert path.count("M") == 3 and path.count("h0") == 1
+    assert "nan" not in chart.svg and "inf" not in chart.svg
+
+
+def test_a_point_that_stands_on_too_little_is_hollow_and_says_so() -> None:
+    points = [ChartPoint(0, 0.1), ChartPoint(1, 0.2, hollow=True)]
+    chart = line([ChartSeries("a", points)], label="", axis="step", hollow="under 90 % scored")
+    assert chart.svg.count("hollow") == 1
+    assert [name for name, _ in chart.legend] == ["a", "under 90 % scored"]
+    assert chart.rows[1][1] == "0.200, under 90 % scored"
+
+
+def test_what_happened_on_the_way_is_drawn_named_and_told() -> None:
+    marks = [ChartMark(1, "checkpoint", "step-1 saved"), ChartMark(2, "warning", "KL rises")]
+    chart = line([curve("a", 4)], label="", axis="step", marks=marks)
+    assert "<title>KL rises</title>" in chart.svg
+    assert chart.notes == ["checkpoint at step 1: step-1 saved", "warning at step 2: KL rises"]
+    assert [name for name, _ in chart.legend] == ["a", "checkpoint", "warning"]
+
+
+@pytest.mark.parametrize("series", [[], [ChartSeries("a", [])], [ChartSeries("a", [ChartPoint(3, NAN)])]])
+def test_a_curve_of_nothing_is_still_a_chart(series: list[ChartSeries]) -> None:
+    assert "nan" not in line(series, label="", axis="step").svg
+
+
+def test_a_sparkline_says_its_numbers() -> None:
+    said = sparkline([0.1, None, 0.3], label="pass rate")
+    assert 'aria-label="pass rate: 0.100, –, 0.300"' in said and "style" not in said
+    assert sparkline([0.5]) == sparkline([None, 0.5, NAN]) == ""
+    assert "nan" not in sparkline([0.5, 0.5])
+
+
+def test_a_waterfall_draws_two_hundred_and_lists_all() -> None:
+    chart = waterfall([TimeSpan(f"step {n}", "model", n * 10.0, 5.0) for n in range(250)], label="")
+    assert chart.svg.count("<title>") == 200 and len(chart.rows) == 250
+    assert chart.notes == ["The drawing has the first 200 of 250."]

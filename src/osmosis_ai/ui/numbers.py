@@ -6,7 +6,6 @@ Every function takes a plain value and returns text; ``None`` always gives :data
 from __future__ import annotations
 
 from datetime import datetime, timezone, tzinfo
-from math import isfinite
 from typing import Protocol
 
 MISSING = "–"
@@ -30,10 +29,8 @@ class Interval(Protocol):
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return ``0.418`` or ``1.000``; a whole number (``int``) as :func:`count` does; NaN and infinity by their names."""
-    if value is None:
-        return MISSING
-    return f"{value:,}" if isinstance(value, int) or not isfinite(value) else f"{value:,.{digits}f}"
+    """Return ``0.418`` or ``1.000``; NaN and infinity by their names. Whole numbers have :func:`count`."""
+    return MISSING if value is None else f"{value:,.{digits}f}"
 
 
 def duration(seconds: float | None) -> str:

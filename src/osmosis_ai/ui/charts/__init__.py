@@ -1,0 +1,27 @@
+"""Charts as SVG made here: no script, no ``style`` attribute, colours by the classes of ``kit.css``.
+
+Each comes with the table of its numbers, and tells series apart by the shape of their marks as well as by colour.
+"""
+
+from osmosis_ai.ui.charts.comparisons import bars, forest, scatter
+from osmosis_ai.ui.charts.curves import ChartMark, line, sparkline
+from osmosis_ai.ui.charts.distributions import bins, counted_histogram, histograms
+from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
+from osmosis_ai.ui.charts.timelines import TimeSpan, waterfall
+
+__all__ = [
+    "ChartMark",
+    "ChartPoint",
+    "ChartSeries",
+    "SvgChart",
+    "TimeSpan",
+    "bars",
+    "bins",
+    "counted_histogram",
+    "forest",
+    "histograms",
+    "line",
+    "scatter",
+    "sparkline",
+    "waterfall",
+]

@@ -1,0 +1,136 @@
+"""Numbers beside each other: a forest of intervals, points against points, bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import escape
+
+from osmosis_ai.ui.charts.drawing import (
+    COLOURS,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    ChartSeries,
+    PlotScale,
+    SvgChart,
+    grid_rows,
+    legend,
+    mark,
+    short,
+    svg,
+    ticks,
+    x_axis,
+)
+from osmosis_ai.ui.text import visible
+
+
+def forest(
+    names: Sequence[str],
+    measures: Sequence[ChartSeries],
+    *,
+    label: str,
+    axis: str,
+    lines: Sequence[float],
+    number: Callable[[float | None], str],
+) -> SvgChart:
+    """Return numbers with their intervals, in a row for each of ``names``.
+
+    Args:
+        measures: their points' ``x`` is the number, ``y`` the place of the row.
+        lines: where dotted lines stand.
+        number: how a number is written in the table.
+    """
+    points = [point for measure in measures for point in measure.points]
+    least = min([0.0, *(point.x if point.low is None else point.low for point in points)])
+    most = max([1.0, *(point.x if point.high is None else point.high for point in points)])
+    x = PlotScale(max(least, -1.0), most, LEFT, WIDTH - RIGHT)
+    height = 30.0 + 18 * len(measures)
+    bottom = height * len(names) + 4
+    parts = [
+        f'<text class="title" x="{LEFT:g}" y="{row * height + 18:g}">{short(name)}</text>'
+        for row, name in enumerate(names)
+    ]
+    parts += [f'<path class="limit" d="M{x(line)} 0V{bottom:g}"/>' for line in lines]
+    for place, measure in enumerate(measures):
+        for point in measure.points:
+            y = point.y * height + 34 + 18 * place
+            if point.low is not None and point.high is not None:
+                parts.append(
+                    f'<path class="line-{place % COLOURS + 1}" d="M{x(point.low)} {y:g}H{x(point.high)}"/>'
+                )
+            parts.append(mark(place, x.place(point.x), y))
+    parts.append(x_axis(x, bottom, axis, ticks(x.low, x.high)))
+    rows = [
+        [f"{names[int(point.y)]}, {measure.name}", *map(number, (point.x, point.low, point.high))]
+        for measure in measures
+        for point in measure.points
+    ]
+    return SvgChart(
+        label, svg(parts, bottom + 42, label), legend(measures), (axis.capitalize(), "Value", *_ENDS), rows
+    )
+
+
+_ENDS = ("Interval from", "to")
+
+
+def scatter(
+    series: Sequence[ChartSeries],
+    *,
+    low: float,
+    high: float,
+    label: str,
+    axes: tuple[str, str],
+    number: Callable[[float | None], str],
+) -> SvgChart:
+    """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal.
+
+    Args:
+        low, high: the ends of both scales.
+        axes: what lies along x, and along y.
+        number: how a number is written in the table.
+    """
+    margin = 0.03 * (high - low)
+    x = PlotScale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
+    y = PlotScale(low - margin, high + margin, 390.0, 26.0)
+    parts = [f'<text class="axis" x="{LEFT:g}" y="14">{escape(visible(axes[1]))}</text>']
+    parts.append(grid_rows(y, ticks(low, high), lambda value: f"{value:g}"))
+    parts.append(f'<path class="limit" d="M{x(low)} {y(low)}L{x(high)} {y(high)}"/>')
+    for place, (_, points) in enumerate(series):
+        colour = f"line-{place % COLOURS + 1}"
+        if len(points) > 1:
+            joined = "L".join(f"{x(point.x)} {y(point.y)}" for point in points)
+            parts.append(f'<path class="{colour}" d="M{joined}"/>')
+        parts.extend(
+            f'<path class="{colour}" d="M{x(point.x)} {y(point.low)}V{y(point.high)}"/>'
+            for point in points
+            if point.low is not None and point.high is not None
+        )
+        parts.extend(mark(place, x.place(point.x), y.place(point.y)) for point in points)
+    parts.append(x_axis(x, 390.0, axes[0], ticks(low, high)))
+    rows = [
+        [name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"]
+        for name, points in series
+        for point in points
+    ]
+    head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, "Records")
+    return SvgChart(label, svg(parts, 432.0, label), legend(series), head, rows)
+
+
+def bars(
+    items: Sequence[tuple[str, float]], *, label: str, axis: str, number: Callable[[float | None], str]
+) -> SvgChart:
+    """Return a bar for each of ``items`` (name and what is not below zero), under its name, its number at its end."""
+    x = PlotScale(0.0, max([1e-9, *(value for _, value in items)]), LEFT, WIDTH - RIGHT - 70)
+    bottom = 34.0 * len(items) + 4
+    parts = []
+    for row, (name, value) in enumerate(items):
+        y = row * 34
+        parts.append(
+            f'<text class="title" x="{LEFT:g}" y="{y + 14}">{short(name)}</text>'
+            f'<path class="fill-1" d="M{LEFT:g} {y + 20}H{x(value)}v10H{LEFT:g}Z"/>'
+            f'<text class="tick" x="{x.place(value) + 6:.1f}" y="{y + 29}">{escape(number(value))}</text>'
+        )
+    parts.append(x_axis(x, bottom, axis, ticks(x.low, x.high)))
+    rows = [[name, number(value)] for name, value in items]
+    return SvgChart(label, svg(parts, bottom + 42, label), (), ("Name", axis.capitalize()), rows)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
@@ -51,39 +52,81 @@ class LocalResults:
         return unfinished_words(self.pending, self.metrics.estimates.counts.planned, running=self.running)
 
 
+class JournalNumbers:
+    """The numbers of a run, followed from its journal's first byte on.
+
+    Raises:
+        OsmosisError: there is no run in ``directory``, or its manifest is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = RunDirectory(directory)
+        manifest = Manifest.load(self._directory.manifest)
+        self.run_id, self.name = manifest.local_run_id, manifest.run_name
+        self.rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
+        self.ledger = Ledger(self.rows, n)
+        self.pass_threshold = pass_threshold_of(self._directory)
+        self._metrics = MetricsAccumulator(rows=self.rows, n=n, pass_threshold=self.pass_threshold)
+        self._copies, self._chain = RowCopies(self.rows), Chain()
+        self.read = 0
+
+    @property
+    def unverified(self) -> int:
+        """Records without a digest, so that a change of them could not be seen."""
+        return self._chain.without_digest
+
+    def still_holds(self) -> bool:
+        """Tell whether the directory still has the run that was followed, and its journal what was read of it."""
+        try:
+            same = Manifest.load(self._directory.manifest).local_run_id == self.run_id
+            size = self._directory.events.stat().st_size if self.read else 0
+        except (OsmosisError, OSError):
+            return False
+        return same and size >= self.read and self.pass_threshold == pass_threshold_of(self._directory)
+
+    def advance(self) -> None:
+        """Read what has been committed since.
+
+        Raises:
+            JournalCorruptionError: a line is no record of this run; what stands before it is counted.
+        """
+        events = self._directory.events
+        if not events.exists():
+            return
+        for offset, end, record in replay(events, self.read, chain=self._chain):
+            require_part_of_run(self.ledger, record, events)
+            self.ledger.settle(record.row_index, record.run_index, record.status, offset)
+            self._metrics.add_record(record)
+            if record.row_digest is not None:
+                self._copies.note(record.row_index, record.row_digest)
+            self.read = end
+
+    def summary(self) -> RunMetrics:
+        """Return the numbers of what has been read."""
+        self._metrics.cluster(self._copies.clusters())
+        return self._metrics.summary()
+
+
 def read_local_results(directory: Path) -> LocalResults:
     """Read a run and work out its numbers; a run that is under way is read as far as it is.
 
     Raises:
         OsmosisError: there is no run in ``directory``, or its manifest or journal is damaged.
     """
-    found = RunDirectory(directory)
     # The lock first: whoever releases it has written everything before.
     running = is_running(directory.parent, directory.name)
-    manifest = Manifest.load(found.manifest)
-    rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
-    ledger = Ledger(rows, n)
-    threshold = pass_threshold_of(found)
-    metrics = MetricsAccumulator(rows=rows, n=n, pass_threshold=threshold)
-    copies, chain = RowCopies(rows), Chain()
-    if found.events.exists():
-        for offset, _, record in replay(found.events, chain=chain):
-            require_part_of_run(ledger, record, found.events)
-            ledger.settle(record.row_index, record.run_index, record.status, offset)
-            metrics.add_record(record)
-            if record.row_digest is not None:
-                copies.note(record.row_index, record.row_digest)
-    metrics.cluster(copies.clusters())
+    numbers = JournalNumbers(directory)
+    numbers.advance()
     return LocalResults(
         directory=directory,
-        name=manifest.run_name,
-        rows=rows,
-        pending=ledger.open_count,
+        name=numbers.name,
+        rows=numbers.rows,
+        pending=numbers.ledger.open_count,
         running=running,
-        pass_threshold=threshold,
-        unverified=chain.without_digest,
-        metrics=metrics.summary(),
-        ledger=ledger,
+        pass_threshold=numbers.pass_threshold,
+        unverified=numbers.unverified,
+        metrics=numbers.summary(),
+        ledger=numbers.ledger,
     )
 
 

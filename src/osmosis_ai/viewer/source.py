@@ -25,9 +25,9 @@ RunKind = Literal["eval", "training", "rubric"]
 Capability = Literal["runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare"]
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
-Outcome = Literal["passed", "failed", "unscored", "pending", "flaky"]
+Outcome = Literal["passed", "failed", "unscored", "flaky"]
 """``failed`` is scored below the threshold, ``unscored`` has no score (an error, say), ``flaky`` is of a row that
-passes now and then."""
+passes now and then. What has no result yet is in no list; the counts of samples have it as ``pending``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,14 @@ class ItemPage(Generic[ItemT]):
     Attributes:
         next, previous: cursors of the pieces behind and before it; None at an end.
         counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
+        progress: which share of a place was read so far, while the list is not complete for that; None when it is.
     """
 
     items: Sequence[ItemT]
     next: str | None = None
     previous: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,111 @@
+"""Cursors of lists that are paged by key: where a page ends, in the words of the order it was asked in.
+
+Invariant: a cursor is read only for the order it was made for. It is nothing secret and proves nothing: what it says
+is a place in a list, which need not be there any more.
+
+Lists of samples have two parts in either direction, first those with a value to sort by, then those without one, by
+row and attempt. So SQLite and PostgreSQL, which put missing values at opposite ends, page alike, and plain indexes on
+(value, row, attempt) serve both parts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.viewer.source import SampleSort
+
+_LONGEST = 2048
+_LARGEST = 2**31 - 1
+Scalar = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePosition:
+    """A place in a list of samples.
+
+    Attributes:
+        value: what it is sorted by; None behind all that have one, and where the order is that of rows.
+        backward: whether the page before it is meant.
+    """
+
+    value: float | None
+    row: int
+    attempt: int
+    backward: bool = False
+
+
+def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
+    """Return a cursor: opaque, of letters, digits, ``-`` and ``_``.
+
+    Args:
+        order: names list, sort and direction.
+        key: of the item at the page's end.
+        backward: whether it leads to the page before.
+    """
+    text = json.dumps([order, int(backward), *key], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
+    """Return (key, backward) of a cursor.
+
+    Args:
+        cursor: as anybody may have written it.
+        order: as :func:`encode` got it.
+        parts: how many a key of that order has.
+
+    Raises:
+        OsmosisError: it is no cursor of this order.
+    """
+    try:
+        if len(cursor) > _LONGEST:
+            raise ValueError("too long")
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        made_for, backward, *key = json.loads(raw)
+        if made_for != order or backward not in (0, 1) or len(key) != parts:
+            raise ValueError("of another order")
+        if not all(part is None or isinstance(part, (str, int, float)) for part in key):
+            raise ValueError("no key")
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        raise refused(cursor) from None
+    return key, bool(backward)
+
+
+def sample_cursor(sort: SampleSort, descending: bool, position: SamplePosition) -> str:
+    """Return the cursor of a place in a list of samples."""
+    key = (position.value, position.row, position.attempt)
+    return encode(_order(sort, descending), key, backward=position.backward)
+
+
+def sample_position(cursor: str, sort: SampleSort, descending: bool) -> SamplePosition:
+    """Return the place that a cursor names.
+
+    Raises:
+        OsmosisError: it is no cursor of this order.
+    """
+    (value, row, attempt), backward = decode(cursor, _order(sort, descending), parts=3)
+    numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
+    if not numbers or not (value is None or (type(value) in (int, float) and math.isfinite(float(value)))):
+        raise refused(cursor)
+    return SamplePosition(
+        None if value is None else float(value), int(row or 0), int(attempt or 0), backward=backward
+    )
+
+
+def refused(cursor: str) -> OsmosisError:
+    """Return what to say of a cursor that makes no sense."""
+    return OsmosisError(
+        "the cursor is none of this list in this order.",
+        details={"cursor": cursor[:80]},
+        hint="begin at the list's first page",
+    )
+
+
+def _order(sort: SampleSort, descending: bool) -> str:
+    return f"samples:{sort}:{'desc' if descending else 'asc'}"

@@ -1,0 +1,119 @@
+"""The files that an attempt left: its trajectory and its artifacts, read as what anybody may have put there.
+
+Invariant: nothing outside the run's directory is read. Every part of a path is opened without following a link, and
+only regular files are.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
+from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
+from osmosis_ai.evaluation.trajectory_export import item_name
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.viewer.source import StoredArtifact, StoredConversation
+
+_MOST_FILES = 2_000
+_NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, so that a named pipe does not wait for a writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_conversation(
+    directory: RunDirectory, rollout_id: str, row: int, attempt: int, *, max_bytes: int
+) -> StoredConversation:
+    """Return an attempt's trajectory, from its own files or the copy of it."""
+    missing = _NOT_KEPT
+    for path in (
+        f"{directory.trials.name}/{rollout_id}/{TRAJECTORY_FILE}",
+        f"{directory.trials.name}/{rollout_id}/{PENDING_TRAJECTORY_FILE}",
+        f"{directory.trajectories.name}/{item_name(row, attempt)}.json",
+    ):
+        try:
+            with _opened(directory.path, path) as file:
+                size = os.fstat(file.fileno()).st_size
+                content = file.read(max_bytes + 1) if size <= max_bytes else b""
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            missing = f"the conversation can not be read: `{path}` ({error.strerror or error})"
+            continue
+        if size > max_bytes or len(content) > max_bytes:
+            return StoredConversation(None, max(size, len(content)))
+        return StoredConversation(content, len(content))
+    return StoredConversation(None, missing=missing)
+
+
+def list_artifacts(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> list[StoredArtifact]:
+    """Return the regular files that an attempt left, by path."""
+    for folder in _folders(directory, rollout_id, row, attempt):
+        found = _files_below(folder, own=folder.name == ARTIFACTS)
+        if found:
+            return sorted(found, key=lambda artifact: artifact.path)
+    return []
+
+
+def open_artifact(directory: RunDirectory, rollout_id: str, row: int, attempt: int, path: str) -> BinaryIO:
+    """Open a file that an attempt left; the caller closes it.
+
+    Raises:
+        NotFoundError: there is none, or it is no regular file.
+    """
+    if name_problem(path) is None and path != RESERVED_ARTIFACT:
+        for folder in _folders(directory, rollout_id, row, attempt):
+            try:
+                return _opened(directory.path, f"{folder.relative_to(directory.path).as_posix()}/{path}")
+            except OSError:
+                continue
+    raise NotFoundError(f"attempt {attempt} on row {row} has no such artifact.", details={"path": path[:200]})
+
+
+def _folders(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> tuple[Path, Path]:
+    return directory.trial(rollout_id) / ARTIFACTS, directory.artifacts / item_name(row, attempt)
+
+
+def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:
+    found: list[StoredArtifact] = []
+    if not folder.is_dir() or folder.is_symlink() or folder.parent.is_symlink():
+        return found
+    for place, _, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+        for name in names:
+            try:
+                details = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except OSError:
+                continue
+            path = (Path(place) / name).relative_to(folder).as_posix()
+            reserved = own and path == RESERVED_ARTIFACT
+            if stat.S_ISREG(details.st_mode) and not reserved and name_problem(path) is None:
+                found.append(StoredArtifact(path, details.st_size))
+        if len(found) >= _MOST_FILES:
+            break
+    return found
+
+
+def _opened(root: Path, path: str) -> BinaryIO:
+    """Open a regular file below ``root``, no part of whose path is a link.
+
+    Raises:
+        OSError: there is none.
+    """
+    *folders, name = path.split("/")
+    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            below = os.open(folder, _FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        descriptor = os.open(name, _FILE, dir_fd=at)
+    finally:
+        os.close(at)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"`{path}` is no regular file")
+    return os.fdopen(descriptor, "rb")

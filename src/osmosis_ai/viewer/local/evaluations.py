@@ -1,0 +1,211 @@
+"""Evaluations of this machine: what a line of a list says of one, and its page.
+
+Invariant: numbers are those of ``metrics.json`` where these are the journal's, else they are worked out from the
+journal by what made that file; nothing is counted here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.datasets.selection import RowsDrawn
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.local_results import JournalNumbers
+from osmosis_ai.evaluation.local_samples import inputs_of
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.viewer.source import RunEntry
+
+_READ_FOR_A_LIST_BYTES = 4 << 20
+"""Of a journal without numbers beside it: a list does not read more of one."""
+
+
+@dataclass(frozen=True)
+class KnownEvaluation:
+    """An evaluation as its files tell it, its samples aside.
+
+    Attributes:
+        manifest: None where it can not be read.
+        numbers: the product's summary by the names of the wire.
+        problems: what could not be read, a sentence each.
+    """
+
+    entry: RunEntry
+    manifest: Manifest | None = None
+    estimates: Estimates | None = None
+    numbers: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+
+
+def read_evaluation(
+    directory: Path, name: str, *, follow: Callable[[], JournalNumbers] | None = None
+) -> KnownEvaluation:
+    """Read what an evaluation is and what it came to; what is damaged is said, not raised.
+
+    Args:
+        directory: the run's.
+        name: by which it is known.
+        follow: returns its numbers as its journal has them; when None, a large journal is not read for them.
+    """
+    found = RunDirectory(directory)
+    try:
+        manifest = Manifest.load(found.manifest)
+        inputs = inputs_of(manifest, found)
+    except OsmosisError as error:
+        entry = RunEntry("eval", name, id=str(directory), status="incomplete", error=error.message)
+        return KnownEvaluation(entry, problems=(_sentence(error),))
+    # The lock first: whoever releases it has written everything before.
+    running = is_running(directory.parent, directory.name)
+    written = found.read_metrics() or {}
+    estimates, numbers, problems = _numbers(found, written, follow)
+    facts = written.get("eval_run")
+    facts = facts if isinstance(facts, dict) else {}
+    headline = Headline.of(estimates, rows_drawn(facts)) if estimates is not None else None
+    pending = headline is None or headline.pending > 0
+    reward = estimates.reward if estimates is not None else None
+    entry = RunEntry(
+        kind="eval",
+        name=name,
+        id=manifest.local_run_id,
+        status="running" if running else "incomplete" if pending else "finished",
+        started_at=moment(manifest.created_at),
+        ended_at=moment(facts.get("completed_at")),
+        model=inputs.model,
+        dataset=inputs.dataset_name,
+        rollout=inputs.rollout,
+        commit=inputs.commit,
+        dirty=inputs.dirty,
+        config=inputs.config or f"{inputs.rollout} on {inputs.dataset_name}",
+        headline=headline,
+        reward=reward.value if reward is not None else None,
+        reward_low=reward.low if reward is not None else None,
+        reward_high=reward.high if reward is not None else None,
+        cost_usd=estimates.cost_usd.total if estimates is not None else None,
+        duration_s=_seconds(facts.get("duration_ms")),
+        error=problems[0] if problems else None,
+    )
+    return KnownEvaluation(entry, manifest, estimates, numbers, problems)
+
+
+def _numbers(
+    found: RunDirectory, written: Mapping[str, Any], follow: Callable[[], JournalNumbers] | None
+) -> tuple[Estimates | None, Mapping[str, Any] | None, tuple[str, ...]]:
+    """Return estimates, summary and what is wrong with them."""
+    estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
+    if estimates is not None and isinstance(summary, dict) and _is_current(found):
+        return estimates, summary, ()
+    if follow is None and journal_size(found) > _READ_FOR_A_LIST_BYTES:
+        return estimates, summary, ()
+    try:
+        followed = follow() if follow is not None else JournalNumbers(found.path)
+        followed.advance()
+    except (OsmosisError, OSError) as error:
+        problem = _sentence(error)
+        if estimates is not None:
+            return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
+        return None, None, (problem,)
+    except (ValueError, KeyError, TypeError, MemoryError) as error:
+        return None, None, (f"{found.manifest} does not tell what the run is ({error}).",)
+    metrics = followed.summary()
+    return metrics.estimates, metrics.summary, ()
+
+
+def _is_current(found: RunDirectory) -> bool:
+    """Tell whether the numbers were written after the last result."""
+    try:
+        return found.metrics.stat().st_mtime_ns >= found.events.stat().st_mtime_ns
+    except OSError:
+        return not found.events.exists()
+
+
+def journal_size(found: RunDirectory) -> int:
+    """Return the journal's bytes; 0 where there is none."""
+    try:
+        return found.events.stat().st_size
+    except OSError:
+        return 0
+
+
+def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
+    """Return how many rows of how many a run uses, as ``metrics.json`` tells it; None where it does not."""
+    try:
+        return RowsDrawn(**facts["rows"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
+    """Return what else is to be known of a run, as labels and values."""
+    entry, manifest = known.entry, known.manifest
+    if manifest is None:
+        return [("Directory", str(directory))]
+    inputs, provenance = manifest.inputs, manifest.provenance
+    dataset, rollout, timeouts = (_table(inputs.get(name)) for name in ("dataset", "rollout", "timeouts"))
+    commit = entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"
+    facts = {
+        "Model": entry.model,
+        "Dataset": entry.dataset,
+        "Dataset's SHA-256": dataset.get("sha256"),
+        "Rows": dataset.get("selected_source_rows"),
+        "Attempts a row": inputs.get("n"),
+        "Seed": inputs.get("seed"),
+        "Rollout": rollout.get("name"),
+        "Entrypoint": rollout.get("entrypoint"),
+        "Digest of its source": rollout.get("source_digest"),
+        "Grader": manifest.grader_digest,
+        "Config": provenance.get("config"),
+        "Commit": commit,
+        "Branch": provenance.get("git_branch"),
+        "Isolation": provenance.get("isolation"),
+        "Agent's time limit (s)": timeouts.get("agent_timeout_sec"),
+        "Grader's time limit (s)": timeouts.get("grader_timeout_sec"),
+        "Made by": provenance.get("sdk_version"),
+        "Run id": manifest.local_run_id,
+        "Directory": str(directory),
+    }
+    return [(label, str(value)) for label, value in facts.items() if value is not None]
+
+
+def commands_of(known: KnownEvaluation) -> list[str]:
+    """Return what to type to go on with a run, or to do again what failed."""
+    manifest, entry = known.manifest, known.entry
+    config = _table(manifest.provenance).get("config") if manifest is not None else None
+    if not isinstance(config, str) or entry.status == "running":
+        return []
+    again = (
+        f"osmosis eval run {shlex.quote(config)} --name {shlex.quote(manifest.run_name)}" if manifest else ""
+    )
+    failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
+    found = [again] if entry.status == "incomplete" else []
+    return [*found, *([f"{again} --retry-failed"] if failed else [])]
+
+
+def moment(written: Any) -> datetime | None:
+    """Return a moment as files have it; None where it is none."""
+    try:
+        found = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None
+
+
+def _sentence(error: Exception) -> str:
+    hint = getattr(error, "hint", None)
+    said = str(getattr(error, "message", error))
+    return f"{said} ({hint})" if hint else said
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

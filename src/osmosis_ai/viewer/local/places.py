@@ -1,0 +1,138 @@
+"""Where runs are below a directory, and by which name each is known.
+
+Invariant: a name is one segment of an address and stands for one directory of its kind, the same each time: that of
+the directory, with a few letters of its path behind it where another has it already. No symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from osmosis_ai.viewer.source import RunKind
+
+_DEEPEST = 6
+_MOST_DIRECTORIES = 20_000
+_LOOK_AGAIN_S = 10.0
+_NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
+_ARCHIVE = ".archive-"
+_OWN = ".osmosis"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A run and where it is: a directory, or the file of a judging session.
+
+    Attributes:
+        archived: whether a newer run of its name has put it aside.
+    """
+
+    kind: RunKind
+    name: str
+    path: Path
+    archived: bool = False
+
+
+class RunPlaces:
+    """The runs below a directory, looked for again and again.
+
+    A run's directory holds none: so a walk ends there, and of folders that are known to hold runs the names are read
+    each time, while the rest of the tree is walked every few seconds.
+
+    Args:
+        root: a directory that holds runs somewhere below, or one run's.
+        results: where judging sessions leave their results when nobody says where.
+    """
+
+    def __init__(self, root: Path, *, results: Path | None = None) -> None:
+        self._root = root
+        self._results = results
+        self._lock = Lock()
+        self._folders: set[Path] = set()
+        self._single: list[tuple[RunKind, Path]] = []
+        self._walked = float("-inf")
+
+    def all(self) -> list[RunPlace]:
+        """Return the runs, by path."""
+        with self._lock:
+            if time.monotonic() - self._walked > _LOOK_AGAIN_S:
+                self._walk()
+            found = dict.fromkeys(self._single)
+            for folder in sorted(self._folders):
+                found |= dict.fromkeys(_runs_in(folder))
+        return _named(list(found))
+
+    def _walk(self) -> None:
+        self._folders, self._single = set(), []
+        kind = kind_of(self._root)
+        if kind is not None:
+            self._single.append((kind, self._root))
+        else:
+            for number, (directory, runs) in enumerate(_walked(self._root)):
+                if runs:
+                    self._folders.add(directory)
+                if number >= _MOST_DIRECTORIES:
+                    break
+        self._walked = time.monotonic()
+
+
+def kind_of(directory: Path) -> RunKind | None:
+    """Return what kind of run a directory is of; None where it is none's."""
+    if not (directory / "manifest.json").is_file():
+        return None
+    trained = (directory / "metrics.jsonl").is_file() or (directory / "checkpoints").is_dir()
+    return "training" if trained else "eval"
+
+
+def _walked(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the directories below ``root`` that may hold runs, and whether they do."""
+    waiting = [(root, 0)]
+    while waiting:
+        directory, depth = waiting.pop()
+        runs, below = False, []
+        for entry in _directories(directory):
+            if kind_of(Path(entry.path)) is not None:
+                runs = True
+            elif entry.name not in _NO_PLACE and (not entry.name.startswith(".") or entry.name == _OWN):
+                below.append((Path(entry.path), depth + 1))
+            if len(below) > _MOST_DIRECTORIES:
+                break
+        yield directory, runs
+        if depth < _DEEPEST:
+            waiting += below
+
+
+def _runs_in(folder: Path) -> Iterator[tuple[RunKind, Path]]:
+    for entry in _directories(folder):
+        if not entry.name.startswith("."):
+            path = Path(entry.path)
+            kind = kind_of(path)
+            if kind is not None:
+                yield kind, path
+
+
+def _directories(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                (entry for entry in entries if entry.is_dir(follow_symlinks=False)),
+                key=lambda entry: entry.name,
+            )
+    except OSError:
+        return []  # it is being removed, or nobody may read it
+
+
+def _named(found: list[tuple[RunKind, Path]]) -> list[RunPlace]:
+    places, taken = [], set[tuple[RunKind, str]]()
+    for kind, path in found:
+        name = path.name.removesuffix(".json") if kind == "rubric" else path.name
+        if (kind, name) in taken:
+            name = f"{name}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+        taken.add((kind, name))
+        places.append(RunPlace(kind, name, path, archived=_ARCHIVE in path.name))
+    return places

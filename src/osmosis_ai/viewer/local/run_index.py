@@ -1,0 +1,295 @@
+"""The samples of a run as a table that can be sorted, filtered and paged: made from its journal, and disposable.
+
+Invariant: the table holds of each item what its latest committed record says, up to byte ``read`` of the journal. A
+last line without its newline waits. A journal that is not the one that was read (another run, other bytes behind which
+it should go on, another threshold) is read anew.
+
+A reward stands in the table only where it counts (``success``, and finite), so that what has none is unscored.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
+from osmosis_ai.evaluation.local_results import pass_threshold_of
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_state import not_part_of_run
+from osmosis_ai.viewer.local.cache_file import CacheFile
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+COLUMNS = (
+    "item", "offset", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
+    "cost_usd", "boundary", "category", "error", "input", "output",
+)  # fmt: skip
+SCHEMA = """
+CREATE TABLE state (key TEXT PRIMARY KEY, value);
+CREATE TABLE samples (
+    item INTEGER PRIMARY KEY, offset INTEGER, status TEXT, source_row INTEGER, row_digest TEXT, reward REAL,
+    tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, boundary TEXT, category TEXT, error TEXT,
+    input TEXT, output TEXT
+);
+CREATE INDEX by_reward ON samples (reward);
+CREATE INDEX by_duration ON samples (duration_ms);
+CREATE INDEX by_tokens ON samples (tokens);
+CREATE INDEX by_cost ON samples (cost_usd);
+CREATE INDEX by_digest ON samples (row_digest);
+CREATE INDEX by_offset ON samples (offset);
+CREATE INDEX failures ON samples (boundary, category, item) WHERE status = 'failed';
+CREATE TABLE selected_rows (
+    place INTEGER PRIMARY KEY, cluster TEXT, tried INTEGER, passed INTEGER, flaky INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX by_cluster ON selected_rows (cluster);
+CREATE INDEX by_flaky ON selected_rows (flaky, place)
+"""
+"""``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another."""
+
+_COUNT_ROWS = """
+INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed)
+SELECT touched.place, coalesce(substr(max(row_digest), 1, :digits), 'row ' || touched.place), count(reward),
+    coalesce(sum(reward >= :threshold), 0)
+FROM touched JOIN samples ON item >= touched.place * :n AND item < (touched.place + 1) * :n
+GROUP BY touched.place
+"""
+_MARK_FLAKY = """
+UPDATE selected_rows SET flaky = counted.flaky FROM (
+    SELECT cluster, sum(passed) > 0 AND sum(passed) < sum(tried) AS flaky FROM selected_rows
+    WHERE cluster IN (SELECT cluster FROM selected_rows JOIN touched USING (place)) GROUP BY cluster
+) AS counted WHERE selected_rows.cluster = counted.cluster
+"""
+_Line = tuple[Any, ...]
+_BATCH = 5_000
+_TAIL_BYTES = 128
+_MOST_ITEMS = 10**8
+_ERROR_CHARACTERS = 300
+_LARGEST_INTEGER = 2**63 - 1
+_CLUSTER_DIGITS = 16
+_INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+
+class RunIndex:
+    """The table of one run; may be used by several threads.
+
+    Args:
+        directory: the run's.
+        cache_dir: the user's cache directory.
+
+    Attributes:
+        rows, n: how many rows the run has, and attempts on each.
+        threshold: a sample passes at this reward or above.
+        damage: why the journal could not be read to its end, in a sentence.
+        lock: to be held while :attr:`connection` is used.
+
+    Raises:
+        OsmosisError: there is no run in ``directory``, or it is of a newer release.
+    """
+
+    def __init__(self, directory: Path, *, cache_dir: Path) -> None:
+        self.directory = RunDirectory(directory)
+        self.lock = threading.RLock()
+        self.damage: str | None = None
+        self.rows, self.n, self.threshold, self._identity = self._read_identity()
+        self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
+        self._read = 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The table's database."""
+        return self._file.connection
+
+    @property
+    def problems(self) -> list[str]:
+        """What a reader should know, a sentence each."""
+        return [sentence for sentence in (self.damage, self._file.problem) if sentence is not None]
+
+    @property
+    def read(self) -> int:
+        """How many bytes of the journal the table has."""
+        return self._read
+
+    def close(self) -> None:
+        """Release the file."""
+        with self.lock:
+            self._file.close()
+
+    def is_of_this_run(self) -> bool:
+        """Tell whether the directory still has the run that the table is of, with the same threshold."""
+        try:
+            return self._read_identity()[-1] == self._identity
+        except OsmosisError:
+            return False
+
+    def refresh(self, *, patience_s: float | None = None) -> float | None:
+        """Read on from where the table ends.
+
+        Args:
+            patience_s: how long, at most; to the journal's end when None.
+
+        Returns:
+            The share of the journal that is read; None when that is all of it, or all that can be read.
+        """
+        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
+        with self.lock:
+            try:
+                return self._refresh(deadline)
+            except sqlite3.Error as error:
+                self._file.give_up(error)
+                return self._refresh(deadline)
+
+    def record(self, item: int) -> TerminalRecord | None:
+        """Return an item's latest record as the journal has it; None when it has none."""
+        with self.lock:
+            found = self.connection.execute("SELECT offset FROM samples WHERE item = ?", (item,)).fetchone()
+        if found is None:
+            return None
+        with JournalReader(self.directory.events) as journal:
+            return journal.record(found[0])
+
+    def _read_identity(self) -> tuple[int, int, float, str]:
+        manifest = Manifest.load(self.directory.manifest)
+        rows, n = planned_items(manifest, self.directory.manifest)
+        threshold = pass_threshold_of(self.directory)
+        return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
+
+    def _refresh(self, deadline: float) -> float | None:
+        size = _size(self.directory.events)
+        self._read, last = self._begin(size)
+        self.damage = None
+        if self._read == size:
+            return None
+        try:
+            for batch, end, digest in self._batches(self._read, last):
+                self._write(batch, end, digest)
+                if time.monotonic() > deadline:
+                    return min(self._read / size, 1.0) if self._read < size else None
+        except JournalCorruptionError as error:
+            self.damage = f"{error.message} What stands before that is shown."
+        return None
+
+    def _batches(self, start: int, last: bytes) -> Iterator[tuple[list[_Line], int, bytes]]:
+        """Yield lines of the table, the byte behind the last of them, and its digest.
+
+        Raises:
+            JournalCorruptionError: after everything before the damage.
+        """
+        chain, lines, end = Chain(last), list[_Line](), start
+        try:
+            for offset, behind, record in replay(self.directory.events, start, chain=chain):
+                if record.row_index >= self.rows or record.run_index >= self.n:
+                    raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
+                lines.append(self._line(offset, record))
+                end, last = behind, chain.last
+                if len(lines) >= _BATCH:
+                    yield lines, end, last
+                    lines = []
+        except JournalCorruptionError:
+            if lines:
+                yield lines, end, last
+            raise
+        if lines:
+            yield lines, end, last
+
+    def _line(self, offset: int, record: TerminalRecord) -> _Line:
+        scored = record.status == "success" and record.reward is not None and math.isfinite(record.reward)
+        tokens = record.tokens
+        if tokens is None and record.prompt_tokens is not None and record.completion_tokens is not None:
+            tokens = record.prompt_tokens + record.completion_tokens
+        return (
+            record.row_index * self.n + record.run_index,
+            offset,
+            record.status,
+            _stored(record.source_row_index),
+            record.row_digest,
+            record.reward if scored else None,
+            _stored(tokens),
+            _stored(record.duration_ms),
+            _finite(record.model_latency_ms),
+            _finite(record.cost_usd),
+            record.boundary,
+            record.category or record.error_type,
+            record.error[:_ERROR_CHARACTERS] if record.error is not None else None,
+            record.input,
+            record.output,
+        )
+
+    def _begin(self, size: int) -> tuple[int, bytes]:
+        """Return where to read on and the digest of the line before, having dropped what is of another journal."""
+        state = dict(self.connection.execute("SELECT key, value FROM state"))
+        read = state.get("read", 0)
+        fits = state.get("identity") == self._identity and read <= size
+        if fits and self._tail(read) == state.get("tail", b""):
+            return read, state.get("last", BEFORE_THE_FIRST)
+        with self.connection:
+            self.connection.execute("BEGIN IMMEDIATE")
+            for table in ("samples", "selected_rows", "state"):
+                self.connection.execute(f"DELETE FROM {table}")
+        return 0, BEFORE_THE_FIRST
+
+    def _tail(self, end: int) -> bytes:
+        """Return the last bytes of the journal before ``end``: with its digest in them, they tell journals apart."""
+        if end == 0:
+            return b""
+        with self.directory.events.open("rb") as journal:
+            journal.seek(max(0, end - _TAIL_BYTES))
+            return journal.read(min(end, _TAIL_BYTES))
+
+    def _write(self, lines: list[_Line], end: int, last: bytes) -> None:
+        state = {"identity": self._identity, "read": end, "last": last, "tail": self._tail(end)}
+        with self.connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, lines)
+            if self.n > 1:
+                self._count_rows({line[0] // self.n for line in lines})
+            connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
+        self._read = end
+
+    def _count_rows(self, places: set[int]) -> None:
+        """Count the attempts of rows that have new ones; as ``evaluation/row_behaviour.py``, copies are one row."""
+        execute = self.connection.execute
+        execute("CREATE TEMP TABLE IF NOT EXISTS touched (place INTEGER PRIMARY KEY)")
+        execute("DELETE FROM touched")
+        self.connection.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
+        execute(_COUNT_ROWS, {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS})
+        execute(_MARK_FLAKY)
+
+
+def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:
+    """Return how many rows a run has, and how many attempts on each.
+
+    Raises:
+        OsmosisError: the manifest does not tell.
+    """
+    try:
+        rows, n = manifest.sampled_rows, manifest.inputs["n"]
+        if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ITEMS:
+            raise ValueError(f"{rows} rows with {n!r} attempts each")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
+    return rows, n
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _stored(value: int | None) -> int | None:
+    """Return a count as far as SQLite holds one."""
+    return value if value is not None and value <= _LARGEST_INTEGER else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

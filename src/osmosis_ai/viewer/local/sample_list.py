@@ -1,0 +1,276 @@
+"""Pages of a run's samples: filters as conditions, two parts by an index each, and counts that are counted once.
+
+Invariant: no page sorts and none skips: it begins behind its cursor in an index (``viewer/cursors.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor, sample_position
+from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
+from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
+
+SORTED_BY: Mapping[str, str | None] = {
+    "row": None,
+    "reward": "reward",
+    "duration": "duration_ms",
+    "tokens": "tokens",
+    "cost": "cost_usd",
+}
+"""The column of each sort; None for the order of rows."""
+
+_FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
+_CONDITIONS = {
+    "passed": "reward >= :threshold",
+    "failed": "reward < :threshold",
+    "unscored": "reward IS NULL",
+    "flaky": _FLAKY,
+}
+_TEXTS = ("input", "output", "error")
+_BARS = 20
+_MOST_COUNTED = 200
+_SELECT = (
+    f"SELECT {', '.join(COLUMNS)}, (SELECT flaky FROM selected_rows WHERE place = item / :n) FROM samples"
+)
+_FAILURES = """
+SELECT boundary, category, count(*), min(item) FROM samples WHERE status = 'failed'
+GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
+"""
+
+
+class SampleList:
+    """The samples of an indexed run, as far as the index has them."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self._counted: dict[Any, Any] = {}
+        self._counted_at = -1
+
+    def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
+        """Return samples, and how many there are.
+
+        Raises:
+            OsmosisError: the cursor is none of this order.
+        """
+        position = sample_position(cursor, query.sort, query.descending) if cursor else None
+        backward = position is not None and position.backward
+        with self.index.lock:
+            found = self.around(query, position, limit=limit + 1, backward=backward)
+            counts = self.counts(query)
+        items, more = found[:limit], len(found) > limit
+        if backward:
+            items.reverse()
+        if not items:
+            return ItemPage(items, counts=counts)
+        follows, precedes = (True, more) if backward else (more, position is not None)
+        return ItemPage(
+            items,
+            next=_cursor_at(query, items[-1], backward=False) if follows else None,
+            previous=_cursor_at(query, items[0], backward=True) if precedes else None,
+            counts=counts,
+        )
+
+    def around(
+        self, query: SampleQuery, position: SamplePosition | None, *, limit: int, backward: bool = False
+    ) -> list[SampleEntry]:
+        """Return the samples behind (or before) a place, the nearest first."""
+        found: list[SampleEntry] = []
+        for statement, values in _parts(query, position, backward=backward, n=self.index.n):
+            if len(found) < limit:
+                values |= {**self._values(query), "limit": limit - len(found)}
+                with self.index.lock:
+                    found += map(self._entry, self.index.connection.execute(statement, values))
+        return found
+
+    def entry(self, item: int) -> SampleEntry | None:
+        """Return a sample; None where there is none."""
+        with self.index.lock:
+            found = self.index.connection.execute(
+                f"{_SELECT} WHERE item = :item", {"item": item, "n": self.index.n}
+            ).fetchone()
+        return self._entry(found) if found is not None else None
+
+    def attempts(self, row: int) -> list[SampleEntry]:
+        """Return the samples of a row, by attempt."""
+        return self.around(SampleQuery(row=row), None, limit=self.index.n)
+
+    def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
+        """Return the samples of a row that is known by what it is."""
+        statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
+        values = {"digest": digest, "limit": limit, "n": self.index.n}
+        with self.index.lock:
+            return [self._entry(line) for line in self.index.connection.execute(statement, values)]
+
+    def since(self, offset: int, *, limit: int) -> list[tuple[int, int]]:
+        """Return (row, attempt) of what stands in the journal from a byte on."""
+        statement = "SELECT item FROM samples WHERE offset >= ? ORDER BY offset LIMIT ?"
+        with self.index.lock:
+            found = self.index.connection.execute(statement, (offset, limit)).fetchall()
+        return [divmod(item, self.index.n) for (item,) in found]
+
+    def counts(self, query: SampleQuery) -> Mapping[str, int]:
+        """Return how many samples there are, of the query and of each outcome."""
+        whole = self._once("counts", self._count_outcomes)
+        asked = (
+            query.outcome, query.row, query.category, query.boundary,
+            query.reward, query.tokens, query.duration_ms, query.cost_usd, query.text,
+        )  # fmt: skip
+        return {**whole, "total": self._once(asked, lambda: self._count(query))}
+
+    def failures(self) -> list[FailureCount]:
+        """Return the kinds of failures, the most frequent first."""
+        return list(self._once("failures", self._count_failures))
+
+    def rewards(self) -> Histogram | None:
+        """Return the scored samples by reward; None where there are none."""
+        return self._once("rewards", self._count_rewards)  # type: ignore[no-any-return]
+
+    def _once(self, key: Any, count: Any) -> Any:
+        """Return what was counted of this much of the journal, or count it."""
+        with self.index.lock:
+            if self._counted_at != self.index.read:
+                self._counted, self._counted_at = {}, self.index.read
+            if key not in self._counted:
+                if len(self._counted) >= _MOST_COUNTED:
+                    self._counted.clear()
+                self._counted[key] = count()
+            return self._counted[key]
+
+    def _count_outcomes(self) -> dict[str, int]:
+        values = {"threshold": self.index.threshold, "n": self.index.n}
+        found = {
+            name: self._number(f"SELECT count(*) FROM samples WHERE {condition}", values)
+            for name, condition in _CONDITIONS.items()
+        }
+        recorded = self._number("SELECT count(*) FROM samples", {})
+        return {**found, "unfiltered": recorded, "pending": self.index.rows * self.index.n - recorded}
+
+    def _count(self, query: SampleQuery) -> int:
+        conditions = _conditions(query)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return self._number(f"SELECT count(*) FROM samples{where}", self._values(query))
+
+    def _count_failures(self) -> list[FailureCount]:
+        found = self.index.connection.execute(_FAILURES).fetchall()
+        kinds = []
+        for boundary, category, count, item in found:
+            first = self.entry(item)
+            row, attempt = divmod(item, self.index.n)
+            kinds.append(
+                FailureCount(
+                    boundary, category, count, (row, attempt), first.error if first is not None else None
+                )
+            )
+        return kinds
+
+    def _count_rewards(self) -> Histogram | None:
+        import numpy as np
+
+        rewards = self.index.connection.execute("SELECT reward FROM samples WHERE reward IS NOT NULL")
+        values = np.fromiter((reward for (reward,) in rewards), dtype=np.float64)
+        if not values.size:
+            return None
+        try:
+            counts, edges = np.histogram(values, bins=_BARS)
+        except ValueError:
+            return None  # rewards so large that they have no range
+        return Histogram(edges.tolist(), counts.tolist())
+
+    def _number(self, statement: str, values: Mapping[str, Any]) -> int:
+        return int(self.index.connection.execute(statement, values).fetchone()[0])
+
+    def _values(self, query: SampleQuery) -> dict[str, Any]:
+        values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}
+        values |= {"category": query.category, "boundary": query.boundary, "row": query.row}
+        for name, (low, high) in _ranges(query).items():
+            values |= {f"{name}_low": low, f"{name}_high": high}
+        return {**values, "text": f"%{_escaped(query.text)}%"}
+
+    def _entry(self, line: Sequence[Any]) -> SampleEntry:
+        known = dict(zip(COLUMNS, line, strict=False))
+        row, attempt = divmod(known.pop("item"), self.index.n)
+        del known["offset"]
+        reward = known["reward"]
+        passed = None if reward is None else reward >= self.index.threshold
+        return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=bool(line[-1]), **known)
+
+
+def position_of(query: SampleQuery, entry: SampleEntry) -> SamplePosition:
+    """Return where a sample stands in the order of a query."""
+    column = SORTED_BY[query.sort]
+    value = getattr(entry, column) if column is not None else None
+    return SamplePosition(value, entry.row, entry.attempt)
+
+
+def _cursor_at(query: SampleQuery, entry: SampleEntry, *, backward: bool) -> str:
+    at = position_of(query, entry)
+    position = SamplePosition(at.value, at.row, at.attempt, backward=backward)
+    return sample_cursor(query.sort, query.descending, position)
+
+
+def _parts(
+    query: SampleQuery, position: SamplePosition | None, *, backward: bool, n: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the statements whose results, one after the other, are the list from a place on."""
+    column = SORTED_BY[query.sort]
+    conditions = _conditions(query)
+    values: dict[str, Any] = {}
+    if position is not None:
+        values = {"after": position.row * n + position.attempt, "value": position.value}
+    if column is None:
+        yield _statement(conditions, (), position is not None, query.descending != backward), values
+        return
+    valued = [*conditions, f"{column} IS NOT NULL"], (column,), query.descending != backward
+    unvalued = [*conditions, f"{column} IS NULL"], (), backward
+    parts = [unvalued, valued] if backward else [valued, unvalued]
+    if position is not None:
+        parts = parts[parts.index(unvalued if position.value is None else valued) :]
+    for number, part in enumerate(parts):
+        begins_behind = position is not None and number == 0
+        yield _statement(part[0], part[1], begins_behind, part[2]), dict(values)
+
+
+def _statement(conditions: list[str], columns: tuple[str, ...], from_position: bool, descending: bool) -> str:
+    key = (*columns, "item")
+    if from_position:
+        place = ", ".join((*(":value" for _ in columns), ":after"))
+        conditions = [*conditions, f"({', '.join(key)}) {'<' if descending else '>'} ({place})"]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    direction = " DESC" if descending else ""
+    order = ", ".join(f"{column}{direction}" for column in key)
+    return f"{_SELECT}{where} ORDER BY {order} LIMIT :limit"
+
+
+def _conditions(query: SampleQuery) -> list[str]:
+    conditions = [_CONDITIONS[query.outcome]] if query.outcome is not None else []
+    if query.row is not None:
+        conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
+    if query.category is not None:
+        conditions.append("status = 'failed' AND category = :category")
+    if query.boundary is not None:
+        conditions.append("status = 'failed' AND boundary = :boundary")
+    for name, (low, high) in _ranges(query).items():
+        conditions += [f"{name} >= :{name}_low"] if low is not None else []
+        conditions += [f"{name} <= :{name}_high"] if high is not None else []
+    if query.text:
+        found = " OR ".join(f"{name} LIKE :text ESCAPE '\\'" for name in _TEXTS)
+        conditions.append(f"({found})")
+    return conditions
+
+
+def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
+    return {
+        "reward": query.reward,
+        "tokens": query.tokens,
+        "duration_ms": query.duration_ms,
+        "cost_usd": query.cost_usd,
+    }
+
+
+def _escaped(text: str) -> str:
+    known = text.encode("utf-8", "replace").decode()
+    for special in ("\\", "%", "_"):
+        known = known.replace(special, f"\\{special}")
+    return known

@@ -1,0 +1,312 @@
+"""The runs of this machine as a source of the viewer: it only reads them, and keeps nothing that can not be made again.
+
+Invariant: what a run's files say is what anybody may have written. What can not be read is a sentence on the run's
+page; a run that is gone is not found, with the nearest names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from difflib import get_close_matches
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.local_results import JournalNumbers
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.viewer.local.conversation_files import list_artifacts, open_artifact, read_conversation
+from osmosis_ai.viewer.local.evaluations import (
+    KnownEvaluation,
+    commands_of,
+    facts_of,
+    read_evaluation,
+)
+from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
+from osmosis_ai.viewer.local.places import RunPlace, RunPlaces
+from osmosis_ai.viewer.local.run_index import RunIndex
+from osmosis_ai.viewer.local.run_list import RunList
+from osmosis_ai.viewer.local.sample_list import SampleList, position_of
+from osmosis_ai.viewer.source import (
+    Capability,
+    Changes,
+    ItemPage,
+    RunDetail,
+    RunEntry,
+    RunKind,
+    RunQuery,
+    SampleDetail,
+    SampleEntry,
+    SampleQuery,
+    StoredArtifact,
+    StoredConversation,
+    TrainingCurves,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.base import LogPage
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+_OPEN_INDEXES = 8
+_FOLLOWED_RUNS = 4
+_ELSEWHERE_S = 1.0
+_MOST_CHANGES = 200
+_MOST_COMPARED = 1_000
+
+OpenedT = TypeVar("OpenedT")
+
+
+class LocalSource:
+    """The runs below a directory of this machine.
+
+    Args:
+        root: a directory that holds runs somewhere below, or one run's.
+        cache_dir: the user's cache directory, where indexes are kept and judging sessions leave their results.
+        patience_s: how long a call reads on in a journal before it answers with what it has; to its end when None.
+    """
+
+    def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
+        self._cache_dir = cache_dir
+        self._patience_s = patience_s
+        self._places = RunPlaces(root, results=cache_dir / "eval_result")
+        self._list = RunList()
+        self._lock = RLock()
+        self._indexes: OrderedDict[Path, SampleList] = OrderedDict()
+        self._followed: OrderedDict[Path, JournalNumbers] = OrderedDict()
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this source can do."""
+        return frozenset({"runs", "samples", "conversations", "artifacts", "logs", "changes", "compare"})
+
+    def close(self) -> None:
+        """Release the files of the indexes."""
+        with self._lock:
+            for samples in self._indexes.values():
+                samples.index.close()
+            self._indexes.clear()
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
+        """Return runs."""
+        return self._list.page(self._places.all(), query, limit=limit, cursor=cursor)
+
+    def run(self, kind: RunKind, name: str) -> RunDetail:
+        """Return a run."""
+        place = self._place(kind, name)
+        known, samples = self._evaluation(place), None
+        problems = list(known.problems)
+        if known.manifest is not None:
+            samples, _ = self._samples(place)
+            problems += [problem for problem in samples.index.problems if problem not in problems]
+        entry, previous = self._list.in_its_series(self._places.all(), known.entry)
+        manifest = known.manifest
+        inputs = manifest.inputs if manifest is not None else {}
+        names = inputs.get("secret_names")
+        return RunDetail(
+            summary=entry,
+            estimates=known.estimates,
+            summary_numbers=known.numbers or {},
+            config_effective=inputs,
+            facts=facts_of(known, place.path),
+            secret_names=[str(each) for each in names] if isinstance(names, list) else (),
+            failures=samples.failures() if samples is not None else (),
+            rewards=samples.rewards() if samples is not None else None,
+            previous=previous,
+            problems=problems,
+            commands=commands_of(known),
+        )
+
+    def samples(
+        self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
+    ) -> ItemPage[SampleEntry]:
+        """Return samples of an evaluation."""
+        samples, progress = self._samples(self._place("eval", run))
+        return replace(samples.page(query, limit=limit, cursor=cursor), progress=progress)
+
+    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
+        """Return a sample, with its neighbours inside ``query``."""
+        samples, entry = self._sample(run, row, attempt)
+        record = samples.index.record(row * samples.index.n + attempt)
+        at = position_of(query, entry)
+        following, previous = (
+            next(iter(samples.around(query, at, limit=1, backward=backward)), None)
+            for backward in (False, True)
+        )
+        return SampleDetail(
+            summary=entry,
+            record=_known(record) if record is not None else {},
+            next=(following.row, following.attempt) if following is not None else None,
+            previous=(previous.row, previous.attempt) if previous is not None else None,
+            attempts=samples.attempts(row),
+        )
+
+    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+        """Return the trajectory of a sample."""
+        directory, rollout_id = self._attempt(run, row, attempt)
+        return read_conversation(directory, rollout_id, row, attempt, max_bytes=max_bytes)
+
+    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
+        """Return the files that an attempt left."""
+        directory, rollout_id = self._attempt(run, row, attempt)
+        return list_artifacts(directory, rollout_id, row, attempt)
+
+    def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
+        """Open one of :meth:`artifacts`; the caller closes it."""
+        directory, rollout_id = self._attempt(run, row, attempt)
+        return open_artifact(directory, rollout_id, row, attempt, path)
+
+    def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
+        """Return samples of the same row in other runs, the newest run first; of as many as fit into a second."""
+        found: list[tuple[RunEntry, SampleEntry]] = []
+        deadline = time.monotonic() + _ELSEWHERE_S
+        for entry in self._list.newest(self._places.all(), "eval"):
+            if len(found) >= limit or time.monotonic() > deadline:
+                break
+            with suppress(OsmosisError):
+                samples, _ = self._samples(self._place("eval", entry.name))
+                found += [(entry, sample) for sample in samples.of_digest(row_digest, limit=limit)]
+        return found[:limit]
+
+    def log(
+        self,
+        kind: RunKind,
+        run: str,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        direction: Literal["older", "newer"] = "older",
+    ) -> LogPage:
+        """Return lines of a run's log."""
+        path = RunDirectory(self._place(kind, run).path).log
+        return read_log(path, limit=limit, cursor=cursor, direction=direction)
+
+    def curves(self, run: str) -> TrainingCurves:
+        """Return the curves of a training run."""
+        raise NotFoundError(f"there is no training run `{run}`.")
+
+    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
+        """Return how a run stands."""
+        place = self._place(kind, run)
+        known = self._evaluation(place)
+        finished: list[tuple[int, int]] = []
+        read = 0
+        if known.manifest is not None:
+            samples, _ = self._samples(place)
+            read = samples.index.read
+            if since is not None:
+                finished = samples.since(_bytes_seen(since), limit=_MOST_CHANGES + 1)
+        log = log_size(RunDirectory(place.path).log)
+        return Changes(
+            cursor=f"{read}-{log}-{known.entry.status}",
+            status=known.entry.status,
+            headline=known.entry.headline,
+            samples=finished[:_MOST_CHANGES],
+            more=len(finished) > _MOST_CHANGES,
+            log_cursor=cursor_at(log),
+        )
+
+    def run_samples(self, run: str) -> RunSamples:
+        """Return an evaluation as ``evaluation.comparison`` reads it."""
+        from osmosis_ai.evaluation.local_samples import read_local_samples
+
+        return read_local_samples(self._place("eval", run).path)
+
+    def _place(self, kind: RunKind, name: str) -> RunPlace:
+        places = [place for place in self._places.all() if place.kind == kind]
+        for place in places:
+            if place.name == name:
+                return place
+        names = [place.name for place in places]
+        near = get_close_matches(name[:255], names[:_MOST_COMPARED], n=3, cutoff=0.5) or names[:3]
+        raise NotFoundError(
+            f"there is no run `{name[:100]}`.",
+            details={"nearest": near},
+            hint=f"the nearest are: {', '.join(near)}" if near else None,
+        )
+
+    def _evaluation(self, place: RunPlace) -> KnownEvaluation:
+        """Return an evaluation with its numbers, however long its journal is."""
+
+        def follow() -> JournalNumbers:
+            return _kept(
+                self._followed,
+                place.path,
+                lambda: JournalNumbers(place.path),
+                most=_FOLLOWED_RUNS,
+                fits=lambda numbers: numbers.still_holds(),
+            )
+
+        with self._lock:
+            return read_evaluation(place.path, place.name, follow=follow)
+
+    def _samples(self, place: RunPlace) -> tuple[SampleList, float | None]:
+        """Return a run's samples and how much of them is read, None where that is all.
+
+        Raises:
+            OsmosisError: the run's manifest can not be read.
+        """
+        with self._lock:
+            samples = _kept(
+                self._indexes,
+                place.path,
+                lambda: SampleList(RunIndex(place.path, cache_dir=self._cache_dir)),
+                most=_OPEN_INDEXES,
+                fits=lambda known: known.index.is_of_this_run(),
+            )
+        return samples, samples.index.refresh(patience_s=self._patience_s)
+
+    def _sample(self, run: str, row: int, attempt: int) -> tuple[SampleList, SampleEntry]:
+        samples, _ = self._samples(self._place("eval", run))
+        n = samples.index.n
+        entry = samples.entry(row * n + attempt) if row >= 0 and 0 <= attempt < n else None
+        if entry is None:
+            planned = f"rows are numbered 0 to {samples.index.rows - 1}, attempts 0 to {n - 1}"
+            raise NotFoundError(
+                f"the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.", hint=planned
+            )
+        return samples, entry
+
+    def _attempt(self, run: str, row: int, attempt: int) -> tuple[RunDirectory, str]:
+        """Return the directory of a run, and the name of an attempt's files in it."""
+        samples, _ = self._sample(run, row, attempt)
+        record = samples.index.record(row * samples.index.n + attempt)
+        return samples.index.directory, record.rollout_id if record is not None else "-"
+
+
+def _kept(
+    kept: OrderedDict[Path, OpenedT],
+    path: Path,
+    make: Callable[[], OpenedT],
+    *,
+    most: int,
+    fits: Callable[[OpenedT], bool] = lambda _: True,
+) -> OpenedT:
+    """Return what is kept of a run, or make it; what was not asked for longest is dropped."""
+    found = kept.pop(path, None)
+    if found is None or not fits(found):
+        found = make()
+    kept[path] = found
+    while len(kept) > most:
+        kept.popitem(last=False)
+    return found
+
+
+def _known(record: TerminalRecord) -> dict[str, Any]:
+    return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def _bytes_seen(since: str) -> int:
+    """Return how much of the journal somebody has seen, by a cursor of :meth:`LocalSource.changes`.
+
+    Raises:
+        OsmosisError: it is none.
+    """
+    read = since.partition("-")[0]
+    if not read.isdecimal() or not read.isascii() or len(read) > 18:
+        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": since[:80]})
+    return int(read)

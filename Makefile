@@ -10,17 +10,18 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts examples
 
-.PHONY: help demo demo-train test lint format unit e2e bench soak model test-pythons clean
+.PHONY: help demo demo-train test lint format unit integration e2e bench soak model test-pythons clean
 
 help:
 	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
 	@echo "make demo-train    train that model, too, and show what it learned (installs torch)"
 	@echo "make test          lint, type-check and test everything"
+	@echo "make unit          the unit tests alone: what to run after each change"
 	@echo "make bench         run the benchmarks"
 	@echo "make soak          what takes long and rarely tells anything: kills in series, floods, simulations, many more examples"
 	@echo "make format        format the code"
 	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
-	@echo "make test-pythons  run the unit tests on every Python 3.10-3.13 found"
+	@echo "make test-pythons  run the unit and integration tests on every Python 3.10-3.13 found"
 
 demo: $(VENV)/.demo
 	@$(BIN)/osmosis demo
@@ -46,7 +47,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not e2e"
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not e2e and not integration"
+
+integration: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "integration and not e2e"
 
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run the unit tests on every supported Python that is installed, pyenv's included.
+# Run the unit and integration tests on every supported Python that is installed, pyenv's included.
 # PYTEST_ARGS replaces pytest's options, e.g. PYTEST_ARGS="-x tests/rollout".
 set -eu
 

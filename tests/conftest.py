@@ -54,12 +54,13 @@ _AUTHORITY = Path(__file__).with_name("authority.pem")
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even read the end-to-end tests where they are left out."""
-    left_out = config.option.markexpr == "not e2e" and collection_path == Path(__file__).with_name("e2e")
+    left_out = "not e2e" in config.option.markexpr and collection_path == Path(__file__).with_name("e2e")
     return True if left_out else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``soak``, unless it is asked for; what imports much comes first.
+    """Leave out what is marked ``soak``, unless it is asked for; what imports much comes first, and is no unit test.
 
     A worker begins with one stretch of the list, and what it is ahead of is taken from it at the end: so what comes
     first is run by one worker, and the others never import torch.
@@ -67,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not SOAK:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    for item in filter(_imports_much, items):
+        item.add_marker("integration")
     items.sort(key=lambda item: not _imports_much(item))
 
 

@@ -42,6 +42,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_debris(
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
 
+@pytest.mark.integration
 def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     write_atomic(path, "old")

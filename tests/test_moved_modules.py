@@ -11,6 +11,8 @@ import pytest
 
 from osmosis_ai.moved_modules import MOVED, NAMES_OF_FORMER_MODULES, new_path
 
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(__file__).parents[1] / "src/osmosis_ai"
 
 

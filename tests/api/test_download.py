@@ -295,6 +295,7 @@ except OsmosisError as error:
 """
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_said_and_what_was_fetched_serves_the_next_try(
     store: BlobServer, blobs: BlobClient, tmp_path: Path
 ) -> None:
@@ -318,6 +319,7 @@ download(sys.argv[1], Path(sys.argv[2]))
 """
 
 
+@pytest.mark.integration
 def test_a_killed_download_leaves_no_half_file_and_goes_on(
     store: BlobServer, blobs: BlobClient, tmp_path: Path
 ) -> None:

@@ -355,6 +355,7 @@ upload_file(Path(sys.argv[1]), instructions, state_dir=Path(sys.argv[3]), datase
 """
 
 
+@pytest.mark.integration
 def test_a_killed_upload_goes_on_where_it_was(
     store: BlobServer, blobs: BlobClient, source: Path, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_wrong_yaml_is_one_line(cli: Cli, judge: JudgeServer) -> None:
     assert "Rubric 'x' not found in" in refused(cli, judge, "-r", "x")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [

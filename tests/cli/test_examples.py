@@ -98,6 +98,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.integration
 def test_no_help_loads_what_it_does_not_show() -> None:
     lines = "\n".join(sorted(path.removeprefix(f"{PROGRAM} ") for path in commands()))
     done = subprocess.run(

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PROBE = """
 import sys
 import osmosis_ai.cli.main

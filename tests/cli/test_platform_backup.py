@@ -300,6 +300,7 @@ def test_a_database_elsewhere_is_found_and_put_there(platform: PlatformServices,
         create_backup(PlatformConfig(home=tmp_path, database_url="postgresql://localhost/x"), tmp_path / "x")
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "darwin", reason="limits the size of files as Linux does")
 def test_a_full_disk_leaves_the_former_backup(platform: PlatformServices, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"

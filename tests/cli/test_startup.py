@@ -348,6 +348,7 @@ def test_an_invalid_platform_is_refused(cli: Cli) -> None:
     assert "Invalid platform URL 'https://a.example:port'" in outcome.err
 
 
+@pytest.mark.integration
 def test_ctrl_c_at_the_very_end_leaves_at_once_with_the_status_of_the_command() -> None:
     # A thread that is still at work keeps the interpreter from ending.
     program = """

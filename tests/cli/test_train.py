@@ -68,6 +68,7 @@ def maze(maze: Maze) -> Maze:
     return maze
 
 
+@pytest.mark.integration
 def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     maze.post("/training-runs").respond(
@@ -107,6 +108,7 @@ def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> Non
     assert "Training Run" in maze.osmosis("train", "submit", CONFIG, "--yes").err
 
 
+@pytest.mark.integration
 def test_what_is_agreed_to_is_asked_in_the_words_of_training(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     error = maze.osmosis("train", "submit", CONFIG, "--json").error
@@ -133,6 +135,7 @@ def test_a_config_is_refused_with_all_that_is_wrong_in_it_the_trainers_own_rules
     assert all("line" in issue for issue in found.values())
 
 
+@pytest.mark.integration
 def test_a_built_in_model_that_is_none_is_left_to_the_platform(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "osmosis/tinny"))
     warned = maze.osmosis("train", "submit", CONFIG, "--json").error["details"]["warnings"]
@@ -140,6 +143,7 @@ def test_a_built_in_model_that_is_none_is_left_to_the_platform(maze: Maze) -> No
     assert f"experiment.model_path: {said}; the platform is likely to refuse it." in warned
 
 
+@pytest.mark.integration
 def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_platform(maze: Maze) -> None:
     text = TEXT.replace("lora_rank = 32", "lora_rank = 0\nlos_type = 'grpo'\nallow_download = 1")
     (maze.workspace.root / CONFIG).write_text(text)
@@ -155,6 +159,7 @@ def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_pl
     assert "[advanced] `queue`: not a setting of this trainer, ignored." in warned
 
 
+@pytest.mark.integration
 def test_a_platform_that_would_take_a_run_is_believed_rather_than_this_release(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "los_type = 'grpo'"))
     maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded"})
@@ -175,6 +180,7 @@ def test_an_eval_config_is_no_training_config(maze: Maze) -> None:
     assert not maze.router.calls
 
 
+@pytest.mark.integration
 def test_a_submit_without_an_answer_says_where_to_look(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     maze.post("/training-runs").mock(side_effect=httpx.ReadError("gone"))

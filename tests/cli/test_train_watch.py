@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.cli.maze import Maze, replies
 from tests.cli.train_replies import CHECKPOINTS, CONFIG, DETAIL, OWN, TEXT
@@ -125,6 +126,7 @@ def test_a_platform_that_is_away_is_waited_for_and_ctrl_c_says_how_to_go_on(maze
     assert "The run goes on; follow it again with: osmosis train watch copper" in outcome.err
 
 
+@pytest.mark.integration
 def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}

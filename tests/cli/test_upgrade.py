@@ -218,6 +218,7 @@ def test_a_command_that_fails_ends_the_upgrade_with_what_is_left_to_run(
     assert error["hint"].count("pip install") == 2
 
 
+@pytest.mark.integration
 def test_what_builds_a_newer_version_gets_no_key_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-the-users-own")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.example")
@@ -228,6 +229,7 @@ def test_what_builds_a_newer_version_gets_no_key_of_the_user(monkeypatch: pytest
     assert "OPENAI_API_KEY" not in shown
 
 
+@pytest.mark.integration
 def test_a_command_that_cannot_be_run_or_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert upgrade.run_command(["/nowhere/installer"]).status == 1
     monkeypatch.setattr(upgrade, "COMMAND_TIMEOUT_S", 0.01)

@@ -50,6 +50,7 @@ def package_with_a_key_more(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy.parent
 
 
+@pytest.mark.integration
 def test_a_key_that_is_declared_is_known_everywhere(package_with_a_key_more: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(Path(__file__).with_name("key_added.py")), str(tmp_path)],

@@ -176,6 +176,7 @@ def test_only_dr_grpo_leaves_advantages_unscaled():
     assert [TrainingSettings(loss_type=t).normalise_advantages for t in ("grpo", "dr_grpo")] == [True, False]
 
 
+@pytest.mark.integration
 def test_reading_settings_and_advantages_imports_no_torch():
     script = (
         "import sys, osmosis_ai.config.training, osmosis_ai.training.objective.advantages, osmosis_ai.training\n"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from osmosis_ai.datasets import validate_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,7 @@ def test_training_never_shows_a_product_of_the_evaluation() -> None:
     assert not evaluation & training
 
 
+@pytest.mark.integration
 def test_the_script_makes_the_files_that_are_kept(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "make_multiply_data.py"
     command = [sys.executable, str(script), "--directory", str(tmp_path)]

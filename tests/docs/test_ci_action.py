@@ -22,6 +22,8 @@ from tests.evaluation.comparison.builders import write_journalled_run
 from osmosis_ai.cli.main import main
 from osmosis_ai.workspace.samples import copy_sample_workspace
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((REPOSITORY / "action.yml").read_text())
 PAGE = (REPOSITORY / "docs" / "ci.md").read_text()

@@ -28,6 +28,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return workspace.root
 
 
+@pytest.mark.integration
 def test_the_job_checks_the_workspace(checkout: Path) -> None:
     (command,) = (step for step in steps() if step.startswith("osmosis check"))
     assert main(shlex.split(command)[1:]) == 0

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.integration
 def test_the_command_reference_is_what_the_commands_say() -> None:
     result = subprocess.run(
         [sys.executable, "scripts/make_cli_reference.py", "--check"],

@@ -40,6 +40,7 @@ def test_only_what_needs_an_install_is_not_run() -> None:
     assert {"langchain", "pydantic_ai"} <= {code.split()[1].partition(".")[0] for code in left_out}
 
 
+@pytest.mark.imports_much
 @pytest.mark.parametrize("heading", ["OpenAI Agents SDK", "Strands"])
 async def test_an_agent_of_a_framework_as_the_page_has_it_gives_the_sample_it_says(heading: str) -> None:
     async with StandInModel(lambda body: Reply(content="42")) as model:

@@ -16,6 +16,8 @@ from osmosis_ai.supervision import ServiceError
 from tests.driving.test_server_process import ask
 from tests.rollout.world import Controller
 
+pytestmark = pytest.mark.integration
+
 AGENT = """
 import sys
 

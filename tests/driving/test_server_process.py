@@ -30,6 +30,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.supervision import ServiceDiedError, ServiceError
 from tests.processes import alive, gone
 
+pytestmark = pytest.mark.integration
+
 # A rollout server of a few lines and no imports: tests start dozens of them.
 PLAIN_SERVER = """
 import http.server, json, os

@@ -85,6 +85,7 @@ def test_counts_have_the_exact_bounds_and_rows_are_what_counts() -> None:
     assert loose.at_least < tight.at_least < 0.5
 
 
+@pytest.mark.integration
 def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_the_run() -> None:
     draws = np.random.default_rng(7)
     rule, runs, passed = Rule("pass_rate", "min", 0.75), 300, 0

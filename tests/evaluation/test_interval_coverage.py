@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "interval_coverage.py"
 REPLICATIONS = 400
 

@@ -172,6 +172,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.integration
 def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     child = subprocess.run(

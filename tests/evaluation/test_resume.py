@@ -117,6 +117,7 @@ with RunLock(Path(sys.argv[1]), "mine"):
 """
 
 
+@pytest.mark.integration
 def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

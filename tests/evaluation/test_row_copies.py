@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.row_copies import RowCopies
@@ -46,6 +48,7 @@ def test_copies_make_no_interval_narrower() -> None:
     assert any("60 of 90 rows are copies of another" in warning for warning in three.warnings)
 
 
+@pytest.mark.integration
 def test_what_is_remembered_of_a_row_is_a_few_bytes() -> None:
     tracemalloc.start()
     copies = RowCopies.of(row(index, f"row {index % 18_000}") for index in range(20_000))

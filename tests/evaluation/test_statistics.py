@@ -287,6 +287,7 @@ def test_percentiles_are_interpolated() -> None:
     assert (found.p50, found.p90, found.p95, found.p99) == (50.0, 90.0, 95.0, 99.0)
 
 
+@pytest.mark.integration
 def test_importing_the_module_loads_neither_numpy_nor_scipy() -> None:
     code = (
         "import sys, osmosis_ai.evaluation.statistics, osmosis_ai.evaluation.metrics as m\n"

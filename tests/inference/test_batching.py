@@ -8,6 +8,8 @@ from osmosis_ai.inference.batching import ContinuousBatch, Generation, SampledTo
 from osmosis_ai.inference.model import Model
 from tests.inference.conftest import generation
 
+pytestmark = pytest.mark.integration
+
 Results = dict[Generation, list[SampledToken]]
 
 

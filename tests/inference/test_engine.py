@@ -10,6 +10,8 @@ from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, Inf
 from osmosis_ai.inference.model import Model
 from tests.inference.conftest import generation
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 60.0
 
 

@@ -10,6 +10,8 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.model import CHUNK_TOKENS, KeyValueCache, Model
 
+pytestmark = pytest.mark.integration
+
 REFERENCE = Path(__file__).parent / "transformers_reference.json"
 
 

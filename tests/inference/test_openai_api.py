@@ -14,6 +14,8 @@ from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import END, HERMES, body, multiply_tool, question
 from tests.inference.test_model import log_softmax, teacher_forced
 
+pytestmark = pytest.mark.integration
+
 Json = dict[str, Any]
 
 

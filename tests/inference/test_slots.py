@@ -10,6 +10,8 @@ from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.slots import SequenceSlots
 from tests.inference.conftest import generation
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:

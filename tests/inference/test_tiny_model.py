@@ -11,6 +11,8 @@ from osmosis_ai.inference.openai_api import ChatCompletions
 from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import multiply_tool
 
+pytestmark = pytest.mark.integration
+
 ROWS = Path(__file__).parents[2] / "data" / "multiply.jsonl"
 
 

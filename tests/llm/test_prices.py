@@ -96,6 +96,7 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
         assert read_usage(nonsense) is None
 
 
+@pytest.mark.integration
 def test_looking_up_a_price_does_not_import_litellm() -> None:
     program = (
         "import sys; from osmosis_ai.llm.prices import price_of; "

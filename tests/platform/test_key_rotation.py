@@ -85,6 +85,7 @@ def test_what_cannot_be_opened_is_named_and_its_key_is_kept(
     assert kept in services.vault.key_file.read_text()
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("stored")
 def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
     services: PlatformServices, member: Member, clock: ManualClock

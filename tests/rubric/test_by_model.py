@@ -202,6 +202,7 @@ def test_importing_the_package_and_its_names_loads_no_judge() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.integration
 async def test_a_thousand_tasks_share_one_limiter_under_429s_and_all_are_scored(model: StandInModel) -> None:
     model.latency_s = 0.01
 

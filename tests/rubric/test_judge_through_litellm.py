@@ -11,7 +11,7 @@ from aiohttp import web
 from osmosis_ai.rubric.errors import ModelNotFoundError
 from osmosis_ai.rubric.judge import Judge, JudgeTask, resolve_judge
 
-pytestmark = pytest.mark.usefixtures("without_waiting")
+pytestmark = [pytest.mark.imports_much, pytest.mark.usefixtures("without_waiting")]
 
 CANARY = "sk-canary-7f3a9b2c"
 VERDICT = {"score": 0.75, "explanation": "fine"}

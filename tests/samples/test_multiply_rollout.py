@@ -43,6 +43,7 @@ async def attempt(
     return reported, model
 
 
+@pytest.mark.integration
 async def test_a_tool_call_is_executed_and_the_answer_after_it_is_rewarded(rollout: ServedRollout) -> None:
     reported, model = await attempt(
         rollout, call('{"a": 12, "b": 34}'), Reply(content="#### 408"), name="tool"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from osmosis_ai.workspace.scaffold import init_rollout
 from tests.samples.served_rollout import ServedRollout
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.workspace.builders import make_workspace
 
 
+@pytest.mark.integration
 async def test_a_new_rollout_asks_the_model_and_rewards_the_ground_truth(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "ws")
     init_rollout(workspace, "capitals")

@@ -41,6 +41,7 @@ def test_a_log_that_is_one_line_without_end_is_bounded_too(tmp_path: Path) -> No
     assert log.stat().st_size < 100
 
 
+@pytest.mark.integration
 async def test_the_log_of_a_service_stays_within_bounds_and_still_explains_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

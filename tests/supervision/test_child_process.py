@@ -16,6 +16,8 @@ from osmosis_ai.supervision import ChildProcess, watch_parent
 from osmosis_ai.supervision.child_process import LIFELINE_ENV
 from tests.processes import alive, gone
 
+pytestmark = pytest.mark.integration
+
 # Ends only by force; says so on its output once it is deaf to a polite end.
 STUBBORN = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); threading.Event().wait()"
 POLITE = "import threading; print('ready', flush=True); threading.Event().wait()"

@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from osmosis_ai.supervision import ChildProcess
 from tests.processes import alive, gone
+
+pytestmark = pytest.mark.integration
 
 FOREIGN = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
 CAREFUL = """

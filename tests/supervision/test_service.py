@@ -15,6 +15,8 @@ import pytest
 from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec, free_port, is_free
 from tests.processes import alive
 
+pytestmark = pytest.mark.integration
+
 READY = 'import threading; print(\'{"url": "here"}\', flush=True); threading.Event().wait()'
 HEALTHY = """
 import http.server, sys

@@ -84,6 +84,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
     assert config.read_bytes() == before
 
 
+@pytest.mark.integration
 def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
     tmp_path: Path, home: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_several_errors_are_told_at_once(cli: Cli, write_agent: WriteModule) -> 
     assert all(f"[{code}]" in err for code in ("EMPTY_NAME", "INVALID_TOOL_TYPE", "MISSING_RUN_METHOD"))
 
 
+@pytest.mark.integration
 def test_a_run_asks_the_built_in_model_and_one_that_fails_is_not_valid(
     cli: Cli, write_agent: WriteModule
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_bad_row_harms_only_those_who_take_it(tmp_path: Path) -> None:
 
 
 # What is read at a time has a size of its own in each format; all rows together are 13 MB and more.
+@pytest.mark.integration
 @pytest.mark.parametrize(("extension", "megabytes"), [("jsonl", 2), ("json", 8), ("parquet", 6)])
 def test_rows_stream_in_bounded_memory(tmp_path: Path, extension: str, megabytes: int) -> None:
     path = write_rows(tmp_path, extension, [question(1, text="x" * 200)] * 20_000)

@@ -12,6 +12,8 @@ from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg, ho
 from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
 from tests.evaluation.comparison.simulation import SEED, Cell, Coverage, chances, grid, run_passes, simulate
 
+pytestmark = pytest.mark.integration
+
 REPLICATIONS = 400
 # Where a method draws ten thousand times for each pair.
 FEWER = 300

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import permutation_test
-from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.proportion import proportion_confint
 
 from osmosis_ai.evaluation.comparison.exact import mcnemar_mid_p, score_interval, sign_flips
 
@@ -100,7 +98,10 @@ def test_three_rows_can_not_reject_anything_and_bound_nothing() -> None:
     assert found.p == 0.25
 
 
+@pytest.mark.imports_much
 def test_the_mid_p_value_is_mcnemars_exact_one_less_half_the_chance_of_what_was_seen() -> None:
+    from statsmodels.stats.contingency_tables import mcnemar
+
     for higher, lower in ((0, 1), (4, 0), (9, 2), (3, 12), (6, 5), (18, 1)):
         exact = mcnemar([[5, higher], [lower, 5]], exact=True).pvalue
         seen = math.comb(higher + lower, lower) / 2 ** (higher + lower)
@@ -122,8 +123,11 @@ def test_airway_responsiveness_has_the_interval_that_was_published() -> None:
     assert (found.low, found.high) == pytest.approx((-0.517, -0.026), abs=5e-4)
 
 
+@pytest.mark.imports_much
 @pytest.mark.parametrize("rows", [1, 10, 400])
 def test_no_row_that_differs_has_wilsons_bound_of_zero(rows: int) -> None:
+    from statsmodels.stats.proportion import proportion_confint
+
     found = score_interval(np.zeros(rows), confidence=0.95)
     upper = proportion_confint(0, rows, method="wilson")[1]
     assert (found.low, found.high) == pytest.approx((-upper, upper), abs=1e-10)

@@ -184,11 +184,13 @@ CELLS = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_what_is_worse_by_the_margin_passes_at_most_once_in_twenty(cell: Cell) -> None:
     assert verdicts(cell, 400)["pass"] <= 0.05 + tolerance(0.05, 400)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("rows", "passes"), [(100, 0.50), (400, 0.95)])
 def test_what_is_no_worse_mostly_passes_and_seldom_fails(rows: int, passes: float) -> None:
     # At 100 x 4 the formula gives 52 %, at 400 x 4 96 %.

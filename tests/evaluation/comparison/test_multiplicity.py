@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from statsmodels.stats.multitest import multipletests
 
 from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg, holm
 
 PS = [0.04, 0.001, 0.7, 0.02, 0.02, 1.0, 0.0]
 
 
+@pytest.mark.imports_much
 @pytest.mark.parametrize(("adjust", "method"), [(holm, "holm"), (benjamini_hochberg, "fdr_bh")])
 def test_p_values_are_adjusted_as_statsmodels_does(adjust, method) -> None:
+    from statsmodels.stats.multitest import multipletests
+
     draw = np.random.default_rng(4)
     for ps in (PS, [0.3], draw.random(40).tolist(), (draw.random(200) ** 4).tolist()):
         assert adjust(ps) == pytest.approx(multipletests(ps, method=method)[1].tolist(), abs=1e-12)

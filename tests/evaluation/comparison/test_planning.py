@@ -45,6 +45,7 @@ def power_reached(
     return float(np.mean(found))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("pilot_rows", "n", "rate", "gain"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import ttest_ind
-from statsmodels.stats.proportion import confint_proportions_2indep
 
 from osmosis_ai.evaluation.comparison.unpaired import (
     PassCounts,
@@ -66,7 +65,10 @@ def test_few_rows_that_vary_are_told_apart_only_when_they_are() -> None:
     assert swapped.reversed().low == pytest.approx(alike.low)
 
 
+@pytest.mark.imports_much
 def test_counts_alone_have_newcombes_interval() -> None:
+    from statsmodels.stats.proportion import confint_proportions_2indep
+
     found = difference_of_counts(PassCounts(56, 70, 70), PassCounts(48, 80, 80))
     expected = confint_proportions_2indep(48, 80, 56, 70, method="newcomb", compare="diff")
     assert (found.low, found.high) == pytest.approx(expected, abs=1e-10)

@@ -326,6 +326,7 @@ def test_a_complete_that_looks_while_the_check_takes_the_parts_is_a_repeated_one
 # Reading files away from the platform
 
 
+@pytest.mark.integration
 def test_a_file_is_checked_in_a_process_of_its_own_with_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +349,7 @@ def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
     assert "reading the file failed" in found.errors[0]
 
 
+@pytest.mark.integration
 def test_a_platform_that_stops_does_not_wait_for_a_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

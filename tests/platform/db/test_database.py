@@ -66,6 +66,7 @@ def any_db(any_url: str) -> Iterator[Database]:
     opened.dispose()
 
 
+@pytest.mark.integration
 def test_migrations_arrive_where_the_models_are(any_db: Database, any_url: str) -> None:
     with create_engine(any_url.replace("postgresql:", "postgresql+psycopg:")).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "render_as_batch": True})
@@ -263,6 +264,7 @@ def holder(db: Database):
     process.wait()
 
 
+@pytest.mark.integration
 def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     db: Database, holder: subprocess.Popen[str]
 ) -> None:
@@ -285,6 +287,7 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     assert names(db) == ["fern"]
 
 
+@pytest.mark.integration
 def test_a_token_is_checked_while_another_process_writes(
     db: Database, request: pytest.FixtureRequest
 ) -> None:
@@ -295,6 +298,7 @@ def test_a_token_is_checked_while_another_process_writes(
     assert accounts.authenticate(plain).user.id == user.id
 
 
+@pytest.mark.integration
 def test_a_lock_held_for_too_long_is_said_in_a_sentence(db: Database, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(DatabaseBusyError, match="busy"), db.transaction(wait_s=0.05) as session:
         session.add(workspace("fern"))

@@ -92,6 +92,7 @@ def test_the_newest_step_is_told_by_its_files_name() -> None:
     assert newest_step() == revisions()[-1]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("revision", revisions())
 @pytest.mark.parametrize(
     "kind",

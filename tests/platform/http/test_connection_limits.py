@@ -20,6 +20,8 @@ from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.http import body_limits
 from osmosis_ai.platform.server import RunningPlatform, run_platform
 
+pytestmark = pytest.mark.integration
+
 WITHIN_S = 0.5
 POST = b"POST /api/cli/device/authorize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 

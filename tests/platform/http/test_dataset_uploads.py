@@ -246,6 +246,7 @@ def test_a_dataset_sent_in_parts_is_put_together(uploads: Uploads, small_parts: 
     assert uploads.fetch("multiply") == data
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("extension", ["csv", "json", "parquet"])
 def test_every_format_is_checked(uploads: Uploads, extension: str) -> None:
     records = [{"user_prompt": f"p{n}", "ground_truth": str(n)} for n in range(5)]
@@ -337,6 +338,7 @@ def test_a_file_that_is_no_dataset_ends_in_error_with_every_problem_in_its_log(u
     assert "line 2" in refused["error"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("data", "extension", "problem"),
     [

@@ -22,6 +22,7 @@ def v1(client: TestClient, api_key: str) -> TestClient:
     return client
 
 
+@pytest.mark.integration
 def test_the_built_in_model_answers_and_streams_the_same(v1: TestClient) -> None:
     body = {**CHAT, "seed": 7, "max_tokens": 8}
     whole = v1.post("/v1/chat/completions", json=body).json()

@@ -172,6 +172,7 @@ def decide(browser: TestClient, old: OldClient, decision: str, member: Member, *
     return browser.post("/cli-auth", data={**form, **changes})
 
 
+@pytest.mark.integration
 def test_a_client_of_the_0_2_line_logs_in_and_registers_its_agent(
     browser: TestClient, member: Member, services: PlatformServices, caplog: pytest.LogCaptureFixture
 ) -> None:

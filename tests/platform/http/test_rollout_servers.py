@@ -44,6 +44,7 @@ def registration(served_at: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.integration
 def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_shown(
     api: TestClient, member: Member, services: PlatformServices, port: int, clock: ManualClock
 ) -> None:
@@ -133,6 +134,7 @@ def test_what_can_be_no_agent_is_refused_and_nothing_is_asked(
     assert api.get(SERVERS).json()["rollout_servers"] == []
 
 
+@pytest.mark.integration
 def test_an_agent_that_cannot_be_reached_is_registered_with_a_warning(api: TestClient) -> None:
     with LoopProcess(KEY) as gone:
         unused = gone.port

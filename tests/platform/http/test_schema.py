@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from osmosis_ai.platform.services import PlatformServices
 from tests.conftest import SOAK
 from tests.platform.conftest import World, application
+
+pytestmark = pytest.mark.integration
 
 if TYPE_CHECKING:
     import schemathesis

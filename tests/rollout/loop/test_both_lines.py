@@ -244,6 +244,7 @@ def test_a_path_of_0_2_has_its_names(path: str) -> None:
     assert not hasattr(module, "nonsense")
 
 
+@pytest.mark.integration
 def test_importing_and_naming_everything_loads_neither_web_framework_nor_litellm() -> None:
     code = """
         import sys

@@ -144,6 +144,7 @@ async def test_requests_that_wait_take_so_many_bytes_and_no_more_however_few_the
         await trainer.completed(3)
 
 
+@pytest.mark.integration
 async def test_of_5000_requests_at_once_each_is_taken_or_sent_away_and_what_is_taken_is_reported_once(
     trainer: Trainer,
 ) -> None:

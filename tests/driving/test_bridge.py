@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -326,6 +327,7 @@ async def test_a_rollout_s_calls_are_added_up_and_reported(either: BridgeWorld) 
         Reply(content="a b", usage=usage, logprobs=[-0.25, -0.5], extra={"prompt_token_ids": [1, 2]}),
         Reply(content="c d", usage=usage, logprobs=[-1.0, -2.0]),
     )
+    before = datetime.now(timezone.utc)
     await either.ask({**HELLO, "logprobs": True})
     await either.events({**HELLO, "logprobs": True})
     total = either.bridge.close("r1")
@@ -339,6 +341,9 @@ async def test_a_rollout_s_calls_are_added_up_and_reported(either: BridgeWorld) 
     assert (first["prompt_tokens"], first["cached_tokens"], first["cost_usd"]) == (10, 4, 0.0)
     assert (first["logprobs"], second["logprobs"]) == ([-0.25, -0.5], [-1.0, -2.0])
     assert first["prompt_token_ids"] == [1, 2]
+    began = [datetime.fromisoformat(call["extra"]["started_at"]) for call in (first, second)]
+    ms = timedelta(milliseconds=1)  # as which they are written
+    assert before - ms <= began[0] <= began[1] + ms <= datetime.now(timezone.utc) + ms
     assert json.loads(json.dumps(total.report)) == total.report
 
 

@@ -67,7 +67,15 @@ def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) 
 
 
 @pytest.mark.parametrize(
-    "line", [b'"scores":[1]', b'"scores":{"a":"1"}', b'"unscored":{"a":1}', b'"finish_reason":3']
+    "line",
+    [
+        b'"scores":[1]',
+        b'"scores":{"a":"1"}',
+        b'"unscored":{"a":1}',
+        b'"finish_reason":3',
+        b'"parts":{"a":"1"}',
+        b'"input":[1]',
+    ],
 )
 def test_a_damaged_line_is_refused(line: bytes) -> None:
     whole = recorded({}, Verdict("success", reward=1.0)).to_line()
@@ -105,6 +113,16 @@ def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
 def test_what_is_no_count_of_judge_calls_is_read_as_none(said: Any) -> None:
     record = recorded({"judge_calls": said}, Verdict("success", reward=1.0))
     assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd, record.judgements) == (None,) * 4
+
+
+def test_what_a_grader_noted_is_kept_without_secrets() -> None:
+    said = {"notes": "the-secret-key \ud800 " + "x" * 1900, "parts": {"the-secret-key": 1, "b": 0.5}}
+    record = recorded({"grader_notes": said}, Verdict("success", reward=1.0))
+    assert record.notes is not None and "the-secret-key" not in record.notes
+    assert record.parts is not None and sorted(record.parts.values()) == [0.5, 1.0]
+    assert "the-secret-key" not in record.parts
+    record = recorded({"grader_notes": {"notes": 3, "parts": {"a": 1}}}, Verdict("success", reward=1.0))
+    assert (record.notes, record.parts) == (None, None)
 
 
 def test_a_strange_cost_or_list_of_judgements_leaves_the_counts() -> None:

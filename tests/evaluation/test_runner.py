@@ -328,13 +328,21 @@ async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world:
     )
     assert (await world.run()).failed == 1
     refusing = False
-    summary = await world.run(options={"retry_failed": True})
+    assert [each["input"] for each in world.records() if each["status"] == "failed"] == ["three"]
+    summary = await world.run(options={"retry_failed": True, "previews": False})
     assert (summary.dispatched, summary.resumed, summary.failed, summary.skipped) == (2, 1, 0, 1)
     assert [record["row_index"] for record in world.records()[-2:]] in ([1, 2], [2, 1])
+    previews = {
+        record["row_index"]: (record.get("input"), record.get("output")) for record in world.records()
+    }
+    assert previews == {0: ("one", Reply().content), 1: (None, None), 2: (None, None)}
     index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
     assert [entry.get("resumed", False) for entry in index] == [True, False, False]
     trajectory = json.loads((world.directory / "trajectories" / "row_2_run_0.json").read_text())
     assert trajectory["session_id"] == index[2]["rollout_id"]
+    [step] = [step for step in trajectory["steps"] if step["source"] == "agent"]
+    assert step["extra"]["duration_ms"] == step["metrics"]["extra"]["latency_ms"] > 0
+    assert step["timestamp"] == step["metrics"]["extra"]["started_at"]
 
 
 async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(world: World) -> None:

@@ -363,6 +363,15 @@ class TestReport:
             "total_steps": 4,
         }
 
+    def test_a_step_says_when_its_call_began_and_how_long_it_took(self) -> None:
+        told = {"latency_ms": 12.5, "attempts": 2, "started_at": "2026-03-01T12:00:00.250+00:00"}
+        odd = {"latency_ms": True, "started_at": "yesterday"}
+        converted = convert(CONVERSATION, report=report({"extra": told}, {"extra": odd}))
+        first, second = [step for step in converted["steps"] if step["source"] == "agent"]
+        assert (first["timestamp"], first["extra"]) == (told["started_at"], {"duration_ms": 12.5})
+        assert first["metrics"]["extra"] == told
+        assert "timestamp" not in second and "extra" not in second
+
     def test_calls_that_do_not_match_the_steps_are_kept_apart_and_summed(self) -> None:
         converted = convert(CONVERSATION, report=report({"prompt_tokens": 7}))
 

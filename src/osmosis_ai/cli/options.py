@@ -38,6 +38,10 @@ SliceOption = Annotated[
         show_default=False,
     ),
 ]
+NoPreviewsOption = Annotated[
+    bool,
+    typer.Option("--no-previews", help="Do not record how input and output of each sample begin."),
+]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""What is decided about the runs of an eval config: rules, the baseline, slices. It stands beside the config, in
+"""What is decided about the runs of an eval config: rules, the baseline, slices, what is kept. It stands beside the config, in
 `configs/eval/<name>.decide.toml`, so that the config stays what a platform reads; it is never sent.
 
 A metric is described once, in :data:`METRICS`: which way is better, and on which scale a margin is given. The rules of
@@ -161,6 +161,10 @@ class DecideSettings(ConfigSection):
         examples=[[0, 1]],
         description="the lowest and the highest reward there can be; attempts without a score are then bounded",
     )
+    previews: bool = Field(
+        default=True,
+        description="whether `eval run` keeps how input and output of each sample begin, for tables and search",
+    )
 
 
 DECISIONS = ConfigKind(
@@ -184,6 +188,7 @@ class Decisions:
         margins: by metric, how much worse than the baseline is still accepted.
         against: the baseline, as `osmosis eval gate --against` takes it.
         reward_range: lowest and highest reward.
+        previews: whether runs of the config keep how input and output of each sample begin.
         shown: the file as people know it; None without one.
     """
 
@@ -194,6 +199,7 @@ class Decisions:
     confidence: float = DEFAULT_CONFIDENCE
     slices: tuple[str, ...] = ()
     reward_range: tuple[float, float] | None = None
+    previews: bool = True
     shown: str | None = None
 
     @classmethod
@@ -242,6 +248,7 @@ def parse_decisions(text: str, shown: str) -> Decisions:
         confidence=settings.confidence,
         slices=tuple(settings.slices),
         reward_range=_range_of(settings.reward_range),
+        previews=settings.previews,
         shown=shown,
     )
 

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from osmosis_ai.driving.conversation import conversation
@@ -169,7 +170,12 @@ class Call:
 
 @dataclass
 class CallMetrics:
-    """The facts of one answered call; token ids and logprobs where the endpoint gave them."""
+    """The facts of one answered call; token ids and logprobs where the endpoint gave them.
+
+    Attributes:
+        latency_s: how long the try that was answered took.
+        ended_at: when it was answered; it began ``latency_s`` before.
+    """
 
     usage: TokenUsage | None = None
     cost_usd: float | None = None
@@ -178,6 +184,7 @@ class CallMetrics:
     prompt_token_ids: list[int] | None = None
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    ended_at: datetime | None = None
 
     def read(self, response: Mapping[str, Any]) -> None:
         """Take the tokens a completion or a chunk of one names; chunks add up."""
@@ -213,9 +220,16 @@ class CallMetrics:
             "prompt_token_ids": self.prompt_token_ids,
             "completion_token_ids": self.completion_token_ids,
             "logprobs": self.logprobs,
-            "extra": {"latency_ms": round(self.latency_s * 1000, 3), "attempts": self.attempts},
+            "extra": self._course(),
         }
         return {name: value for name, value in entry.items() if value is not None}
+
+    def _course(self) -> dict[str, Any]:
+        took = {"latency_ms": round(self.latency_s * 1000, 3), "attempts": self.attempts}
+        if self.ended_at is None:
+            return took
+        began = self.ended_at - timedelta(seconds=self.latency_s)
+        return {**took, "started_at": began.isoformat(timespec="milliseconds")}
 
 
 class RolloutCalls:
@@ -257,6 +271,7 @@ class RolloutCalls:
 
     def answered(self, call: Call, metrics: CallMetrics) -> None:
         """Record a call that was answered, and keep its answer for a client that asks again."""
+        metrics.ended_at = datetime.now(timezone.utc)
         self._metrics[call.index] = metrics
         self._last_answered = max(self._last_answered, call.index)
         if call.request is not None:

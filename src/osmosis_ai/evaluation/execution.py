@@ -200,7 +200,7 @@ class Execution:
         self._hooks.stage(f"running {count} {'rollout' if count == 1 else 'rollouts'}, {limit} at once")
         self._dispatcher = runner.dispatcher(
             pending_attempts(job.dataset.rows(job.selection), state.ledger, job.options.seed),
-            JournalRecorder(self._journal, state, self._hooks.recorded),
+            JournalRecorder(self._journal, state, self._hooks.recorded, previews=job.options.previews),
             limit=limit,
             gate=lambda: state.spending.exhausted(lambda: self._spent_in_flight(runner)),
         )

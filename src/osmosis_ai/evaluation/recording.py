@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.previews import Previews, previews_of
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
 from osmosis_ai.rollout.judge_calls import JudgeCalls, read_judge_calls
 from osmosis_ai.rollout.loop.outcome import LoopOutcome, read_outcome
 
@@ -42,14 +44,21 @@ class JournalRecorder(AttemptResults):
         journal: keeps the records.
         state: what they become part of.
         told: told of each that is durable.
+        previews: whether records say how input and output begin.
     """
 
     def __init__(
-        self, journal: Journal, state: RunState, told: Callable[[TerminalRecord], None] = lambda _: None
+        self,
+        journal: Journal,
+        state: RunState,
+        told: Callable[[TerminalRecord], None] = lambda _: None,
+        *,
+        previews: bool = True,
     ) -> None:
         self._journal = journal
         self._state = state
         self._told = told
+        self._previews = previews
         # (source row, run) of attempts that went down with their server, and how often. Those come first
         # again, so there are never many.
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -60,7 +69,7 @@ class JournalRecorder(AttemptResults):
         Raises:
             JournalWriteError: when the disk refused the record.
         """
-        record = record_of(result, self._state.redact)
+        record = record_of(result, self._state.redact, previews=self._previews)
         # Before anything is waited for: the next attempt may start now, and asks what has been spent.
         self._state.spend(record)
         await self._state.prepare(record)
@@ -120,21 +129,21 @@ class JournalRecorder(AttemptResults):
 
 def loop_outcome(result: AttemptResult) -> LoopOutcome:
     """Return what an agent loop came to beside its reward; empty for a workflow."""
-    sample = result.grader.sample if result.grader is not None else None
-    return read_outcome(sample.extra_fields if sample is not None else {})
+    return read_outcome(_extra_fields(result))
 
 
 def judge_calls(result: AttemptResult) -> JudgeCalls:
     """Return what judges said and cost while the sample was graded."""
-    sample = result.grader.sample if result.grader is not None else None
-    return read_judge_calls(sample.extra_fields if sample is not None else {})
+    return read_judge_calls(_extra_fields(result))
 
 
-def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
-    """Return the record of a result, without secrets."""
+def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False) -> TerminalRecord:
+    """Return the record of a result, without secrets; ``previews`` adds how input and output begin."""
     attempt, verdict, usage = result.attempt, result.verdict, result.usage
     called = usage.calls > 0
     loop, judges = loop_outcome(result), judge_calls(result)
+    graded = read_grader_notes(_extra_fields(result))
+    shown = _previews(result, redact) if previews else Previews()
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -162,7 +171,27 @@ def record_of(result: AttemptResult, redact: Redactor) -> TerminalRecord:
         judge_tokens=judges.tokens if judges.calls else None,
         judge_cost_usd=judges.cost_usd,
         judgements=[_judgement(each, redact) for each in judges.judgements[:_SHOWN_JUDGEMENTS]] or None,
+        input=shown.input,
+        output=shown.output,
+        notes=_storable(redact.text(graded.notes))[:MOST_NOTES_CHARS] if graded.notes else None,
+        parts={_storable(redact.text(name)): value for name, value in graded.parts.items()} or None,
     )
+
+
+def _extra_fields(result: AttemptResult) -> Mapping[str, Any]:
+    sample = result.grader.sample if result.grader is not None else None
+    return sample.extra_fields if sample is not None else {}
+
+
+def _previews(result: AttemptResult, redact: Redactor) -> Previews:
+    sample = result.grader.sample if result.grader is not None else None
+    said = sample.messages if sample is not None else []
+    return previews_of(said, redact, prompt=result.attempt.row.messages)
+
+
+def _storable(text: str) -> str:
+    """Return ``text`` as a journal can keep it: lone surrogates, which models do produce, are no UTF-8."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _judgement(said: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.run_name import check_run_name
 
+PREVIEWS_KEY = "previews"
+"""The key of ``[advanced]`` that turns previews off wherever the run is executed."""
+
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
     from osmosis_ai.datasets import DatasetRow, Selection
@@ -59,6 +62,7 @@ class EvalRunOptions:
         preflight: ask the model once before the first attempt.
         seed: the run's seed; part of the resume lock.
         budget: when to stop dispatching.
+        previews: whether the journal keeps how input and output of each sample begin.
     """
 
     name: str | None = None
@@ -71,6 +75,7 @@ class EvalRunOptions:
     verbose: bool = False
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
+    previews: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -115,6 +120,14 @@ class DatasetInput:
         from osmosis_ai.evaluation.pending import selected_rows
 
         return selected_rows(self.path, selection)
+
+
+def keeps_previews(advanced: Mapping[str, Any] | None) -> bool:
+    """Tell whether a config lets records say how input and output begin: ``[advanced] previews = false`` does not.
+
+    What is neither true nor false means no, too: it was written to keep something out.
+    """
+    return (advanced or {}).get(PREVIEWS_KEY, True) is True
 
 
 def _whole(name: str, value: Any) -> list[str]:

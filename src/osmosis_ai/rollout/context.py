@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
+from .grader_notes import GraderNotes
 from .types.config import AgentWorkflowConfig
 from .types.sample import Messages, RolloutSample
 
@@ -79,16 +81,25 @@ class GraderContext:
     metadata: dict[str, Any] | None = None
     artifacts_dir: Path | None = None
 
-    def set_reward(self, reward: float) -> None:
-        """Give the sample its reward.
+    def set_reward(
+        self, reward: float, *, notes: str | None = None, parts: Mapping[str, float] | None = None
+    ) -> None:
+        """Give the sample its reward, and say what it stands on; the last call counts.
+
+        Args:
+            reward: a finite number.
+            notes: what whoever looks at the sample should know; 2,000 characters of it are kept.
+            parts: up to 32 finite numbers that the reward is made of, by names of up to 64 characters.
 
         Raises:
-            ValueError: when there is no sample.
+            ValueError: when there is no sample, or notes or parts are not such; the reward is then as it was.
             pydantic.ValidationError: (a ``ValueError``) when the reward is no finite number.
         """
         if self.sample is None:
             raise ValueError("there is no sample to reward")
+        said = GraderNotes.checked(notes, parts)
         self.sample.reward = reward
+        said.write(self.sample.extra_fields)
 
 
 class _OneNameOfTwo(type):

@@ -52,6 +52,20 @@ def test_outside_a_git_work_tree_it_says_so(tmp_path: Path) -> None:
         prepare_eval_run(EvalRunRequest(config=CONFIG), start=tmp_path)
 
 
+def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says_no(
+    workspace: WorkspaceDirectory,
+) -> None:
+    assert prepare(workspace).previews
+    assert not prepare(workspace, previews=False).previews
+    decided = workspace.root / CONFIG.with_name("multiply.decide.toml")
+    decided.write_text("[decide]\npreviews = false\n")
+    assert not prepare(workspace).previews
+    decided.unlink()
+    configure(workspace, MINIMAL_EVAL + "\n[advanced]\npreviews = false\n")
+    prepared = prepare(workspace)
+    assert (prepared.previews, prepared.notes) == (False, ())
+
+
 def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
     (workspace.data_dir / "multiply.jsonl").unlink()
     with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:

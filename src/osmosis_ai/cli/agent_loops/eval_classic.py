@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.options import parse_duration
+from osmosis_ai.cli.options import NoPreviewsOption, parse_duration
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.root import TWO_FORMS
@@ -110,6 +110,7 @@ def eval_classic(
         Path | None,
         typer.Option("--output", "-o", help="Write the results to this JSON file.", rich_help_panel=RUN),
     ] = None,
+    no_previews: NoPreviewsOption = False,
     debug: Annotated[
         bool,
         typer.Option(
@@ -163,6 +164,7 @@ def eval_classic(
         fresh=fresh,
         retry_failed=retry_failed,
         salvage=salvage,
+        previews=not no_previews,
         seed=seed,
         max_cost_usd=max_cost,
         max_total_tokens=max_total_tokens,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.options import EvalConfigArgument, SliceOption, parse_duration
+from osmosis_ai.cli.options import EvalConfigArgument, NoPreviewsOption, SliceOption, parse_duration
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -78,6 +78,7 @@ def run(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
     slices: SliceOption = None,
+    no_previews: NoPreviewsOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
 ) -> OperationResult:
     """Evaluate an agent on this machine; the same command continues an interrupted run.
@@ -111,6 +112,7 @@ def run(
         rollout_port=rollout_port,
         verbose=verbose,
         slices=tuple(slices or ()),
+        previews=not no_previews,
     )
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:

@@ -313,4 +313,6 @@ def _command(result: EvalRunResult, *extra: str) -> str:
     for option, value in options:
         if value is not None:
             words += [option, str(value)]
+    if not request.previews:
+        words.append("--no-previews")
     return shlex.join([*words, *extra])

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from ..grader_notes import read_grader_notes
 from ..judge_calls import read_judge_calls
 from ..loop.outcome import DETAILS_KEY, read_outcome
 from ..types.execution import ExecutionResult
@@ -64,6 +65,7 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
     if DETAILS_KEY in sample.extra_fields:
         minimal["extra_fields"] |= read_outcome(sample.extra_fields).to_fields()
     minimal["extra_fields"] |= read_judge_calls(sample.extra_fields).to_fields()
+    read_grader_notes(sample.extra_fields).write(minimal["extra_fields"])
     return _encode({**payload, "sample": minimal})
 
 

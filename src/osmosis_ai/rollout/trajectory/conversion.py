@@ -286,6 +286,11 @@ def _merge_call(step: Step, call: LlmCallMetrics) -> None:
     model_name = reported.pop("model_name", None)
     if model_name is not None:
         step.model_name = model_name
+    told = call.extra or {}
+    if (began := _timestamp({"timestamp": told.get("started_at")})) is not None:
+        step.timestamp = began
+    if isinstance(took := told.get("latency_ms"), (int, float)) and not isinstance(took, bool):
+        step.extra = {**(step.extra or {}), "duration_ms": took}
     if reported:
         inline = step.metrics.model_dump(exclude_none=True) if step.metrics is not None else {}
         step.metrics = Metrics(**{**inline, **reported})

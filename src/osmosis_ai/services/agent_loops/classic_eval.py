@@ -58,6 +58,7 @@ class ClassicEvalRequest:
         ks: further k to estimate pass@k for.
         timeout_s: how long a run may take, and then its eval functions.
         probe: ask the model once before the first run.
+        previews: keep how input and output of each run begin.
     """
 
     module: str
@@ -83,6 +84,7 @@ class ClassicEvalRequest:
     fresh: bool = False
     retry_failed: bool = False
     salvage: bool = False
+    previews: bool = True
     seed: int = 0
     max_cost_usd: float | None = None
     max_total_tokens: int | None = None
@@ -235,6 +237,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             preflight=False,
             seed=request.seed,
             budget=request.budget,
+            previews=request.previews,
         ),
         dataset=prepared.dataset,
         selection=prepared.selection,

@@ -38,6 +38,7 @@ class EvalRunRequest:
         output: directory of runs; ``.osmosis/evals`` of the workspace by default.
         secret_values: values for ``[secrets].required``; the environment comes second.
         slices: columns of the dataset by which results are shown, beside those that the config's decide.toml names.
+        previews: whether the journal may keep how input and output begin; the config and its decide.toml say so, too.
     """
 
     config: Path
@@ -55,6 +56,7 @@ class EvalRunRequest:
     rollout_port: int | None = None
     verbose: bool = False
     slices: tuple[str, ...] = ()
+    previews: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class PreparedEvalRun:
         notes: what the user should know before agreeing (pins that differ, ignored sections).
         served: whether the policy is one of our own models, which costs nothing.
         slices: columns of the dataset that have few enough values.
+        previews: whether the journal keeps how input and output of each sample begin.
     """
 
     request: EvalRunRequest
@@ -80,6 +83,7 @@ class PreparedEvalRun:
     notes: tuple[str, ...]
     served: bool
     slices: tuple[str, ...] = ()
+    previews: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def prepare_eval_run(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.datasets import count_records, file_digest, select_rows
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, keeps_previews
     from osmosis_ai.inference import served_models
     from osmosis_ai.services.eval_runs.slices import require_sliceable
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
@@ -119,7 +123,8 @@ def prepare_eval_run(
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
     selection = select_rows(count_records(path), limit=config.evaluation.limit, rows=request.rows)
-    slices = tuple(dict.fromkeys((*request.slices, *decisions_about(config.path, workspace).slices)))
+    decided = decisions_about(config.path, workspace)
+    slices = tuple(dict.fromkeys((*request.slices, *decided.slices)))
     require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path)
     return PreparedEvalRun(
@@ -136,6 +141,7 @@ def prepare_eval_run(
         notes=notes,
         served=served,
         slices=slices,
+        previews=request.previews and decided.previews and keeps_previews(config.advanced),
     )
 
 
@@ -166,6 +172,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
             verbose=request.verbose,
             seed=request.seed,
             budget=request.budget or Budget(),
+            previews=prepared.previews,
         ),
         dataset=prepared.dataset,
         selection=prepared.selection,
@@ -299,11 +306,12 @@ def _provenance(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return facts for the manifest, and what about them the user should know."""
     from osmosis_ai._version import __version__
+    from osmosis_ai.evaluation.spec import PREVIEWS_KEY
     from osmosis_ai.workspace.git import read_git_state
 
     git, experiment = read_git_state(workspace.root), config.experiment
     notes = []
-    if config.advanced:
+    if config.advanced.keys() - {PREVIEWS_KEY}:
         notes.append("`[advanced]` is recorded, but it means nothing to a run on this machine.")
     if experiment.branch and experiment.branch != git.branch:
         notes.append(

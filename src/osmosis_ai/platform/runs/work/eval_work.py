@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previews
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.logs import Level, LogLine
@@ -88,7 +88,12 @@ class EvalWork(RunWork[PreparedEval]):
         publisher.follow(directory, files)
         runner = EvalRunner(
             spec=prepared.request.spec(commit_sha=prepared.commit_sha),
-            options=EvalRunOptions(name=run.name, seed=run.seed, verbose=True),
+            options=EvalRunOptions(
+                name=run.name,
+                seed=run.seed,
+                verbose=True,
+                previews=keeps_previews(run.request.get("advanced_config")),
+            ),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),
             rollout=prepared.rollout,

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.evaluation.export.conversation import text_of
 from osmosis_ai.redaction import Redactor
 
 PREVIEW_CHARS = 160
@@ -39,7 +38,15 @@ def previews_of(
 
 
 def _texts(messages: Iterable[Mapping[str, Any]], role: str) -> Iterable[str]:
-    return (text_of(message.get("content")) for message in messages if message.get("role") == role)
+    return (_text(message.get("content")) for message in messages if message.get("role") == role)
+
+
+def _text(content: object) -> str:
+    """Return what a message says in words; its parts are called differently by every framework, their text is not."""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
 
 
 def _preview(texts: Iterable[str], redact: Redactor) -> str | None:

@@ -5,10 +5,12 @@ Endpoints are plain functions, which the server runs in threads: a source blocks
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -32,14 +34,15 @@ PAGE_HEADERS = {
 }
 
 
-def viewer_router(viewing: Visitor, *, home: str = "/") -> APIRouter:
+def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Return the router of all pages of a source.
 
     Args:
         viewing: tells who looks; what it raises is not the router's.
         home: the path of the first page; "" where all of them stand below a prefix.
+        route_class: of every route.
     """
-    router = APIRouter(redirect_slashes=False)
+    router = APIRouter(redirect_slashes=False, route_class=route_class)
     add_page(router, viewing, home, runs.page)
     add_page(router, viewing, "/evals", runs.evaluations)
     add_page(router, viewing, "/training", runs.trainings)
@@ -51,11 +54,14 @@ def viewer_router(viewing: Visitor, *, home: str = "/") -> APIRouter:
 def add_page(router: APIRouter, viewing: Visitor, path: str, page: PageFunction) -> None:
     """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
     section = path.strip("/").split("/")[0]
+    names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
 
     def endpoint(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
         part = request.headers.get("x-live-part")
         try:
-            return answer(view, page(view, words_of(request.url.query), **request.path_params), part=part)
+            # Below a prefix there are parameters that are not the page's.
+            parameters = {name: request.path_params[name] for name in names}
+            return answer(view, page(view, words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
             return refusal(view, error, section=section)
 

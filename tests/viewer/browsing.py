@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 from typing import TYPE_CHECKING
 
-from osmosis_ai.viewer.access import ShellView, Viewing
+from osmosis_ai.ui.shell import ShellView
+from osmosis_ai.viewer.access import Viewing
 
 if TYPE_CHECKING:
     from httpx import Response

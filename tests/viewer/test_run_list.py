@@ -19,7 +19,7 @@ def test_a_line_says_what_the_rate_stands_on() -> None:
     assert 'href="/evals/calm-fern-1"' in text
     assert "41.8 % (37.2 – 46.3 %)" in text
     assert "380 of 400 planned" in text
-    assert "0.5 (0.4 – 0.6)" in text
+    assert "0.500 (0.400 – 0.600)" in text
 
 
 def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:

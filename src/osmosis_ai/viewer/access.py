@@ -6,49 +6,16 @@ neither a request nor a web framework, so that pages and reports are made the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from osmosis_ai.ui.shell import ShellView
 from osmosis_ai.viewer.source import Capability, RunKind, RunSource
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
 """The part of an address below which the runs of a kind have their pages."""
-
-
-@dataclass(frozen=True, slots=True)
-class NavItem:
-    """A place that every page leads to."""
-
-    text: str
-    href: str
-    current: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShellView:
-    """What stands around a page.
-
-    Attributes:
-        product: whose pages these are.
-        nav: the places that every page leads to.
-        root: what stands before the path of every page and asset of the server.
-        user: who has signed in; None where nobody does.
-        sign_out: where that ends.
-        csrf: the token of every form that changes something; "" where nothing can be changed.
-        live: where the page's changes come from; None for one that does not change.
-        theme: ``light``, ``dark`` or ``system``.
-    """
-
-    product: str = "Osmosis"
-    nav: Sequence[NavItem] = ()
-    root: str = ""
-    user: str | None = None
-    sign_out: str | None = None
-    csrf: str = ""
-    live: str | None = None
-    theme: str = "system"
 
 
 @dataclass(frozen=True, slots=True)

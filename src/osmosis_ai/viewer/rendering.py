@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.pages import templates
@@ -17,22 +16,12 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 _NEAREST = 3
-_UNTIL_THE_KIT_HAS_THEM: Mapping[str, Any] = {
-    "percent": lambda value: "–" if value is None else f"{value * 100:.1f} %",
-    "number": lambda value: "–" if value is None else f"{value:.4g}",
-    "money": lambda value: "–" if value is None else f"${value:,.4f}",
-    "duration": lambda value: "–" if value is None else f"{value:,.1f} s",
-    "moment": lambda value: "–" if value is None else f"{value:%Y-%m-%d %H:%M} UTC",
-}
 
 
 @lru_cache
 def environment() -> Environment:
     """Return what renders the viewer's templates."""
-    made = templates(TEMPLATES)
-    for name, written in _UNTIL_THE_KIT_HAS_THEM.items():
-        made.filters.setdefault(name, written)
-    return made
+    return templates(TEMPLATES)
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:

@@ -7,31 +7,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.policy import artifact_headers, page_headers
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.exporting import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.live_routes import add_live
-from osmosis_ai.viewer.pages import runs
-from osmosis_ai.viewer.queries import words_of
+from osmosis_ai.viewer.pages import log, run, runs, samples
+from osmosis_ai.viewer.queries import Words, sample_query, words_of
 from osmosis_ai.viewer.rendering import refused, render
 
 Visitor = Callable[..., Viewing]
 """A dependency of FastAPI that tells who looks, and at what."""
 PageFunction = Callable[..., RenderedPage | Response]
 """``page(view, words, **path)``: a page, or a reply of its own kind (a file, a stream)."""
-
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "private, no-cache",
-}
 
 
 def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRoute] = APIRoute) -> APIRouter:
@@ -47,6 +42,12 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/evals", runs.evaluations)
     add_page(router, viewing, "/training", runs.trainings)
     add_page(router, viewing, "/rubrics", runs.rubrics)
+    add_page(router, viewing, "/evals/{run}", run.page)
+    add_page(router, viewing, "/evals/{run}/samples", samples.page)
+    add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
+    add_page(router, viewing, "/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"))
+    add_page(router, viewing, "/evals/{run}/log", log.page)
+    add_page(router, viewing, "/training/{run}/log", log.of_training)
     add_live(router, viewing)
     return router
 
@@ -73,7 +74,7 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
     if isinstance(page, Response):
         return page
     text = render(view, page, part=part)
-    return HTMLResponse(text.encode("utf-8", "replace"), status_code=page.status, headers=PAGE_HEADERS)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=page.status, headers=page_headers())
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
@@ -85,3 +86,10 @@ def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Respons
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(view, error, section=section))
+
+
+def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:
+    """Return the samples of a filter as a file, which is written while it is sent."""
+    pieces = exported_samples(view.source, run, sample_query(words), kind=kind)
+    headers = artifact_headers(f"{run[:100]}-samples.{kind}")
+    return StreamingResponse(pieces, media_type=MEDIA_TYPES[kind], headers=headers)

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
-from osmosis_ai.evaluation.headline import Headline, breakdown, pass_rule, scored_of_planned, spread_words
+from osmosis_ai.evaluation.headline import Headline, spread_words
+from osmosis_ai.viewer.results import amount, number_lines, sample_counts
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.driving.machine import LimitName
     from osmosis_ai.evaluation.comparison.run_slices import RunSlice
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.metrics_models import Estimates
-    from osmosis_ai.evaluation.statistics import Percentiles
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from osmosis_ai.services.eval_runs.watch import WatchedRun
@@ -91,7 +90,7 @@ def numbers(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = 
     results = [*_numbers(estimates), *_warnings(estimates)]
     return [
         Table(columns, results, title="Results", in_plain=True),
-        Table(("", ""), [*_sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
+        Table(("", ""), [*sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
         *_row_behaviour(estimates),
     ]
 
@@ -192,35 +191,13 @@ def _failed_row(failure: FailedRow) -> Sequence[Cell]:
 
 
 def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
-    reward, rate = estimates.reward, estimates.pass_rate
-    if reward is not None:
-        over = f"{_number(reward.n, 'scored sample')} of {_number(reward.clusters, 'row')}"
-        yield "Reward", Styled(f"{reward.value:.3f}", "strong"), formats.interval(reward), over
-    if rate is not None:
-        over = f"{_number(rate.n, 'sample')} of {_number(rate.clusters, 'row')}"
-        label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
-        yield label, Styled(formats.percent(rate.value), "strong"), formats.interval(rate, percent=True), over
-    for k, estimate in estimates.pass_at_k.items():
-        over = f"{_number(estimate.clusters, 'row')} with {k} or more scored attempts"
-        yield f"pass@{k}", formats.percent(estimate.value), formats.interval(estimate, percent=True), over
-    for k, estimate in estimates.pass_hat_k.items():
-        if k > 1:  # pass^1 is pass@1
-            over = f"{_number(estimate.clusters, 'row')}: all of {k} attempts pass"
-            yield f"pass^{k}", formats.percent(estimate.value), formats.interval(estimate, percent=True), over
-    tokens = estimates.tokens
-    per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
-    split = f"{formats.count(tokens.prompt)} prompt, {formats.count(tokens.completion)} completion"
-    yield "Tokens", formats.count(tokens.total), "", ", ".join(filter(None, (split, per_sample)))
-    cost = estimates.cost_usd
-    if cost.total is not None:
-        known = f"{formats.count(cost.known_samples)} of {formats.count(cost.recorded_samples)} samples"
-        yield "Cost", formats.money(cost.total), "", known
-    if (judges := estimates.judges) is not None:
-        spent = "price not known" if judges.cost_usd is None else formats.money(judges.cost_usd)
-        over = f"{_number(judges.calls, 'call')}, {_number(judges.tokens, 'token')}"
-        yield "Judges", spent, "", over
-    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
-    yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+    for line in number_lines(estimates):
+        yield (
+            line.label,
+            Styled(line.value, "strong") if line.is_result else line.value,
+            line.interval,
+            line.over,
+        )
 
 
 def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
@@ -236,7 +213,7 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
                 for row in flaky.worst
             ],
             title="Flaky rows",
-            note=f"{formats.count(flaky.count)} of {_number(flaky.of, 'row')} passed some of their attempts{listed}",
+            note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed some of their attempts{listed}",
             in_plain=True,
         )
     words = spread_words(estimates.variance) if estimates.variance is not None else None
@@ -249,12 +226,6 @@ def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
 
 
-def _latencies(label: str, latency: Percentiles | None) -> Iterator[Sequence[Cell]]:
-    if latency is not None:
-        tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
-        yield label, f"p50 {_ms(latency.p50)}", "", tail
-
-
 def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
     if summary.pending:
         yield "Pending", Styled(formats.count(summary.pending), "pending")
@@ -262,41 +233,6 @@ def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
         yield "From earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
     yield "Output", shown_path(summary.run_dir)
-
-
-_LIMITS: Mapping[LimitName, str] = {
-    "provider": "the model",
-    "rate_limit": "the provider's rate limit",
-    "this_machine": "this machine",
-}
-
-
-def _sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[Row]:
-    """Yield what became of the work items, and of which rows they are."""
-    counts = estimates.counts
-    if rows is not None:
-        yield "Rows", rows.words
-    yield "Scored", scored_of_planned(counts.scored, counts.planned)
-    if counts.unscored:
-        yield "Unscored", breakdown(counts.unscored)
-    if counts.failed_by_boundary:
-        yield "Failed, by boundary", breakdown(counts.failed_by_boundary)
-        yield "  for reasons of infrastructure", formats.count(counts.infrastructure_failures)
-    if counts.skipped:
-        yield "Skipped by the grader", formats.count(counts.skipped)
-    if counts.lost_attempts:
-        yield "Lost and made again", formats.count(counts.lost_attempts)
-    limited = estimates.limited_by
-    if limited is not None:
-        yield "Held back by", f"{_LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{formats.count(count)} {noun}" if count == 1 else f"{formats.count(count)} {noun}s"
-
-
-def _ms(milliseconds: float) -> str:
-    return formats.duration(milliseconds / 1000)
 
 
 def _command(result: EvalRunResult, *extra: str) -> str:

@@ -1,0 +1,35 @@
+"""A run's log, a page at a time, its end first."""
+
+from __future__ import annotations
+
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.queries import Words, cursor_of, query_string
+from osmosis_ai.viewer.source import RunKind
+
+LINES_A_PAGE = 200
+
+
+def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
+    """Return lines of a run's log."""
+    cursor = cursor_of(words)
+    found = view.source.log(kind, run, limit=LINES_A_PAGE, cursor=cursor)
+    here = view.run_href(kind, run, "log")
+    return RenderedPage(
+        "log.html",
+        {
+            "title": f"Log of {run}",
+            "name": run,
+            "section": view.run_href(kind, run),
+            "here": here,
+            "log": found.logs,
+            "older": here + query_string({"cursor": found.next_cursor}) if found.next_cursor else None,
+            "is_end": cursor is None,
+        },
+        parts={"log": "log_lines.html"},
+        live=view.run_href(kind, run, "changes") if cursor is None and view.can("changes") else None,
+    )
+
+
+def of_training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    """Return lines of a training run's log."""
+    return page(view, words, run=run, kind="training")

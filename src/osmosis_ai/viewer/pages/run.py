@@ -1,0 +1,165 @@
+"""An evaluation's page: what came out and how sure that is, what failed, and of what it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.results import few_scored_bounds, number_lines, sample_counts, sentence
+from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
+
+LOG_LINES = 20
+_FAILURES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLine:
+    """Failures of one kind, with the first of them and with all of them."""
+
+    failure: FailureCount
+    example_href: str
+    all_href: str
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """The run before on the same config.
+
+    Attributes:
+        difference: of the pass rates, this one's minus that one's; None where one has none.
+    """
+
+    entry: RunEntry
+    href: str
+    compare_href: str | None
+    difference: float | None
+
+
+def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    """Return an evaluation."""
+    detail = view.source.run("eval", run)
+    headline, estimates = detail.summary.headline, detail.estimates
+    passed = detail.summary_numbers.get("passed")
+    return RenderedPage(
+        "run.html",
+        {
+            "title": detail.summary.name,
+            "run": detail.summary,
+            "detail": detail,
+            "here": view.run_href("eval", run),
+            "sentence": sentence(headline),
+            "few_scored": few_scored_bounds(headline, passed if isinstance(passed, int) else None),
+            "numbers": list(number_lines(estimates)) if estimates is not None else [],
+            "counts": list(sample_counts(estimates, headline.rows if headline else None))
+            if estimates
+            else [],
+            "failures": [_failure(view, run, each) for each in detail.failures[:_FAILURES]],
+            "flaky": _flaky(view, run, detail),
+            "flaky_rows": estimates.flaky if estimates is not None else None,
+            "facts": [*_identity(detail.summary), *detail.facts],
+            "config": _flat(detail.config_effective),
+            "before": _before(view, detail),
+            "slices": _slices(view, run, words),
+            "slice": word(words, "slice"),
+            "samples_href": view.run_href("eval", run, "samples"),
+            **log_tail(view, detail.summary),
+        },
+        parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
+        live=_live(view, detail.summary),
+    )
+
+
+def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
+    """Return the end of a run's log as templates show it; nothing where the source keeps none."""
+    if not view.can("logs"):
+        return {"log": None, "log_href": None}
+    log = view.source.log(run.kind, run.name, limit=LOG_LINES)
+    return {"log": log.logs, "log_href": view.run_href(run.kind, run.name, "log")}
+
+
+def _live(view: Viewing, run: RunEntry) -> str | None:
+    changing = run.status in ("pending", "running") and view.can("changes")
+    return view.run_href(run.kind, run.name, "changes") if changing else None
+
+
+def _failure(view: Viewing, run: str, failure: FailureCount) -> FailureLine:
+    filtered = {"outcome": "unscored", "boundary": failure.boundary, "category": failure.category}
+    return FailureLine(
+        failure,
+        view.sample_href(run, *failure.example) + query_string(filtered),
+        view.run_href("eval", run, "samples") + query_string(filtered),
+    )
+
+
+def _flaky(view: Viewing, run: str, detail: RunDetail) -> Sequence[tuple[Any, str]]:
+    """Return the rows that pass now and then, each with its samples."""
+    found = detail.estimates.flaky if detail.estimates is not None else None
+    samples = view.run_href("eval", run, "samples")
+    return [(row, samples + query_string({"row": row.row_index})) for row in (found.worst if found else ())]
+
+
+def _identity(run: RunEntry) -> Sequence[tuple[str, str]]:
+    dirty = " (with changes that were not committed)" if run.dirty else ""
+    known = (
+        ("Model", run.model),
+        ("Dataset", run.dataset),
+        ("Rollout", run.rollout),
+        ("Config", run.config),
+        ("Commit", run.commit and f"{run.commit}{dirty}"),
+        ("By", run.person),
+    )
+    return [(label, value) for label, value in known if value]
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Return settings by their full names, as ``evaluation.n``."""
+    found: list[tuple[str, str]] = []
+    for key, value in config.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{name}.")
+        else:
+            found.append((name, value if isinstance(value, str) else repr(value)))
+    return found
+
+
+def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
+    """Return the run before on the same config; None where there is none, or where it was deleted meanwhile."""
+    if detail.previous is None:
+        return None
+    try:
+        before = view.source.run("eval", detail.previous).summary
+    except NotFoundError:
+        return None
+    ours, theirs = (run.headline.pass_rate if run.headline else None for run in (detail.summary, before))
+    compare = f"{view.href('compare')}?" + "&".join(
+        query_string({"run": name})[1:] for name in (before.name, detail.summary.name)
+    )
+    return EarlierRun(
+        before,
+        view.run_href("eval", before.name),
+        compare if view.can("compare") else None,
+        ours - theirs if ours is not None and theirs is not None else None,
+    )
+
+
+def _slices(view: Viewing, run: str, words: Words) -> Sequence[RunSlice] | str:
+    """Return the numbers by the values of the column that the address names, or why there are none."""
+    column = word(words, "slice")
+    if column is None or not view.can("compare"):
+        return ()
+    from osmosis_ai.evaluation.comparison.run_slices import run_slices
+
+    try:
+        return run_slices(view.source.run_samples(run), [column])
+    except NotFoundError:
+        raise
+    except OsmosisError as error:
+        return error.message

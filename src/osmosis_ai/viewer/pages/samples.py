@@ -1,0 +1,136 @@
+"""The samples of an evaluation in a table: flat or by row, filtered, and searched in previews and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import get_args
+
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.conversation_search import search_conversations
+from osmosis_ai.viewer.pages.runs import SortLink
+from osmosis_ai.viewer.queries import (
+    Words,
+    cursor_of,
+    is_filtered,
+    query_string,
+    sample_query,
+    word,
+    words_of_sample_query,
+)
+from osmosis_ai.viewer.source import Outcome, SampleEntry, SampleQuery, SampleSort
+
+SAMPLES_A_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLine:
+    """A sample of the table; its link keeps the filter, so that the next one is the next inside it."""
+
+    sample: SampleEntry
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowOfSamples:
+    """The attempts on a row that are on this page of the table."""
+
+    row: int
+    source_row: int | None
+    lines: Sequence[SampleLine]
+
+    @property
+    def passed(self) -> int:
+        """How many of them passed."""
+        return sum(line.sample.passed is True for line in self.lines)
+
+
+def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    """Return samples of an evaluation."""
+    query = sample_query(words)
+    in_conversations = word(words, "in") == "conversations" and bool(query.text)
+    if in_conversations:
+        search = search_conversations(view.source, run, query, cursor=cursor_of(words))
+        found = search.page
+    else:
+        search = None
+        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor_of(words))
+    filters = words_of_sample_query(query)
+    here = view.run_href("eval", run, "samples")
+    shown = filters | {
+        "group": word(words, "group") or "",
+        "in": "conversations" if in_conversations else "",
+    }
+    lines = [
+        SampleLine(each, view.sample_href(run, each.row, each.attempt) + query_string(filters))
+        for each in found.items
+    ]
+    return RenderedPage(
+        "samples.html",
+        {
+            "title": f"Samples of {run}",
+            "name": run,
+            "run_href": view.run_href("eval", run),
+            "here": here,
+            "found": found,
+            "search": search,
+            "query": query,
+            "lines": lines,
+            "groups": _by_row(lines) if word(words, "group") == "row" and query.sort == "row" else None,
+            "group": word(words, "group"),
+            "in_conversations": in_conversations,
+            "can_search": view.can("conversations"),
+            "outcomes": _outcomes(query, here, shown, found.counts),
+            "ranges": _ranges(filters),
+            "headings": {name: _sorting(query, here, shown, name) for name in get_args(SampleSort)},
+            "filtered": is_filtered(query),
+            "next": found.next and here + query_string(shown, cursor=found.next),
+            "previous": found.previous and here + query_string(shown, cursor=found.previous),
+            "exports": [(kind, f"{here}.{kind}{query_string(filters)}") for kind in ("csv", "jsonl")],
+        },
+        parts={"samples": "samples_table.html"},
+    )
+
+
+def _by_row(lines: Sequence[SampleLine]) -> Sequence[RowOfSamples]:
+    return [
+        RowOfSamples(row, (of_row := list(found))[0].sample.source_row, of_row)
+        for row, found in groupby(lines, key=lambda line: line.sample.row)
+    ]
+
+
+def _outcomes(
+    query: SampleQuery, here: str, shown: dict[str, str], counts: object
+) -> Sequence[tuple[str, str, bool, int | None]]:
+    """Return (word, link, whether it is chosen, how many) of every outcome, and of all."""
+    known = counts if isinstance(counts, dict) else {}
+    choices: Sequence[Outcome | None] = (None, *get_args(Outcome))
+    return [
+        (
+            outcome or "all",
+            here + query_string(shown | {"outcome": outcome or ""}),
+            query.outcome == outcome,
+            known.get(outcome or "unfiltered"),
+        )
+        for outcome in choices
+    ]
+
+
+def _ranges(filters: dict[str, str]) -> Sequence[tuple[str, str, str, str]]:
+    """Return (label, word, least, most) of what can be limited."""
+    labels = {"reward": "Reward", "tokens": "Tokens", "seconds": "Seconds", "cost": "Cost, USD"}
+    return [
+        (label, name, filters.get(f"min_{name}", ""), filters.get(f"max_{name}", ""))
+        for name, label in labels.items()
+    ]
+
+
+def _sorting(query: SampleQuery, here: str, shown: dict[str, str], name: SampleSort) -> SortLink:
+    """Return the heading that sorts by ``name``, the other way round where it does so already."""
+    now = query.sort == name
+    # Rows are read from the first on, rewards from the worst; of everything else the greatest comes first.
+    descending = not query.descending if now else name not in ("row", "reward")
+    words = shown | {"sort": "" if name == "row" else name, "dir": "desc" if descending else ""}
+    order = ("descending" if query.descending else "ascending") if now else None
+    return SortLink(name.capitalize(), here + query_string(words), order)

@@ -1,0 +1,197 @@
+"""An evaluation's numbers in words, one spelling for pages, reports and the terminal.
+
+Each has its interval and what it stands on, so that no number is read without what it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from osmosis_ai.evaluation.headline import LEAST_SCORED, Headline, breakdown, pass_rule, scored_of_planned
+from osmosis_ai.ui import numbers
+
+if TYPE_CHECKING:
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.driving.machine import LimitName
+    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.statistics import Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLine:
+    """A number of a run as people read it.
+
+    Attributes:
+        label: what it is, with its rule where it has one.
+        interval: where it lies with 95 % confidence; "" for what is counted, not estimated.
+        over: what it stands on.
+        method: how the interval was made; "" where there is none.
+        is_result: whether it is what the run was made for.
+    """
+
+    label: str
+    value: str
+    interval: str
+    over: str
+    method: str = ""
+    is_result: bool = False
+
+
+def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
+    """Yield every number of an evaluation."""
+    reward, rate = estimates.reward, estimates.pass_rate
+    if reward is not None:
+        over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
+        yield NumberLine(
+            "Reward",
+            f"{reward.value:.3f}",
+            numbers.interval(reward),
+            over,
+            reward.method or "",
+            is_result=True,
+        )
+    if rate is not None:
+        over = f"{amount(rate.n, 'sample')} of {amount(rate.clusters, 'row')}"
+        label = f"Pass rate ({pass_rule(estimates.pass_threshold)})"
+        interval = numbers.interval(rate, percent=True)
+        yield NumberLine(
+            label, numbers.percent(rate.value), interval, over, rate.method or "", is_result=True
+        )
+    named = [
+        (f"pass@{k}", f"with {k} or more scored attempts", each) for k, each in estimates.pass_at_k.items()
+    ]
+    # pass^1 is pass@1
+    named += [
+        (f"pass^{k}", f": all of {k} attempts pass", each)
+        for k, each in estimates.pass_hat_k.items()
+        if k > 1
+    ]
+    for label, rule, each in named:
+        rows = amount(each.clusters, "row")
+        over = f"{rows}{rule}" if rule.startswith(":") else f"{rows} {rule}"
+        interval = numbers.interval(each, percent=True)
+        yield NumberLine(label, numbers.percent(each.value), interval, over, each.method or "")
+    yield from _spent(estimates)
+    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
+    yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+
+
+def _spent(estimates: Estimates) -> Iterator[NumberLine]:
+    tokens, cost, judges = estimates.tokens, estimates.cost_usd, estimates.judges
+    per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
+    split = f"{tokens.prompt:,} prompt, {tokens.completion:,} completion"
+    yield NumberLine("Tokens", f"{tokens.total:,}", "", ", ".join(filter(None, (split, per_sample))))
+    if cost.total is not None:
+        known = f"{cost.known_samples:,} of {cost.recorded_samples:,} samples"
+        yield NumberLine("Cost", numbers.money(cost.total), "", known)
+    if judges is not None:
+        spent = "price not known" if judges.cost_usd is None else numbers.money(judges.cost_usd)
+        yield NumberLine(
+            "Judges", spent, "", f"{amount(judges.calls, 'call')}, {amount(judges.tokens, 'token')}"
+        )
+
+
+def _latencies(label: str, latency: Percentiles | None) -> Iterator[NumberLine]:
+    if latency is not None:
+        tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
+        yield NumberLine(label, f"p50 {_ms(latency.p50)}", "", tail)
+
+
+LIMITS: dict[LimitName, str] = {
+    "provider": "the model",
+    "rate_limit": "the provider's rate limit",
+    "this_machine": "this machine",
+}
+
+
+def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
+    """Yield what became of the work items, and of which rows they are."""
+    counts = estimates.counts
+    if rows is not None:
+        yield "Rows", rows.words
+    yield "Scored", scored_of_planned(counts.scored, counts.planned)
+    if counts.unscored:
+        yield "Unscored", breakdown(counts.unscored)
+    if counts.failed_by_boundary:
+        yield "Failed, by boundary", breakdown(counts.failed_by_boundary)
+        yield "  for reasons of infrastructure", f"{counts.infrastructure_failures:,}"
+    if counts.skipped:
+        yield "Skipped by the grader", f"{counts.skipped:,}"
+    if counts.lost_attempts:
+        yield "Lost and made again", f"{counts.lost_attempts:,}"
+    limited = estimates.limited_by
+    if limited is not None:
+        yield "Held back by", f"{LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
+
+
+def sentence(headline: Headline | None) -> str:
+    """Return a run's result in a sentence: how many pass of what was scored, and of how many that is.
+
+    As in ``41.8 % of 400 scored samples pass (37.2 – 46.3 %); 400 of 400 planned scored.``
+    """
+    if headline is None or headline.pass_rate is None:
+        planned = headline.scored_words if headline is not None else ""
+        return f"No sample has a score yet: {planned} scored." if planned else "No sample has a score yet."
+    within = ""
+    if headline.low is not None and headline.high is not None:
+        within = f" ({headline.low * 100:.1f} – {headline.high * 100:.1f} %)"
+    verb = "passes" if headline.scored == 1 else "pass"
+    passing = f"{numbers.percent(headline.pass_rate)} of {amount(headline.scored, 'scored sample')}"
+    return f"{passing} {verb}{within}; {headline.scored_words} scored."
+
+
+@dataclass(frozen=True, slots=True)
+class FewScored:
+    """What a pass rate could be had every finished sample a score: a rate over a part says little of the rest.
+
+    Attributes:
+        share: how much of what finished is scored.
+        unscored: how many are not.
+        worst, best: the pass rate, were all of them to fail, and to pass (Manski 1990); over samples.
+    """
+
+    share: float
+    scored: int
+    unscored: int
+    worst: float
+    best: float
+
+    @property
+    def words(self) -> str:
+        """It in a sentence."""
+        finished = self.scored + self.unscored
+        return (
+            f"Only {self.scored:,} of {finished:,} finished samples have a score ({numbers.percent(self.share)}). "
+            f"Were all {self.unscored:,} others to fail, {numbers.percent(self.worst)} of {finished:,} would pass; "
+            f"were all to pass, {numbers.percent(self.best)}."
+        )
+
+
+def few_scored_bounds(headline: Headline | None, passed: int | None = None) -> FewScored | None:
+    """Return the bounds of a pass rate that too few of the finished samples are behind; None where there are enough.
+
+    Args:
+        headline: of the run.
+        passed: how many samples passed; None where nobody says, which takes them from the rate.
+    """
+    if headline is None:
+        return None
+    finished = headline.planned - headline.pending - headline.skipped
+    unscored = finished - headline.scored
+    if finished <= 0 or headline.scored >= LEAST_SCORED * finished:
+        return None
+    known = round((headline.pass_rate or 0.0) * headline.scored) if passed is None else passed
+    return FewScored(
+        headline.scored / finished, headline.scored, unscored, known / finished, (known + unscored) / finished
+    )
+
+
+def amount(count: int, noun: str) -> str:
+    """Return ``1 row``, ``2 rows``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _ms(milliseconds: float) -> str:
+    return numbers.duration(milliseconds / 1000)

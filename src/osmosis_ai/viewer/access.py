@@ -6,16 +6,23 @@ neither a request nor a web framework, so that pages and reports are made the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from osmosis_ai.ui.shell import ShellView
+from osmosis_ai.ui.shell import NavItem, ShellView
 from osmosis_ai.viewer.source import Capability, RunKind, RunSource
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
 """The part of an address below which the runs of a kind have their pages."""
+
+LISTS: Mapping[RunKind, str] = {
+    "eval": "Evaluations",
+    "training": "Training runs",
+    "rubric": "Rubric results",
+}
+"""What the lists of runs are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ class Viewing:
     def run_href(self, kind: RunKind, name: str, *below: str | int) -> str:
         """Return the address of a run's page, or of one below it."""
         return self.href(SECTIONS[kind], name, *below)
+
+    def crumbs(self, kind: RunKind, name: str | None = None) -> Sequence[NavItem]:
+        """Return the way back from a page below a list of runs, or below the run ``name``."""
+        way = [NavItem(LISTS[kind], self.href(SECTIONS[kind]))]
+        return [*way, NavItem(name, self.run_href(kind, name))] if name is not None else way
 
     def sample_href(self, run: str, row: int, attempt: int) -> str:
         """Return the address of a sample's page."""

@@ -18,8 +18,7 @@ def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> Re
         "log.html",
         {
             "title": f"Log of {run}",
-            "name": run,
-            "section": view.run_href(kind, run),
+            "crumbs": view.crumbs(kind, run),
             "here": here,
             "log": found.logs,
             "older": here + query_string({"cursor": found.next_cursor}) if found.next_cursor else None,

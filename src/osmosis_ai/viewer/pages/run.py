@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.results import few_scored_bounds, number_lines, sample_counts, sentence
@@ -51,6 +52,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         "run.html",
         {
             "title": detail.summary.name,
+            "crumbs": view.crumbs("eval"),
+            "interval": interval,
             "run": detail.summary,
             "detail": detail,
             "here": view.run_href("eval", run),
@@ -61,6 +64,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             if estimates
             else [],
             "failures": [_failure(view, run, each) for each in detail.failures[:_FAILURES]],
+            "rewards": None,
             "flaky": _flaky(view, run, detail),
             "flaky_rows": estimates.flaky if estimates is not None else None,
             "facts": [*_identity(detail.summary), *detail.facts],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
     Words,
     cursor_of,
@@ -18,12 +18,6 @@ from osmosis_ai.viewer.queries import (
 from osmosis_ai.viewer.source import RunKind, RunQuery, RunSort
 
 RUNS_A_PAGE = 50
-_TITLES: dict[RunKind | None, str] = {
-    None: "Runs",
-    "eval": "Evaluations",
-    "training": "Training runs",
-    "rubric": "Rubric results",
-}
 _FIRST: dict[RunKind | None, Sequence[str]] = {
     None: ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
@@ -56,7 +50,7 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
     return RenderedPage(
         "runs.html",
         {
-            "title": _TITLES[kind],
+            "title": LISTS[kind] if kind else "Runs",
             "kind": kind,
             "found": found,
             "runs": [(run, view.run_href(run.kind, run.name)) for run in found.items],
@@ -70,7 +64,8 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "previous": found.previous and here + query_string(filters, cursor=found.previous),
             "filtered": is_filtered(query),
             "commands": _FIRST[kind],
-            "compares": view.can("compare") and any(run.kind != "rubric" for run in found.items),
+            "compares": view.can("compare") and kind != "rubric" and bool(found.items),
+            "compared": kind or "eval",
             "compare": view.href("compare"),
         },
     )

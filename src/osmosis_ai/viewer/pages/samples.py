@@ -70,8 +70,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         "samples.html",
         {
             "title": f"Samples of {run}",
-            "name": run,
-            "run_href": view.run_href("eval", run),
+            "crumbs": view.crumbs("eval", run),
             "here": here,
             "found": found,
             "search": search,

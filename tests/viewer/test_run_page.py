@@ -1,0 +1,202 @@
+"""An evaluation's page, its samples and its log, as a visitor sees them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
+from tests.evaluation.recorded_runs import record
+from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+HOSTILE = "<script>alert(1)</script>{{ 7*7 }}<img src=x onerror=alert(1)>\u202e\x1b]8;;http://evil\x07"
+
+
+@pytest.fixture(scope="module")
+def pages() -> TestClient:
+    """Return a visitor of a run of six rows, whose attempts passed, failed and broke."""
+    metrics = MetricsAccumulator(rows=6, n=2)
+    outcomes = [[1.0, 0.0], [1.0, "agent"], [0.0, 0.0], ["provider", "provider"], [1.0, 1.0], [0.0, "agent"]]
+    for row, attempts in enumerate(outcomes):
+        for attempt, outcome in enumerate(attempts):
+            metrics.add_record(record(row, attempt, outcome))
+    found = metrics.summary()
+    entry = a_run("calm-fern-1", headline=Headline.of(found.estimates), config="configs/eval/rows.toml")
+    before = a_run("calm-fern-0", headline=Headline(pass_rate=0.5, scored=10, planned=10))
+    detail = RunDetail(
+        entry,
+        found.estimates,
+        found.summary,
+        config_written='dataset = "rows"\n',
+        config_effective={"evaluation": {"n": 2, "grader": HOSTILE}},
+        facts=[("Seed", "7"), ("Isolation", "bubblewrap")],
+        secret_names=["OPENAI_API_KEY"],
+        failures=[
+            FailureCount("agent", "crash", 2, (1, 1), HOSTILE),
+            FailureCount("provider", None, 2, (3, 0)),
+        ],
+        rewards=Histogram([0.0, 0.5, 1.0], [4, 4]),
+        previous="calm-fern-0",
+        problems=["The journal ends in a torn line."],
+        commands=["osmosis eval run configs/eval/rows.toml --name calm-fern-1 --retry-failed"],
+    )
+    samples = [
+        a_sample(
+            row,
+            attempt,
+            passed=None if isinstance(outcome, str) else outcome == 1.0,
+            status="failed" if isinstance(outcome, str) else "success",
+            reward=None if isinstance(outcome, str) else outcome,
+            boundary=outcome if isinstance(outcome, str) else None,
+            error=HOSTILE if isinstance(outcome, str) else None,
+            input=f"question {row} {HOSTILE}",
+            output="=1+1",
+            tokens=1234,
+        )
+        for row, attempts in enumerate(outcomes)
+        for attempt, outcome in enumerate(attempts)
+    ]
+    said = json.dumps({"steps": [{"source": "agent", "message": "a secret wörd"}]})
+    source = FakeSource(
+        [entry, before, a_run("other", "training")],
+        {"calm-fern-1": detail},
+        {"calm-fern-1": samples},
+        conversations={("calm-fern-1", 2, 1): said.encode(), ("calm-fern-1", 4, 0): b'{"steps": []}'},
+        lines=[
+            LogEntry(timestamp="2026-05-04T12:00:00Z", level="warning", message=f"line {n} {HOSTILE}")
+            for n in range(300)
+        ],
+    )
+    return visitor(source)
+
+
+def test_the_run_page_says_the_result_in_a_sentence_and_each_number_with_its_denominator(
+    pages: TestClient,
+) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1"))
+    assert "of 8 scored samples pass" in text and "8 of 12 planned scored." in text
+    assert "Pass rate (reward &gt;= 1.0, scored samples only)" in text
+    assert "8 scored samples of 5 rows" in text
+    assert "korn-graubard" in text
+
+
+def test_where_few_are_scored_the_bounds_stand_above_the_numbers(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1"))
+    warning = "Were all 4 others to fail, 33.3 % of 12 would pass; were all to pass, 66.7 %."
+    assert 0 < text.index(warning) < text.index('id="numbers"')
+
+
+def test_the_run_page_leads_to_failures_to_flaky_rows_and_to_the_run_before(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1"))
+    assert "/evals/calm-fern-1/samples/1.1?outcome=unscored&amp;boundary=agent&amp;category=crash" in text
+    assert "/evals/calm-fern-1/samples?row=0" in text
+    assert "/compare?run=calm-fern-0&amp;run=calm-fern-1" in text
+    assert "OPENAI_API_KEY" in text and "--retry-failed" in text and "evaluation.n" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/samples", "/samples?group=row", "/log", "/samples?q=w%C3%B6rd&in=conversations"]
+)
+def test_what_others_wrote_does_nothing(pages: TestClient, path: str) -> None:
+    text = page_text(pages.get(f"/evals/calm-fern-1{path}"))
+    body = text.partition("</head>")[2]
+    assert "<script" not in body and "<img" not in body and "\u202e" not in text and "\x1b" not in text
+    assert gzipped(text) < 100_000
+
+
+def test_a_name_that_is_not_there_leads_to_the_three_nearest(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-2/samples"), status=404)
+    assert text.count('href="/evals/calm-fern-') == 2 and 'href="/evals"' in text
+    page_text(pages.get("/evals/other"), status=404)
+
+
+def test_samples_are_filtered_by_outcome_and_keep_it_in_their_links(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
+    assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
+    assert "4 samples." in text
+
+
+def test_samples_by_row_say_how_many_of_them_passed(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1/samples?group=row"))
+    assert "Row 0: 1 of 2 shown passed" in text
+    assert "only where they are sorted by row" in page_text(
+        pages.get("/evals/calm-fern-1/samples?group=row&sort=reward")
+    )
+
+
+def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
+    assert (
+        "Looked through 2 conversations" in text
+        and "/samples/2.1?q=SECRET" in text
+        and "/samples/4.0" not in text
+    )
+    assert "That was the end." in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "outcome=good",
+        "row=-1",
+        "row=1e3",
+        "min_reward=nan",
+        "min_reward=2&max_reward=1",
+        "max_cost=much",
+        "sort=name",
+        "cursor=x",
+        "dir=1",
+    ],
+)
+def test_filters_that_make_no_sense_are_refused(pages: TestClient, words: str) -> None:
+    page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
+    if words != "cursor=x":
+        page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
+
+
+def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: TestClient) -> None:
+    reply = pages.get("/evals/calm-fern-1/samples.csv?outcome=unscored")
+    assert (
+        reply.headers["content-disposition"].startswith("attachment")
+        and "sandbox" in reply.headers["content-security-policy"]
+    )
+    lines = list(csv.DictReader(io.StringIO(reply.text)))
+    assert [(line["row"], line["attempt"]) for line in lines] == [
+        ("1", "1"),
+        ("3", "0"),
+        ("3", "1"),
+        ("5", "1"),
+    ]
+    assert {line["output"] for line in lines} == {"'=1+1"}
+    samples = [json.loads(line) for line in pages.get("/evals/calm-fern-1/samples.jsonl").text.splitlines()]
+    assert len(samples) == 12 and samples[0]["output"] == "=1+1"
+
+
+def test_the_log_begins_with_its_end_and_goes_back(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1/log"))
+    assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text
+    assert "line 99 " in page_text(pages.get("/evals/calm-fern-1/log?cursor=100"))
+
+
+def test_a_live_page_gets_the_part_that_it_asks_for(pages: TestClient) -> None:
+    part = pages.get("/evals/calm-fern-1", headers={"X-Live-Part": "numbers"}).text
+    assert "8 scored samples of 5 rows" in part and "<html" not in part
+    assert pages.get("/evals/calm-fern-1", headers={"X-Live-Part": "../run"}).status_code == 404
+
+
+def test_a_run_without_anything_has_a_page() -> None:
+    source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
+    text = page_text(visitor(source).get("/evals/new"))
+    assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
+    assert "No sample is here yet." in page_text(visitor(source).get("/evals/new/samples"))

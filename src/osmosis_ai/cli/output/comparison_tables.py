@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.markdown_report import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
-from osmosis_ai.evaluation.comparison.metric_changes import described
-from osmosis_ai.evaluation.comparison.verdict import change_words, confidence_words, p_words, signed_words
+from osmosis_ai.evaluation.comparison.verdict import confidence_words, p_words
+from osmosis_ai.evaluation.comparison.words import (
+    difference_words,
+    interval_words,
+    metrics_note,
+    row_counts,
+    value_words,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
@@ -52,35 +58,6 @@ def comparison_document(found: RunComparison) -> DecisionDocument:
     )
 
 
-def value_words(metric: str, value: float | None) -> str:
-    """Return a metric's value: ``62.5 %``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
-    if value is None:
-        return formats.MISSING
-    if metric == "cost_per_row":
-        return formats.money(value)
-    if metric == "tokens":
-        return f"{value:,.0f}"
-    if metric == "latency":
-        return formats.duration(value)
-    return formats.percent(value) if described(metric).scale == "share" else change_words(metric, value)
-
-
-def difference_words(metric: str, change: Difference | None) -> str:
-    """Return a difference with its sign, ``+6.2 points``; a ratio as ``x 1.25``."""
-    if change is None:
-        return formats.MISSING
-    words = signed_words(metric, change.value)
-    scale = described(metric).scale
-    return f"x {words}" if scale == "amount" else f"{words} points" if scale == "share" else words
-
-
-def interval_words(metric: str, change: Difference | None) -> str:
-    """Return ``1.9 to 10.5``."""
-    if change is None or change.low is None or change.high is None:
-        return formats.MISSING
-    return f"{change_words(metric, change.low)} to {change_words(metric, change.high)}"
-
-
 def _note_texts(found: RunComparison) -> list[str]:
     said = {note: None for candidate in found.candidates for note in candidate.comparability.notes}
     places = ", ".join(f"{run.name} ({_place(run)})" for run in _runs(found))
@@ -118,7 +95,7 @@ def _metrics(found: RunComparison, candidate: ComparedCandidate) -> Table:
             for row in _metric_rows(change, decides=change.metric == found.metric)
         ],
         title=_against(found, candidate),
-        note=_metrics_note(candidate),
+        note=metrics_note(candidate),
         in_plain=True,
     )
 
@@ -167,26 +144,13 @@ def _change_cells(
     )
 
 
-def _metrics_note(candidate: ComparedCandidate) -> str:
-    said = ["values and differences are of the rows that have a score in both runs"]
-    if candidate.comparability.matched is None:
-        said = ["unpaired: each run's values are of its own rows"]
-    if any(described(each.metric).scale == "amount" for each in candidate.changes):
-        said.append(
-            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
-        )
-    warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
-    return "; ".join([*said, *filter(None, warnings)])
-
-
 # -- rows ----------------------------------------------------------------------------------
 
 
 def _row_counts(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Text]:
     rows = candidate.rows
     if rows is not None:
-        counts = f"{rows.fixed.count:,} fixed, {rows.broken.count:,} broken, {rows.unstable.count:,} unstable"
-        yield Text(f"{_of(found, candidate)}{counts} of {rows.compared:,} rows.", in_plain=True)
+        yield Text(f"{_of(found, candidate)}{row_counts(rows)}", in_plain=True)
 
 
 def _rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table]:

@@ -1,0 +1,97 @@
+"""Runs side by side: the engine of ``eval compare`` and ``train compare``, with its numbers and its sentence first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.pages import compare_evaluations, compare_training
+from osmosis_ai.viewer.queries import Words, word
+from osmosis_ai.viewer.source import RunKind, SampleEntry
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+_MOST_RUNS = 10
+_MOST_PLACES = 1_000
+_TITLE = "Compare"
+_TOO_FEW = "Tick two or more runs in the list; the first is the one the others are compared with."
+
+
+def page(view: Viewing, words: Words) -> RenderedPage:
+    """Return what runs came to beside each other, the first of them as the baseline.
+
+    Raises:
+        OsmosisError: VALIDATION, they are too many or of two kinds; NOT_FOUND, one is not there.
+    """
+    names = list(dict.fromkeys(words.get("run", ())))
+    if len(names) > _MOST_RUNS:
+        raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
+    given = {"title": _TITLE, "names": names, "turned": _turned(view, names), "again": view.href("compare")}
+    if len(names) < 2:
+        return RenderedPage("compare.html", {**given, "hint": _TOO_FEW})
+    kinds = {_kind(view, name, word(words, "kind")) for name in names}
+    if kinds == {"training"}:
+        return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
+    if kinds != {"eval"}:
+        raise OsmosisError("an evaluation and a training run can not be compared.")
+    try:
+        found = compare_evaluations.found(view, names, words)
+    except NotFoundError:
+        raise
+    except OsmosisError as error:
+        return RenderedPage(
+            "compare.html", {**given, **compare_evaluations.choices(words), "refused": error.message}
+        )
+    return RenderedPage("compare_evaluations.html", {**given, **found})
+
+
+def row(view: Viewing, words: Words) -> Response:
+    """Lead to the two conversations about a row, side by side; where only one run has it, to that one.
+
+    Raises:
+        NotFoundError: no run has it.
+    """
+    from starlette.responses import RedirectResponse
+
+    names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
+    places: dict[str, SampleEntry] = {}
+    for run, sample in view.source.elsewhere(digest, limit=_MOST_PLACES):
+        if run.name in names and (run.name not in places or _tells_more(sample, places[run.name])):
+            places[run.name] = sample
+    there = [(name, places[name]) for name in names if name in places]
+    if not there:
+        raise NotFoundError("neither run has this row, or which rows they have was not recorded.")
+    address = view.sample_href(there[0][0], there[0][1].row, there[0][1].attempt)
+    if len(there) > 1:
+        name, sample = there[1]
+        address += "?" + urlencode({"with": f"{name}/{sample.row}.{sample.attempt}"})
+    return RedirectResponse(address, status_code=303)
+
+
+def _tells_more(one: SampleEntry, other: SampleEntry) -> bool:
+    """Whether an attempt is rather read than another one: failed ones tell why, and the first is the first."""
+    return (one.passed is not False, one.attempt) < (other.passed is not False, other.attempt)
+
+
+def _kind(view: Viewing, name: str, given: str | None) -> RunKind:
+    kinds: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
+    *others, last = kinds.get(given, ("eval", "training"))
+    for kind in others:
+        try:
+            view.source.run(kind, name)
+        except NotFoundError:
+            continue
+        return kind
+    view.source.run(last, name)
+    return last
+
+
+def _turned(view: Viewing, names: Sequence[str]) -> str | None:
+    """Return the address of the same comparison with the next run as the baseline."""
+    if len(names) < 2:
+        return None
+    return view.href("compare") + "?" + urlencode({"run": [*names[1:], names[0]]}, doseq=True)

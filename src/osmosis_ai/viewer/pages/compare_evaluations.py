@@ -1,0 +1,302 @@
+"""Evaluations side by side: what differs, by how much, on which rows, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui import numbers
+from osmosis_ai.ui.shell import TableCell, TableColumn
+from osmosis_ai.viewer.access import Viewing
+from osmosis_ai.viewer.queries import Words, word
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions, ComparedCandidate, RunComparison
+    from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
+    from osmosis_ai.evaluation.comparison.row_outcomes import OutcomesOfKind
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.ui.charts import ChartPoint, SvgChart
+
+_ROWS_SHOWN = 50
+_DIGEST_CHARACTERS = 12
+_MOST_POINTS = 2_000
+ALLOWANCES: Mapping[str, str] = {
+    "unpaired": "runs on different rows",
+    "partial": "runs that are not finished",
+    "different_grader": "runs that were graded differently",
+    "same": "runs of the same seed, model and code",
+}
+"""What is refused otherwise, by the word of an address that allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table of a comparison; ``note`` says what its numbers are of."""
+
+    title: str
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[TableCell]]
+    note: str | None = None
+
+
+def choices(words: Words) -> dict[str, Any]:
+    """Return what the form shows that compares again."""
+    return {
+        "metric": word(words, "metric") or "",
+        "slices": word(words, "slice") or "",
+        "allowances": [(name, text, name in words.get("allow", ())) for name, text in ALLOWANCES.items()],
+    }
+
+
+def found(view: Viewing, names: Sequence[str], words: Words) -> dict[str, Any]:
+    """Return the values of the page.
+
+    Raises:
+        OsmosisError: the runs may not be compared, or as :func:`~…comparison.engine.compare_runs`.
+    """
+    from osmosis_ai.evaluation.comparison.engine import compare_runs
+
+    baseline, *others = (view.source.run_samples(name) for name in names)
+    comparison = compare_runs(baseline, others, _options(words))
+    return {
+        **choices(words),
+        "sentence": comparison.sentence,
+        "notes": list(dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)),
+        "differs": _differs(comparison),
+        "candidates": [
+            _candidate(view, comparison, each, baseline, other)
+            for each, other in zip(comparison.candidates, others, strict=True)
+        ],
+        "forest": _forest(comparison),
+        "totals": _totals(comparison),
+    }
+
+
+def _options(words: Words) -> CompareOptions:
+    from osmosis_ai.evaluation.comparison.comparability import Allowances
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+
+    allowed = set(words.get("allow", ()))
+    if strange := allowed - ALLOWANCES.keys():
+        raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
+    slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
+    return CompareOptions(
+        metric=word(words, "metric"),
+        slices=tuple(dict.fromkeys(filter(None, slices))),
+        rows_shown=_ROWS_SHOWN,
+        allowances=Allowances(**{name: name in allowed for name in ALLOWANCES}),
+    )
+
+
+def _candidate(
+    view: Viewing, comparison: RunComparison, candidate: ComparedCandidate, a: RunSamples, b: RunSamples
+) -> dict[str, Any]:
+    from osmosis_ai.evaluation.comparison.words import row_counts
+
+    rows = candidate.rows
+    kinds = [] if rows is None else [("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)]
+    return {
+        "name": candidate.name,
+        "metrics": _metrics(comparison, candidate),
+        "scatter": _scatter(candidate, a, b),
+        "counts": None if rows is None else row_counts(rows),
+        "rows": [
+            _rows(view, f"{title} rows ({kind.count:,})", kind, (a.name, b.name))
+            for title, kind in kinds
+            if kind.shown
+        ],
+        "slices": _slices(comparison, candidate),
+    }
+
+
+def _differs(comparison: RunComparison) -> ComparedTable | None:
+    if not comparison.differs:
+        return None
+    runs = (comparison.baseline, *(each.totals for each in comparison.candidates))
+    columns = [TableColumn("Input"), *(TableColumn(run.name) for run in runs)]
+    return ComparedTable("What differs", columns, [(each.name, *each.values) for each in comparison.differs])
+
+
+def _metrics(comparison: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
+    from osmosis_ai.evaluation.comparison.words import metrics_note
+
+    label = candidate.comparability.label
+    return ComparedTable(
+        f"{candidate.name} against {comparison.baseline.name}{f' ({label})' if label else ''}",
+        _change_columns(comparison, candidate, "Metric"),
+        [row for change in candidate.changes for row in _metric_rows(change, comparison.metric)],
+        metrics_note(candidate),
+    )
+
+
+def _metric_rows(change: MetricChange, deciding: str) -> Iterator[Sequence[TableCell]]:
+    decides = change.metric == deciding
+    yield (f"{change.metric} (decides)" if decides else change.metric, *_change_cells(change))
+    if decides and change.bounds is not None:
+        for name, bound in (("worst", change.bounds.worst), ("best", change.bounds.best)):
+            yield (f"unscored at {name}", *_change_cells(change, bound))
+
+
+def _change_columns(
+    comparison: RunComparison, candidate: ComparedCandidate, first: str
+) -> list[TableColumn]:
+    from osmosis_ai.evaluation.comparison.verdict import confidence_words
+
+    several = len(comparison.candidates) > 1 and first == "Metric"
+    headings = (
+        comparison.baseline.name,
+        candidate.name,
+        "Difference",
+        f"{confidence_words(comparison.options.confidence)} interval",
+        "p (Holm)" if several else "p (BH)" if first == "Slice" else "p",
+        "Rows",
+    )
+    return [TableColumn(first), *(TableColumn(heading, "number") for heading in headings)]
+
+
+def _change_cells(found: MetricChange, bound: Any = None) -> list[TableCell]:
+    """Return the cells of a change, or of a bound of it, which has no values of its own."""
+    from osmosis_ai.evaluation.comparison.verdict import p_words
+    from osmosis_ai.evaluation.comparison.words import difference_words, interval_words, value_words
+
+    change = found.change if bound is None else bound
+    values = (found.a, found.b) if bound is None else (None, None)
+    p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
+    return [
+        *(value_words(found.metric, value.value if value else None) for value in values),
+        difference_words(found.metric, change),
+        interval_words(found.metric, change),
+        p_words(p),
+        numbers.count(change.rows) if change else None,
+    ]
+
+
+def _rows(view: Viewing, title: str, kind: OutcomesOfKind, runs: tuple[str, str]) -> ComparedTable:
+    from osmosis_ai.evaluation.comparison.verdict import p_words
+
+    left_out = kind.count - len(kind.shown)
+    rows: list[Sequence[TableCell]] = []
+    for row in kind.shown:
+        href = view.href("compare", "row") + "?" + urlencode({"run": runs, "row": row.key}, doseq=True)
+        passes = (f"{passed} of {tried}" for passed, tried in zip(row.passes, row.attempts, strict=True))
+        link = Markup('<a href="{}">{}</a>').format(href, row.source_row)
+        rows.append((link, row.key[:_DIGEST_CHARACTERS], *passes, p_words(row.p_adjusted)))
+    columns = [
+        TableColumn("Row", "number"),
+        TableColumn("Digest"),
+        *(TableColumn(heading, "number") for heading in (*runs, "p (BH)")),
+    ]
+    return ComparedTable(title, columns, rows, f"{left_out:,} more are not shown" if left_out else None)
+
+
+def _slices(comparison: RunComparison, candidate: ComparedCandidate) -> ComparedTable | None:
+    if not candidate.slices:
+        return None
+    return ComparedTable(
+        f"{comparison.metric} by slice",
+        [*_change_columns(comparison, candidate, "Slice"), TableColumn("Verdict")],
+        [
+            (
+                f"{each.column} = {numbers.MISSING if each.value is None else each.value}",
+                *_change_cells(each.change),
+                each.verdict or "too few rows",
+            )
+            for each in candidate.slices
+        ],
+        "p is adjusted for all slices; a slice of under 10 rows has no verdict",
+    )
+
+
+def _totals(comparison: RunComparison) -> ComparedTable:
+    runs = (comparison.baseline, *(each.totals for each in comparison.candidates))
+    headings = ("Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
+    return ComparedTable(
+        "What the runs took",
+        [TableColumn("Run"), *(TableColumn(heading, "number") for heading in headings)],
+        [
+            (
+                run.name,
+                numbers.count(run.rows),
+                numbers.count(run.tried),
+                numbers.count(run.scored),
+                numbers.money(run.cost_usd),
+                numbers.count(run.tokens),
+                numbers.duration(run.duration_s),
+            )
+            for run in runs
+        ],
+    )
+
+
+def _forest(comparison: RunComparison) -> SvgChart | None:
+    """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
+    from osmosis_ai.evaluation.comparison.words import difference_words
+    from osmosis_ai.ui.charts import ChartPoint, ChartSeries, forest
+
+    names: list[str] = []
+    points: list[ChartPoint] = []
+    for candidate in comparison.candidates:
+        deciding = next(each for each in candidate.changes if each.metric == comparison.metric)
+        named = [(candidate.name, deciding)]
+        named += [(f"{candidate.name}: {each.column} = {each.value}", each.change) for each in candidate.slices]
+        for name, change in named:
+            if change.change is not None:
+                points.append(ChartPoint(change.change.value, len(names), change.change.low, change.change.high))
+                names.append(name)
+    if not points:
+        return None
+    scale = next(each for each in comparison.candidates[0].changes if each.metric == comparison.metric)
+    none = 1.0 if scale.described.scale == "amount" else 0.0
+    return forest(
+        names,
+        [ChartSeries(comparison.metric, points)],
+        label=f"Difference of {comparison.metric} from {comparison.baseline.name}, with intervals; dotted at none",
+        axis=f"difference of {comparison.metric}",
+        lines=(none,),
+        number=lambda value: numbers.number(value),
+    )
+
+
+def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
+    """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
+    from osmosis_ai.ui.charts import ChartSeries, scatter
+
+    matched = candidate.comparability.matched
+    points = [] if matched is None else _row_means(a, b, matched)
+    if not points:
+        return None
+    ends = [value for point in points for value in point[:2]]
+    return scatter(
+        [ChartSeries("rows", points)],
+        low=min(0.0, *ends),
+        high=max(1.0, *ends),
+        label="Each row by its mean reward in both runs; dotted where both are equal",
+        axes=(f"mean reward, {a.name}", f"mean reward, {b.name}"),
+        number=lambda value: numbers.number(value),
+    )
+
+
+def _row_means(a: RunSamples, b: RunSamples, matched: Any) -> list[ChartPoint]:
+    import numpy as np
+
+    from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+    from osmosis_ai.ui.charts import ChartPoint
+
+    pair = RunPair.of(a, b, matched)
+    means = []
+    for side in (pair.a, pair.b):
+        values, labels = side.rewards()
+        counts = np.bincount(labels, minlength=matched.common)
+        sums = np.bincount(labels, weights=values, minlength=matched.common)
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+    both = np.round(np.stack(means, axis=1), 3)
+    places, rows = np.unique(both[~np.isnan(both).any(axis=1)], axis=0, return_counts=True)
+    return [
+        ChartPoint(float(x), float(y), over=int(count))
+        for (x, y), count in zip(places[:_MOST_POINTS], rows[:_MOST_POINTS], strict=True)
+    ]

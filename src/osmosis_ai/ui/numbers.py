@@ -33,6 +33,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return MISSING if value is None else f"{value:,.{digits}f}"
 
 
+def compact(value: float | None) -> str:
+    """Return a number with as many digits as tell it from others; a count as one."""
+    if value is None:
+        return MISSING
+    if (abs(value) >= 2 and value == round(value)) or 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
+
+
 def duration(seconds: float | None) -> str:
     """Return ``340 ms``, ``1.5s``, ``12m 34s``, ``2h 45m`` or ``1d 1h`` for a number of seconds."""
     if seconds is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from osmosis_ai.ui.numbers import (
     MISSING,
+    compact,
     count,
     date,
     duration,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MISSING",
     "amount",
+    "compact",
     "count",
     "date",
     "duration",

@@ -96,10 +96,18 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
 
 
 def _cells(metric: MetricDifference) -> list[Cell]:
-    from osmosis_ai.cli.training_runs.tables import number
-
-    interval = f"{number(metric.low)} to {number(metric.high)}" if metric.low is not None else formats.MISSING
-    return [metric.title, number(metric.a), number(metric.b), number(metric.difference), interval]
+    interval = (
+        f"{formats.compact(metric.low)} to {formats.compact(metric.high)}"
+        if metric.low is not None
+        else formats.MISSING
+    )
+    return [
+        metric.title,
+        formats.compact(metric.a),
+        formats.compact(metric.b),
+        formats.compact(metric.difference),
+        interval,
+    ]
 
 
 def _trends(found: TrainingComparison, key: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.chart import sparkline
@@ -84,20 +84,11 @@ def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], 
     cells: list[list[Cell]] = []
     for summary in summaries:
         values = (summary.initial, summary.latest, summary.delta, summary.min, summary.max)
-        row: list[Cell] = [summary.title, *map(number, values)]
+        row: list[Cell] = [summary.title, *map(formats.compact, values)]
         if trends:
             row.append(_trend(curves.get(summary.key)))
         cells.append(row)
     return Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
-
-
-def number(value: Any) -> str:
-    """Return a number with as many digits as tell it from others; a count as one."""
-    if not isinstance(value, (int, float)):
-        return formats.MISSING
-    if (abs(value) >= 2 and value == round(value)) or 1000 <= abs(value) < 1e9:
-        return f"{value:,.0f}"
-    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
 
 
 def _trend(series: MetricSeries | None) -> str:

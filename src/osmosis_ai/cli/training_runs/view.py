@@ -79,12 +79,12 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
         return (
             Column("Base Model", "model_name"),
             Column("Rollout", "rollout_name"),
-            Column("Reward", value=lambda item: tables.number(item["summary"].get("reward")), right=True),
+            Column("Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True),
         )
 
     def results(self, described: DescribedTraining) -> Iterator[Row]:
         if "reward" in described.summary:
-            yield "Reward", tables.number(described.summary["reward"])
+            yield "Reward", formats.compact(described.summary["reward"])
         if described.validation is not None:
             yield from described.validation.facts()
         yield "Examples Processed", formats.count(described.run.examples_processed_count)

@@ -33,6 +33,7 @@ def forest(
     axis: str,
     lines: Sequence[float],
     number: Callable[[float | None], str],
+    is_share: bool = True,
 ) -> SvgChart:
     """Return numbers with their intervals, in a row for each of ``names``.
 
@@ -40,11 +41,14 @@ def forest(
         measures: their points' ``x`` is the number, ``y`` the place of the row.
         lines: where dotted lines stand.
         number: how a number is written in the table.
+        is_share: whether the scale has 0 and 1, and ends at -1; else it is that of the numbers and the lines.
     """
     points = [point for measure in measures for point in measure.points]
-    least = min([0.0, *(point.x if point.low is None else point.low for point in points)])
-    most = max([1.0, *(point.x if point.high is None else point.high for point in points)])
-    x = PlotScale(max(least, -1.0), most, LEFT, WIDTH - RIGHT)
+    shown = [0.0, 1.0] if is_share else lines
+    least = min([*shown, *(point.x if point.low is None else point.low for point in points)])
+    most = max([*shown, *(point.x if point.high is None else point.high for point in points)])
+    margin = 0.0 if is_share else 0.04 * (most - least)
+    x = PlotScale(max(least, -1.0) if is_share else least - margin, most + margin, LEFT, WIDTH - RIGHT)
     height = 30.0 + 18 * len(measures)
     bottom = height * len(names) + 4
     parts = [
@@ -82,6 +86,8 @@ def scatter(
     label: str,
     axes: tuple[str, str],
     number: Callable[[float | None], str],
+    joined: bool = True,
+    counted: str = "Records",
 ) -> SvgChart:
     """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal.
 
@@ -89,6 +95,8 @@ def scatter(
         low, high: the ends of both scales.
         axes: what lies along x, and along y.
         number: how a number is written in the table.
+        joined: whether a line leads from point to point.
+        counted: what a point is taken over.
     """
     margin = 0.03 * (high - low)
     x = PlotScale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
@@ -98,9 +106,9 @@ def scatter(
     parts.append(f'<path class="limit" d="M{x(low)} {y(low)}L{x(high)} {y(high)}"/>')
     for place, (_, points) in enumerate(series):
         colour = f"line-{place % COLOURS + 1}"
-        if len(points) > 1:
-            joined = "L".join(f"{x(point.x)} {y(point.y)}" for point in points)
-            parts.append(f'<path class="{colour}" d="M{joined}"/>')
+        if joined and len(points) > 1:
+            path = "L".join(f"{x(point.x)} {y(point.y)}" for point in points)
+            parts.append(f'<path class="{colour}" d="M{path}"/>')
         parts.extend(
             f'<path class="{colour}" d="M{x(point.x)} {y(point.low)}V{y(point.high)}"/>'
             for point in points
@@ -113,7 +121,7 @@ def scatter(
         for name, points in series
         for point in points
     ]
-    head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, "Records")
+    head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
     return SvgChart(label, svg(parts, 432.0, label), legend(series), head, rows)
 
 

@@ -38,15 +38,14 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
     if kinds != {"eval"}:
         raise OsmosisError("an evaluation and a training run can not be compared.")
+    options, choices = compare_evaluations.options_of(words), compare_evaluations.choices(words)
     try:
-        found = compare_evaluations.found(view, names, words)
+        found = compare_evaluations.found(view, names, options)
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return RenderedPage(
-            "compare.html", {**given, **compare_evaluations.choices(words), "refused": error.message}
-        )
-    return RenderedPage("compare_evaluations.html", {**given, **found})
+        return RenderedPage("compare.html", {**given, **choices, "refused": error.message})
+    return RenderedPage("compare_evaluations.html", {**given, **choices, **found})
 
 
 def row(view: Viewing, words: Words) -> Response:

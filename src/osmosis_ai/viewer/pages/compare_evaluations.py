@@ -16,7 +16,7 @@ from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.queries import Words, word
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import CompareOptions, ComparedCandidate, RunComparison
+    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, CompareOptions, RunComparison
     from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
     from osmosis_ai.evaluation.comparison.row_outcomes import OutcomesOfKind
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
@@ -53,7 +53,7 @@ def choices(words: Words) -> dict[str, Any]:
     }
 
 
-def found(view: Viewing, names: Sequence[str], words: Words) -> dict[str, Any]:
+def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[str, Any]:
     """Return the values of the page.
 
     Raises:
@@ -62,11 +62,12 @@ def found(view: Viewing, names: Sequence[str], words: Words) -> dict[str, Any]:
     from osmosis_ai.evaluation.comparison.engine import compare_runs
 
     baseline, *others = (view.source.run_samples(name) for name in names)
-    comparison = compare_runs(baseline, others, _options(words))
+    comparison = compare_runs(baseline, others, options)
     return {
-        **choices(words),
         "sentence": comparison.sentence,
-        "notes": list(dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)),
+        "notes": list(
+            dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)
+        ),
         "differs": _differs(comparison),
         "candidates": [
             _candidate(view, comparison, each, baseline, other)
@@ -77,7 +78,12 @@ def found(view: Viewing, names: Sequence[str], words: Words) -> dict[str, Any]:
     }
 
 
-def _options(words: Words) -> CompareOptions:
+def options_of(words: Words) -> CompareOptions:
+    """Return how an address asks to compare.
+
+    Raises:
+        OsmosisError: VALIDATION, a word makes no sense.
+    """
     from osmosis_ai.evaluation.comparison.comparability import Allowances
     from osmosis_ai.evaluation.comparison.engine import CompareOptions
 
@@ -99,7 +105,9 @@ def _candidate(
     from osmosis_ai.evaluation.comparison.words import row_counts
 
     rows = candidate.rows
-    kinds = [] if rows is None else [("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)]
+    kinds = (
+        [] if rows is None else [("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)]
+    )
     return {
         "name": candidate.name,
         "metrics": _metrics(comparison, candidate),
@@ -142,9 +150,7 @@ def _metric_rows(change: MetricChange, deciding: str) -> Iterator[Sequence[Table
             yield (f"unscored at {name}", *_change_cells(change, bound))
 
 
-def _change_columns(
-    comparison: RunComparison, candidate: ComparedCandidate, first: str
-) -> list[TableColumn]:
+def _change_columns(comparison: RunComparison, candidate: ComparedCandidate, first: str) -> list[TableColumn]:
     from osmosis_ai.evaluation.comparison.verdict import confidence_words
 
     several = len(comparison.candidates) > 1 and first == "Metric"
@@ -235,7 +241,6 @@ def _totals(comparison: RunComparison) -> ComparedTable:
 
 def _forest(comparison: RunComparison) -> SvgChart | None:
     """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
-    from osmosis_ai.evaluation.comparison.words import difference_words
     from osmosis_ai.ui.charts import ChartPoint, ChartSeries, forest
 
     names: list[str] = []
@@ -243,10 +248,14 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
     for candidate in comparison.candidates:
         deciding = next(each for each in candidate.changes if each.metric == comparison.metric)
         named = [(candidate.name, deciding)]
-        named += [(f"{candidate.name}: {each.column} = {each.value}", each.change) for each in candidate.slices]
+        named += [
+            (f"{candidate.name}: {each.column} = {each.value}", each.change) for each in candidate.slices
+        ]
         for name, change in named:
             if change.change is not None:
-                points.append(ChartPoint(change.change.value, len(names), change.change.low, change.change.high))
+                points.append(
+                    ChartPoint(change.change.value, len(names), change.change.low, change.change.high)
+                )
                 names.append(name)
     if not points:
         return None
@@ -258,7 +267,8 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
         label=f"Difference of {comparison.metric} from {comparison.baseline.name}, with intervals; dotted at none",
         axis=f"difference of {comparison.metric}",
         lines=(none,),
-        number=lambda value: numbers.number(value),
+        number=numbers.number,
+        is_share=False,
     )
 
 
@@ -277,7 +287,9 @@ def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgC
         high=max(1.0, *ends),
         label="Each row by its mean reward in both runs; dotted where both are equal",
         axes=(f"mean reward, {a.name}", f"mean reward, {b.name}"),
-        number=lambda value: numbers.number(value),
+        number=numbers.number,
+        joined=False,
+        counted="Rows",
     )
 
 

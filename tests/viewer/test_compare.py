@@ -1,0 +1,136 @@
+"""Runs side by side, as a visitor sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
+from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.viewer.source import CurveValue, RunDetail, TrainingCurves, ViewedCurve
+from tests.evaluation.comparison.builders import run_of
+from tests.viewer.browsing import page_text, visitor
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+
+ROWS = 30
+
+
+@dataclass
+class ComparedSource(FakeSource):
+    """Runs whose samples a test has written."""
+
+    samples_of: dict[str, RunSamples] = field(default_factory=dict)
+
+    def run_samples(self, run: str) -> RunSamples:
+        self.run("eval", run)
+        return self.samples_of[run]
+
+
+def two_runs() -> ComparedSource:
+    """Return a baseline, and a candidate that passes twenty rows more often and one row less."""
+    keys = [f"{row:064x}" for row in range(ROWS)]
+    before = run_of([[0.0] * 6 if row else [1.0] * 6 for row in range(ROWS)], name="old", keys=keys)
+    after = run_of([[1.0] * 6 if 0 < row <= 20 else [0.0] * 6 for row in range(ROWS)], name="new", keys=keys)
+    listed = {
+        "old": [a_sample(row, passed=not row, reward=float(not row)) for row in range(ROWS)],
+        "new": [a_sample(row + 5, row_digest=f"{row:064x}") for row in range(ROWS)],
+    }
+    return ComparedSource(
+        [a_run("old"), a_run("new")], listed=listed, samples_of={"old": before, "new": after}
+    )
+
+
+def test_the_page_says_what_the_command_says_first_and_its_numbers_to_the_digit() -> None:
+    source = two_runs()
+    found = compare_runs(source.samples_of["old"], [source.samples_of["new"]], CompareOptions(rows_shown=50))
+    text = page_text(visitor(source).get("/compare?run=old&run=new"))
+    assert f'<p class="lead">{found.sentence}</p>' in text
+    assert "20 fixed, 1 broken, 0 unstable of 30 rows." in text
+    assert "+63.3 points" in text and "model-of-old" in text
+    assert 'href="/compare?run=new&amp;run=old"' in text
+
+
+def test_a_row_leads_to_both_conversations_by_what_it_is_and_not_by_its_place() -> None:
+    pages = visitor(two_runs())
+    digest = f"{0:064x}"
+    assert f'href="/compare/row?run=old&amp;run=new&amp;row={digest}"' in page_text(
+        pages.get("/compare?run=old&run=new")
+    )
+    reply = pages.get(f"/compare/row?run=old&run=new&row={digest}", follow_redirects=False)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/evals/old/samples/0.0?with=new%2F5.0")
+    page_text(pages.get("/compare/row?run=old&run=new&row=none"), status=404)
+
+
+def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> None:
+    source = two_runs()
+    source.samples_of["new"] = replace(source.samples_of["new"], unfinished="20 of 30 samples are there.")
+    pages = visitor(source)
+    text = page_text(pages.get("/compare?run=old&run=new"))
+    assert 'role="alert"' in text and "not finished" in text and 'name="allow" value="partial"' in text
+    assert 'role="alert"' not in page_text(pages.get("/compare?run=old&run=new&allow=partial"))
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("", 200),
+        ("run=old", 200),
+        ("run=old&run=old", 200),
+        ("run=old&run=none", 404),
+        ("run=old&run=learned", 400),
+        ("run=old&run=new&allow=everything", 400),
+        ("&".join(f"run={name}" for name in range(11)), 400),
+    ],
+)
+def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: int) -> None:
+    source = two_runs()
+    source.entries.append(a_run("learned", "training"))
+    page_text(visitor(source).get(f"/compare?{words}"), status=status)
+
+
+@pytest.mark.parametrize("words", ["metric=colour", "slice=level"])
+def test_a_metric_or_column_that_there_is_not_is_named_beside_the_form(words: str) -> None:
+    text = page_text(visitor(two_runs()).get(f"/compare?run=old&run=new&{words}"))
+    assert 'role="alert"' in text and "Compare otherwise" in text
+
+
+def test_names_are_text() -> None:
+    source = two_runs()
+    name = "<script>alert(1)</script>"
+    source.entries.append(a_run(name))
+    source.samples_of[name] = replace(source.samples_of["new"], name=name, run_id="other")
+    text = page_text(visitor(source).get("/compare", params={"run": ["old", name]}))
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text
+
+
+def learned(name: str, gain: float, batch: int) -> tuple[RunDetail, TrainingCurves]:
+    """Return a training run that gains so much a step."""
+    rewards = [CurveValue(step, 0.2 + gain * step + 0.01 * (step % 3)) for step in range(1, 13)]
+    validation = [CurveValue(12, 0.2 + gain * 12, 0.1, 0.9, over=8, of=8)]
+    curves = TrainingCurves(
+        [
+            ViewedCurve("rollout/raw_reward", "Training reward", rewards),
+            ViewedCurve("eval/validation/reward", "Validation reward", validation),
+        ],
+        validation=ValidatedRows(step=12, rewards={f"row-{row}": 0.2 + gain * row for row in range(8)}),
+    )
+    return RunDetail(
+        a_run(name, "training"), config_effective={"training": {"rollout_batch_size": batch}}
+    ), curves
+
+
+def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_differ() -> None:
+    made = {"slow": learned("slow", 0.01, 8), "fast": learned("fast", 0.05, 16)}
+    source = FakeSource(
+        [detail.summary for detail, _ in made.values()],
+        {name: detail for name, (detail, _) in made.items()},
+        curves_of={name: curves for name, (_, curves) in made.items()},
+    )
+    text = page_text(visitor(source).get("/compare?run=slow&run=fast"))
+    assert (
+        "fast is better than slow by 0.140 of the validation reward" in text and "8 rows at step 12" in text
+    )
+    assert "training.rollout_batch_size" in text and ">16<" in text
+    assert text.count("<svg viewBox") >= 2 and "0.800" in text

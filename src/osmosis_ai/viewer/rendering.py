@@ -25,19 +25,21 @@ def environment() -> Environment:
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
-    """Return a page, or the piece of it that is named ``part``.
+    """Return a page, or the pieces of it whose names stand in ``part``, with commas between them.
 
     Raises:
         NotFoundError: the page has no such piece.
     """
-    name = page.template if part is None else page.parts.get(part)
-    if name is None:
-        raise NotFoundError(f"this page has no part {part!r}.")
     shell = replace(view.shell, live=page.live)
-    return (
-        environment()
-        .get_template(name)
-        .render({**page.values, "view": view, "shell": shell, "root": view.root})
+    values = {**page.values, "view": view, "shell": shell, "root": view.root}
+    if part is None:
+        return environment().get_template(page.template).render(values)
+    names = list(dict.fromkeys(part.split(",")))
+    if strange := [name for name in names if name not in page.parts]:
+        raise NotFoundError(f"this page has no part {strange[0]!r}.")
+    return "".join(
+        f'<div data-live="{name}">{environment().get_template(page.parts[name]).render(values)}</div>'
+        for name in names
     )
 
 

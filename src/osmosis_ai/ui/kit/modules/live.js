@@ -15,6 +15,7 @@ let again = false;
 
 export function begin() {
   if (!source) return;
+  for (const box of document.querySelectorAll("[data-follow]")) box.scrollTop = box.scrollHeight;
   document.addEventListener("visibilitychange", follow);
   follow();
 }
@@ -85,23 +86,31 @@ async function refresh() {
   fetching = true;
   do {
     again = false;
-    await Promise.all([...document.querySelectorAll("[data-live]")].map(update));
+    await update([...document.querySelectorAll("[data-live]")]);
   } while (again);
   fetching = false;
 }
 
-async function update(part) {
-  // Not kept: by going back, a browser would show the part in place of the page.
+async function update(parts) {
+  const names = parts.map((part) => part.dataset.live).join(",");
+  if (!names) return;
   try {
-    const reply = await fetch(location.href, { cache: "no-store", headers: { "X-Live-Part": part.dataset.live } });
+    // Not kept: by going back, a browser would show the parts in place of the page.
+    const reply = await fetch(location.href, { cache: "no-store", headers: { "X-Live-Part": names } });
     if (!reply.ok || reply.redirected) return;
     const made = new DOMParser().parseFromString(await reply.text(), "text/html");
-    const fresh = made.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`) ?? made.body;
-    const ends = [part, ...part.querySelectorAll("[data-follow]")].filter((each) => "follow" in each.dataset && isAtEnd(each));
-    morph(part, fresh);
-    for (const each of ends) each.scrollTop = each.scrollHeight;
-    document.dispatchEvent(new CustomEvent("updated", { detail: part }));
-  } catch { /* The next change fetches it. */ }
+    for (const part of parts) {
+      const fresh = made.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
+      if (fresh) replace(part, fresh);
+    }
+  } catch { /* The next change fetches them. */ }
+}
+
+function replace(part, fresh) {
+  const ends = [part, ...part.querySelectorAll("[data-follow]")].filter((each) => "follow" in each.dataset && isAtEnd(each));
+  morph(part, fresh);
+  for (const each of ends) each.scrollTop = each.scrollHeight;
+  document.dispatchEvent(new CustomEvent("updated", { detail: part }));
 }
 
 const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;

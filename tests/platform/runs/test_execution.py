@@ -20,12 +20,14 @@ from sqlalchemy import select
 from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor, WorkerStarter
+from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
@@ -122,6 +124,14 @@ def samples_of(services: PlatformServices, run_id: str) -> dict[tuple[int, int],
         return {(s.row_index, s.run_index): (s.source_row_index, s.status, s.reward, s.tokens) for s in rows}
 
 
+def journalled(services: PlatformServices, run_id: str) -> dict[tuple[int, int], TerminalRecord]:
+    """Return what the journal that stays with a run says of each sample."""
+    with services.db.session() as session:
+        key = session.get_one(DbRun, run_id).journal_blob
+    assert key is not None
+    return {(each.row_index, each.run_index): each for each in stored_records(services.blobs, key)}
+
+
 def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
 ) -> None:
@@ -160,6 +170,14 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
 
     only = fetched(api, submitted["name"], "trajectories", rows="1")
     assert sorted(only) == ["summary.jsonl", "trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"]
+    with services.db.session() as session:
+        shown = {
+            (sample.row_index, sample.run_index): (sample.input, sample.output, sample.parts)
+            for sample in session.scalars(select(DbSample).where(DbSample.run_id == submitted["id"]))
+        }
+    records = journalled(services, submitted["id"])
+    assert shown == {item: (each.input, each.output, each.parts) for item, each in records.items()}
+    assert len(shown) == 6 and all(asked and answered for asked, answered, _ in shown.values())
     cleaned_up(services, submitted["id"])
     steps = " ".join(log_of(services, submitted["id"]))
     for stage in (
@@ -211,6 +229,7 @@ def test_a_stopped_run_keeps_what_was_finished(
     assert "error" not in detail["eval_run"]
     kept = samples_of(services, run["id"])
     assert 0 < len(kept) < 2000
+    assert journalled(services, run["id"]).keys() == kept.keys()
     assert detail["results"]["total_runs"] == len(kept)
     files = fetched(api, run["name"], "metrics,trajectories,logs")
     assert len(files["summary.jsonl"].splitlines()) == len(kept)

@@ -23,6 +23,7 @@ from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previ
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.logs import Level, LogLine
+from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.work.inputs import RunInputs
@@ -50,6 +51,8 @@ class PreparedEval(PreparedRun):
 
 class EvalWork(RunWork[PreparedEval]):
     """The work on one evaluation run."""
+
+    _journal_blob: str | None = None
 
     def prepare(self) -> PreparedEval:
         """Get hold of everything the run needs; blocking.
@@ -106,9 +109,19 @@ class EvalWork(RunWork[PreparedEval]):
         )
         return _result(await runner.run())
 
+    def keep(self, prepared: PreparedEval) -> None:
+        """Store the journal; blocking.
+
+        Raises:
+            OSError, OsmosisError: the disk or the blobs did not take it.
+        """
+        events = self._directory.evaluation(prepared.run.name).events
+        self._journal_blob = store_journal(events, prepared.run.id, prepared.blobs, prepared.redactor)
+
     def record(self, run: DbRun) -> None:
-        """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
+        """Give ``run`` the numbers that the engine last wrote, if it wrote any, and the journal that is kept."""
         record_eval_metrics(run, self._directory.evaluation(run.name))
+        run.journal_blob = self._journal_blob or run.journal_blob
 
 
 class _Hooks(RunHooks):

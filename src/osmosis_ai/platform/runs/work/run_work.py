@@ -114,6 +114,13 @@ class RunWork(ABC, Generic[P]):
             OsmosisError: it could not be started; the error says why.
         """
 
+    def keep(self, prepared: P) -> None:
+        """Store what is to outlive the working directory of a run that ends; blocking.
+
+        Raises:
+            OSError, OsmosisError: the disk or the blobs did not take it.
+        """
+
     @abstractmethod
     def record(self, run: DbRun) -> None:
         """Give ``run``, as part of the transaction that ends the turn, its last numbers."""

@@ -83,6 +83,8 @@ class Worker:
                 result = _failed(error)
                 if proof := _log_details(error):
                     publisher.log(LogLine(proof, level="error", step="run"))
+            if prepared is not None and self._ends(result):
+                self._keep(work, prepared, publisher)
             publisher.finish()
             if publisher.damage is not None:
                 result = _failed(_DamagedRunError(publisher.damage))
@@ -97,6 +99,18 @@ class Worker:
             kind = session.get_one(DbRun, self.lease.run_id).kind
         does = TrainingWork if kind == "training" else EvalWork
         return does(self.config, self.db, self.directory, self.lease)
+
+    def _ends(self, result: WorkResult) -> bool:
+        """Tell whether no worker will go on with the run."""
+        over = result.outcome is not None and not result.is_infrastructure
+        return over or self.leases.is_to_stop(self.lease)
+
+    def _keep(self, work: RunWork[Any], prepared: PreparedRun, publisher: Publisher) -> None:
+        try:
+            work.keep(prepared)
+        except (OSError, OsmosisError) as error:
+            # Its samples are published: the run has ended as it has.
+            publisher.log(LogLine(f"the journal could not be kept: {error}", level="warning", step="run"))
 
     def _conclude(self, result: WorkResult, work: RunWork[Any] | None, redactor: Redactor) -> int:
         """Write how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else

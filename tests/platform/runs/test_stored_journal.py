@@ -1,0 +1,73 @@
+"""The journal that stays with a run: what it says, and what it does not."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, sealed
+from osmosis_ai.platform.runs.stored_journal import store_journal, stored_records
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.redaction import Redactor
+from tests.evaluation.builders import record
+
+SECRET = "canary-20260301"
+RECORDS = [
+    record(0, status="failed", reward=None, error=f"said {SECRET}"),
+    record(1, input="1 * 1", output="1", notes="right", parts={SECRET: 1.0}, duration_ms=20260301),
+    record(1, output="again", judgements=[{"explanation": f'"{SECRET}"'}]),
+]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path, previous = tmp_path / "events.jsonl", BEFORE_THE_FIRST
+    with path.open("wb") as lines:
+        for each in RECORDS:
+            line, previous = sealed(each.to_line(), previous)
+            lines.write(line)
+    return path
+
+
+def stored(services: PlatformServices, journal: Path, *secrets: str) -> tuple[str, bytes]:
+    key = store_journal(journal, "run_1", services.blobs, Redactor(secrets))
+    assert key is not None
+    with services.blobs.open(key) as packed:
+        return key, gzip.decompress(packed.read())
+
+
+def test_a_journal_without_secrets_is_kept_byte_by_byte(services: PlatformServices, journal: Path) -> None:
+    key, content = stored(services, journal)
+    assert content == journal.read_bytes()
+    assert list(stored_records(services.blobs, key)) == RECORDS
+    assert key.startswith("runs/run_1/")  # where deleting the run deletes
+
+
+def test_secrets_are_blanked_and_the_lines_chained_anew(
+    services: PlatformServices, journal: Path, tmp_path: Path
+) -> None:
+    key, content = stored(services, journal, SECRET, "20260301")
+    assert SECRET.encode() not in content
+    assert [each.duration_ms for each in stored_records(services.blobs, key)][1] == 20260301
+    (tmp_path / "again").write_bytes(content)
+    chain = Chain()
+    assert len(list(replay(tmp_path / "again", chain=chain))) == len(RECORDS)
+    assert chain.without_digest == 0
+
+
+@pytest.mark.parametrize("damage", [b'{"row_index":', b"\xff\xfe\n", b"[]\n", b'{"row_index":7}\n'])
+def test_of_a_damaged_journal_what_stands_before_is_kept(
+    services: PlatformServices, journal: Path, damage: bytes
+) -> None:
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + damage + whole)
+    assert stored(services, journal)[1] == whole
+
+
+def test_where_nothing_was_recorded_nothing_is_kept(services: PlatformServices, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    for name in ("events.jsonl", "none"):
+        assert store_journal(tmp_path / name, "run_1", services.blobs, Redactor()) is None

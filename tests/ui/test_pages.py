@@ -42,7 +42,9 @@ def test_text_stands_out_from_what_it_stands_on(theme: int) -> None:
     grounds = {
         "text": ("ground", "raised", "bar"),
         "quiet": ("ground", "raised"),
-        **dict.fromkeys(("accent", "good", "fair", "bad", "note"), ("ground", "raised")),
+        # What a button says that comes first.
+        "ground": ("accent",),
+        **dict.fromkeys(("accent", "good", "fair", "bad", "note", "magenta", "cyan"), ("ground", "raised")),
     }
     weak = {
         f"{name} on {ground}": round(contrast(name, ground, theme), 2)

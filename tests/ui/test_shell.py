@@ -22,7 +22,7 @@ PAGE = """{% extends "shell.html" %}
 {{ table([column, column], [[said, said], [link(said, said), none]], caption=said) }}
 {{ facts([(said, said)]) }}{{ badge(said) }}{{ copy(said) }}{{ command(said) }}{{ empty(said, said) }}{{ note(said) }}
 {{ filter_form([field], kept={said: said}) }}
-{{ said | breakable }}{{ said | moment }}{{ none | moment }}{{ 0.5 | percent }}
+{{ said | breakable }}{{ said | markdown }}{{ said | ansi }}{{ said | code("html") }}{{ said | moment }}{{ none | moment }}{{ 0.5 | percent }}
 {% endblock %}"""
 
 
@@ -52,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_hostile_text_is_text_wherever_a_page_shows_it(page: str) -> None:
-    assert page.count("<script") == 1 and "{{ 7 * 7 }}" in page
+    assert page.count("<script") == 1 and page.count("</title>") == 1 and "{{ 7 * 7 }}" in page
     assert "\u202e" not in page and "\x1b" not in page
 
 

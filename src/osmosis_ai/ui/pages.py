@@ -13,6 +13,9 @@ from markupsafe import Markup
 
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.assets import KIT, asset_name
+from osmosis_ai.ui.highlighting import code
+from osmosis_ai.ui.markdown import markdown
+from osmosis_ai.ui.terminal_text import ansi
 from osmosis_ai.ui.text import visible
 
 if TYPE_CHECKING:
@@ -58,10 +61,13 @@ def moment(when: datetime | str | None) -> Markup | str:
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
+    "ansi": ansi,
     "breakable": breakable,
     "count": numbers.count,
+    "code": code,
     "duration": numbers.duration,
     "duration_ms": lambda ms: numbers.duration(None if ms is None else ms / 1000),
+    "markdown": markdown,
     "moment": moment,
     "money": numbers.money,
     "number": numbers.number,

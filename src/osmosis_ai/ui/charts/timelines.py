@@ -14,7 +14,6 @@ from osmosis_ai.ui.charts.drawing import (
     WIDTH,
     PlotScale,
     SvgChart,
-    short,
     svg,
     ticks,
     x_axis,
@@ -59,7 +58,7 @@ def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
         width = max(x.place((start + lasts) / 1000) - left, 1.0)
         said = escape(visible(f"{each.name}: {numbers.duration(lasts / 1000)}, {each.kind}"))
         parts.append(
-            f'<text class="tick end" x="{_NAMES - 8:g}" y="{y + 13:g}">{short(each.name, 22)}</text>'
+            f'<text class="tick end" x="{_NAMES - 8:g}" y="{y + 13:g}">{escape(visible(each.name)[:22])}</text>'
             f'<path class="fill-{_colour(kinds, each.kind)}" d="M{left:.1f} {y + 3:g}h{width:.1f}v12h{-width:.1f}Z">'
             f"<title>{said}</title></path>"
         )

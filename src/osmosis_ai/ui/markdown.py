@@ -1,0 +1,116 @@
+"""Markdown without HTML, and of which nothing leads or loads anywhere: links and images are text with their address.
+
+Whatever would be left out of the page, or take long, is shown as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from osmosis_ai.ui.highlighting import code
+from osmosis_ai.ui.text import visible
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+MOST_CHARACTERS = 65_536
+# A parser tries an opening bracket against all that follows it: a thousand of them take a tenth of a second.
+_MOST_BRACKETS = 1_000
+_DEEPEST = 20
+_COPY = '<button type="button" class="copy" hidden>Copy</button>'
+
+
+def markdown(text: str) -> Markup:
+    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our classes."""
+    shown = visible(text)
+    if len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS:
+        return as_written(shown)
+    parser = _parser()
+    tokens = parser.parse(shown)
+    # What lies deeper is not parsed, and would not be shown.
+    if any(token.level >= _DEEPEST - 2 for token in tokens):
+        return as_written(shown)
+    # Once more, because what is escaped in addresses is resolved by now.
+    return Markup(visible(parser.renderer.render(tokens, parser.options, {})))
+
+
+def as_written(text: str) -> Markup:
+    """Return text with its line breaks and blanks."""
+    return Markup('<div class="written">{}</div>').format(visible(text))
+
+
+@lru_cache
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST})
+    # A definition of a reference is not shown, and an entity not as it was written: both hide what was said.
+    parser.enable(["table", "strikethrough"]).disable(["reference", "entity"])
+    # Every address is shown as text: none has to be refused, none to be encoded.
+    parser.validateLink = lambda _: True  # type: ignore[method-assign, assignment]
+    parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
+    for kind, rule in _RULES.items():
+        parser.add_render_rule(kind, rule)
+    return parser
+
+
+def _link_open(*_: Any) -> str:
+    return '<span class="link">'
+
+
+def _link_close(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
+    depth = 0
+    for token in reversed(tokens[: place + 1]):
+        depth += {"link_close": 1, "link_open": -1}.get(token.type, 0)
+        if not depth:
+            return f"</span>{_address(token, 'href')}"
+    return "</span>"
+
+
+def _image(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
+    return f"[image: {escape(tokens[place].content)}]{_address(tokens[place], 'src')}"
+
+
+def _address(token: Token, name: str) -> str:
+    title = token.attrs.get("title")
+    said = f"{token.attrs.get(name, '')}" + (f" ({title})" if title else "")
+    return f' <span class="address"><code>{escape(said)}</code>{_COPY}</span>'
+
+
+def _block(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
+    token = tokens[place]
+    language = f'<span class="quiet">{escape(token.info.strip())}</span>' if token.info.strip() else ""
+    drawn = code(token.content, (token.info.split() or [""])[0])
+    return f'<div class="block">{language}<pre><code>{drawn}</code></pre>{_COPY}</div>\n'
+
+
+def _heading(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
+    """Return a heading below those of the page, which has one ``h1``."""
+    token = tokens[place]
+    name = f"h{min(int(token.tag[1]) + 3, 6)}"
+    return f"<{name}>" if token.nesting > 0 else f"</{name}>\n"
+
+
+def _list(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
+    start = tokens[place].attrs.get("start")
+    return "<ol>\n" if start is None else f'<ol start="{int(start)}">\n'
+
+
+_RULES = {
+    "link_open": _link_open,
+    "link_close": _link_close,
+    "image": _image,
+    "fence": _block,
+    "code_block": _block,
+    "heading_open": _heading,
+    "heading_close": _heading,
+    "ordered_list_open": _list,
+    # Without the ``style`` that aligns a column: the policy lets none in.
+    "th_open": lambda *_: '<th scope="col">',
+    "td_open": lambda *_: "<td>",
+}

@@ -1,0 +1,126 @@
+"""What was written for a terminal, shown on a page or in another terminal.
+
+Sequences that do something (move, title, clipboard, links) are taken out and counted; colours become 16 classes. What
+is left is text under the rules of :mod:`osmosis_ai.ui.text`. Grammar: ECMA-48, sections 5.4 and 5.6, in the forms with
+7 and with 8 bits; a string that nobody ends (OSC, DCS …) ends with its line.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+from osmosis_ai.ui.text import visible
+
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+_WORDS = {"1": "ansi-bold", "3": "ansi-italic", "4": "ansi-underlined"}
+_ENDS = {"22": "ansi-bold", "23": "ansi-italic", "24": "ansi-underlined"}
+
+
+class CleanText(NamedTuple):
+    """Text without sequences, and how many there were that are not colours."""
+
+    text: str
+    removed: int
+
+
+def without_sequences(text: str) -> CleanText:
+    """Return ``text`` without any sequence, colours included; the others are counted."""
+    removed = sum(not _is_colour(found) for found in _SEQUENCE.finditer(text))
+    return CleanText(_SEQUENCE.sub("", text), removed)
+
+
+def plain(text: str) -> str:
+    """Return ``text`` as any terminal may show it: no sequence, marks for what is not seen."""
+    return visible(without_sequences(text).text)
+
+
+def removed_words(removed: int) -> str:
+    """Return ``2 terminal sequences removed``; "" for none."""
+    return f"{removed:,} terminal sequence{'s' * (removed != 1)} removed" if removed else ""
+
+
+def ansi(text: str) -> Markup:
+    """Return ``text`` with its colours as classes, and at its end how much was taken out."""
+    parts: list[str] = []
+    style: dict[str, None] = {}
+    end = removed = 0
+    for found in _SEQUENCE.finditer(text):
+        parts.append(_span(text[end : found.start()], style))
+        end = found.end()
+        if _is_colour(found):
+            _restyle(style, found["parameters"])
+        else:
+            removed += 1
+    parts.append(_span(text[end:], style))
+    if removed:
+        parts.append(f'<span class="removed">{removed_words(removed)}</span>')
+    return Markup("".join(parts))
+
+
+def _is_colour(found: re.Match[str]) -> bool:
+    return found["final"] == "m" and found["parameters"][:1] not in ("<", "=", ">", "?")
+
+
+def _span(text: str, style: dict[str, None]) -> str:
+    shown = escape(visible(text))
+    return f'<span class="{" ".join(style)}">{shown}</span>' if text and style else str(shown)
+
+
+def _restyle(style: dict[str, None], parameters: str) -> None:
+    """Change ``style`` (an ordered set of classes) as SGR says; grounds are left out: the page has its own."""
+    given = iter(re.split("[;:]", parameters))
+    for code in given:
+        if code.lstrip("0") == "":
+            style.clear()
+        elif code in _WORDS:
+            style[_WORDS[code]] = None
+        elif code in _ENDS:
+            style.pop(_ENDS[code], None)
+        elif code in ("38", "48"):
+            form = next(given, "")
+            colour = _extended(form, list(islice(given, {"5": 1, "2": 3}.get(form, 0))))
+            if code == "38":
+                _recolour(style, colour)
+        elif code == "39":
+            _recolour(style, None)
+        elif re.fullmatch("[39][0-7]", code):
+            _recolour(style, int(code[1]) + (8 if code[0] == "9" else 0))
+
+
+def _recolour(style: dict[str, None], colour: int | None) -> None:
+    for known in [each for each in style if each[5:].isdigit()]:
+        del style[known]
+    if colour is not None:
+        style[f"ansi-{colour}"] = None
+
+
+def _extended(form: str, parameters: list[str]) -> int | None:
+    """Return which of the 16 a colour of 256 (form 5), or of 24 bits (form 2), is nearest to; None for what is none."""
+    numbers = [int(each) if re.fullmatch("[0-9]{1,3}", each) else 0 for each in parameters]
+    if form == "2" and len(numbers) == 3:
+        return _nearest(*numbers)
+    if form != "5" or not numbers:
+        return None
+    index = numbers[0]
+    if index < 16:
+        return index
+    if index >= 232:
+        return _nearest(*[8 + 10 * (index - 232)] * 3)
+    red, rest = divmod(index - 16, 36)
+    return _nearest(*(51 * each for each in (red, *divmod(rest, 6))))
+
+
+def _nearest(red: int, green: int, blue: int) -> int:
+    most = max(red, green, blue)
+    if most < 64:
+        return 0
+    bits = sum((each * 2 > most) << place for place, each in enumerate((red, green, blue)))
+    return bits + (8 if most > 191 else 0)

@@ -12,7 +12,7 @@ MISSING = "–"
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-class Interval(Protocol):
+class ShownInterval(Protocol):
     """What has a 95 % interval, or a reason why it has none."""
 
     @property
@@ -85,7 +85,7 @@ def percent(fraction: float | None, *, digits: int = 1) -> str:
     return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
 
 
-def interval(estimate: Interval, *, percent: bool = False) -> str:
+def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
     """Return where an estimate lies, with 95 % confidence, or why nobody can say."""
     if estimate.low is None or estimate.high is None:
         return f"none: {estimate.reason}" if estimate.reason else MISSING

@@ -63,6 +63,7 @@ def moment(when: datetime | str | None) -> Markup | str:
 _FILTERS: dict[str, Callable[..., Any]] = {
     "ansi": ansi,
     "breakable": breakable,
+    "compact": numbers.compact,
     "count": numbers.count,
     "code": code,
     "duration": numbers.duration,

@@ -67,8 +67,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "rewards": None,
             "flaky": _flaky(view, run, detail),
             "flaky_rows": estimates.flaky if estimates is not None else None,
-            "facts": [*_identity(detail.summary), *detail.facts],
-            "config": _flat(detail.config_effective),
+            "facts": [*run_identity(detail.summary), *detail.facts],
+            "config": flat_config(detail.config_effective),
             "before": _before(view, detail),
             "slices": _slices(view, run, words),
             "slice": word(words, "slice"),
@@ -76,7 +76,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             **log_tail(view, detail.summary),
         },
         parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
-        live=_live(view, detail.summary),
+        live=live_source(view, detail.summary),
     )
 
 
@@ -88,7 +88,8 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     return {"log": log.logs, "log_href": view.run_href(run.kind, run.name, "log")}
 
 
-def _live(view: Viewing, run: RunEntry) -> str | None:
+def live_source(view: Viewing, run: RunEntry) -> str | None:
+    """Return where the changes of a run come from; None of one that does not change any more."""
     changing = run.status in ("pending", "running") and view.can("changes")
     return view.run_href(run.kind, run.name, "changes") if changing else None
 
@@ -109,7 +110,8 @@ def _flaky(view: Viewing, run: str, detail: RunDetail) -> Sequence[tuple[Any, st
     return [(row, samples + query_string({"row": row.row_index})) for row in (found.worst if found else ())]
 
 
-def _identity(run: RunEntry) -> Sequence[tuple[str, str]]:
+def run_identity(run: RunEntry) -> Sequence[tuple[str, str]]:
+    """Return of what a run was made, as labels and values."""
     dirty = " (with changes that were not committed)" if run.dirty else ""
     known = (
         ("Model", run.model),
@@ -122,13 +124,13 @@ def _identity(run: RunEntry) -> Sequence[tuple[str, str]]:
     return [(label, value) for label, value in known if value]
 
 
-def _flat(config: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
     """Return settings by their full names, as ``evaluation.n``."""
     found: list[tuple[str, str]] = []
     for key, value in config.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{name}.")
+            found += flat_config(value, f"{name}.")
         else:
             found.append((name, value if isinstance(value, str) else repr(value)))
     return found

@@ -1,0 +1,235 @@
+"""A training run's page: what it has learned so far and how sure that is, its curves, and the adapters it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.headline import LEAST_SCORED
+from osmosis_ai.ui.numbers import number
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.pages.run import flat_config, live_source, log_tail, run_identity
+from osmosis_ai.viewer.queries import Words, word
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+    from osmosis_ai.ui.charts import ChartPoint, SvgChart
+    from osmosis_ai.viewer.source import (
+        CurveMark,
+        CurveValue,
+        RunEntry,
+        SavedAdapter,
+        TrainingCurves,
+        ViewedCurve,
+    )
+
+SMOOTHINGS: Mapping[str, str] = {"0": "none", "0.6": "0.6", "0.9": "0.9", "0.97": "0.97"}
+_CHARTS: Sequence[tuple[str, Sequence[str]]] = (
+    ("Training reward", ("rollout/raw_reward",)),
+    ("Validation reward", ("eval/validation/reward",)),
+    ("Validation pass rate", ("eval/validation/pass_rate",)),
+    ("KL (nats per token)", ("train/kl_sampler", "train/kl_base")),
+    ("Entropy (nats per token)", ("train/entropy_loss",)),
+    ("Length (tokens)", ("rollout/response_lengths", "rollout/total_lengths")),
+    ("Cut off (share of rollouts)", ("rollout/truncated_ratio", "rollout/timed_out_ratio")),
+    ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
+    (
+        "Time of a step (s)",
+        (
+            "time/step_s",
+            "time/sampling_s",
+            "time/learning_s",
+            "time/publishing_s",
+            "time/validation_s",
+            "time/checkpoint_s",
+        ),
+    ),
+)
+"""What is drawn, under which heading; the first two with what happened on the way."""
+_MOST_MARKS = 40
+_HOLLOW = f"under {LEAST_SCORED:.0%} scored"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLine:
+    """A metric in a line of the table of all of them."""
+
+    title: str
+    first: float
+    last: float
+    least: float
+    most: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLine:
+    """A saved adapter, and by their names the commands that do something with it."""
+
+    adapter: SavedAdapter
+    commands: Sequence[tuple[str, str]]
+
+
+def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    """Return a training run; ``smooth`` in the address is how much of what came before a point of a curve has."""
+    smoothing = _smoothing(words)
+    detail = view.source.run("training", run)
+    curves = view.source.curves(run) if view.can("curves") else _no_curves()
+    summary = detail.summary
+    return RenderedPage(
+        "training.html",
+        {
+            "title": summary.name,
+            "crumbs": view.crumbs("training"),
+            "here": view.run_href("training", run),
+            "run": summary,
+            "detail": detail,
+            "validation": (validation := _validation(curves)),
+            "sentence": _sentence(validation, _newest(curves, "rollout/raw_reward")),
+            "hollow": _hollow_sentence(curves),
+            "charts": list(_charts(curves, smoothing)),
+            "smoothing": smoothing,
+            "smoothings": SMOOTHINGS,
+            "metrics": [_line(curve) for curve in curves.curves if curve.points],
+            "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
+            "adapters": [_adapter(view, summary, adapter) for adapter in curves.checkpoints],
+            "facts": [*run_identity(summary), *detail.facts],
+            "config": flat_config(detail.config_effective),
+            **log_tail(view, summary),
+        },
+        parts={name: f"training_{name}.html" for name in ("standing", "curves", "adapters")}
+        | {"log": "run_log.html"},
+        live=live_source(view, summary),
+    )
+
+
+def _no_curves() -> TrainingCurves:
+    from osmosis_ai.viewer.source import TrainingCurves
+
+    return TrainingCurves()
+
+
+def _smoothing(words: Words) -> float:
+    given = word(words, "smooth") or "0"
+    try:
+        weight = float(given)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight < 1:
+        raise OsmosisError(f"smooth is from 0 (none) to below 1, not {given!r}.")
+    return weight
+
+
+def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
+    """Return what the newest validation came to, in the words of ``train info``."""
+    from osmosis_ai.evaluation.headline import few_scored
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+
+    curve = _curve(curves, "eval/validation/reward")
+    if curve is None or not curve.points:
+        return None
+    last = curve.points[-1]
+    warning = None if last.over is None or last.of is None else few_scored(last.over, last.of)
+    return ValidationHeadline(
+        step=last.step,
+        reward=last.value,
+        low=last.low,
+        high=last.high,
+        scored=last.over,
+        planned=last.of,
+        warnings=[warning] if warning else [],
+    )
+
+
+def _sentence(validation: ValidationHeadline | None, newest: CurveValue | None) -> str:
+    if validation is not None:
+        return f"{validation.words[:1].upper()}{validation.words[1:]}."
+    if newest is not None:
+        return f"Training reward {number(newest.value)} after step {newest.step}; it was not validated yet."
+    return "No step has ended yet."
+
+
+def _newest(curves: TrainingCurves, key: str) -> CurveValue | None:
+    curve = _curve(curves, key)
+    return curve.points[-1] if curve is not None and curve.points else None
+
+
+def _curve(curves: TrainingCurves, key: str) -> ViewedCurve | None:
+    return next((curve for curve in curves.curves if curve.key == key), None)
+
+
+def is_hollow(point: CurveValue) -> bool:
+    """Tell whether a point stands on too little of what it was to stand on."""
+    return point.over is not None and point.of is not None and point.over < LEAST_SCORED * point.of
+
+
+def _hollow_sentence(curves: TrainingCurves) -> str | None:
+    curve = _curve(curves, "eval/validation/reward")
+    steps = [point.step for point in curve.points if is_hollow(point)] if curve is not None else []
+    if not steps:
+        return None
+    named = ", ".join(map(str, steps[-10:]))
+    which = f"step {named}" if len(steps) == 1 else f"{len(steps)} steps, of them {named}"
+    return (
+        f"Of the validation after {which}, under {LEAST_SCORED:.0%} of the samples have a score: those points are "
+        "hollow, and say nothing of the rest."
+    )
+
+
+def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
+    from osmosis_ai.ui.charts import ChartMark, ChartSeries, line
+
+    marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in _drawn(curves.marks)]
+    for place, (title, keys) in enumerate(_CHARTS):
+        found = [curve for key in keys if (curve := _curve(curves, key)) is not None and curve.points]
+        if found:
+            yield line(
+                [ChartSeries(curve.title, chart_points(curve)) for curve in found],
+                label=title,
+                axis="step",
+                smoothing=smoothing,
+                marks=marks if place < 2 else (),
+                hollow=_HOLLOW,
+            )
+
+
+def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
+    """Return a curve's points as charts take them."""
+    from osmosis_ai.ui.charts import ChartPoint
+
+    return [
+        ChartPoint(point.step, point.value, point.low, point.high, point.over, is_hollow(point))
+        for point in curve.points
+    ]
+
+
+def _drawn(marks: Sequence[CurveMark]) -> Sequence[CurveMark]:
+    """Return the marks that a drawing has room for: warnings, which may be many, come last."""
+    ordered = sorted(marks, key=lambda mark: mark.kind == "warning")
+    return sorted(ordered[:_MOST_MARKS], key=lambda mark: mark.step)
+
+
+def _line(curve: ViewedCurve) -> MetricLine:
+    values = [point.value for point in curve.points if isfinite(point.value)] or [float("nan")]
+    return MetricLine(curve.title, values[0], values[-1], min(values), max(values), len(curve.points))
+
+
+def _adapter(view: Viewing, run: RunEntry, adapter: SavedAdapter) -> AdapterLine:
+    """Return an adapter with its commands: of one that a platform keeps; on this machine it lies in its directory."""
+    if view.is_local:
+        return AdapterLine(adapter, ())
+    name, base = quote(adapter.name), run.model or "BASE"
+    served = adapter.deployment == "active"
+    verb = "undeploy" if served else "deploy"
+    return AdapterLine(
+        adapter,
+        [
+            (verb.capitalize(), f"osmosis model {verb} {name}"),
+            ("Download", f"osmosis model download {name}"),
+            ("Evaluate", f'model_path = "{base}:{adapter.name}"  # in a config for osmosis eval submit'),
+        ],
+    )

@@ -1,0 +1,114 @@
+"""A training run's page, as a visitor sees it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.viewer.source import (
+    CurveMark,
+    CurveValue,
+    RunDetail,
+    SavedAdapter,
+    TrainingCurves,
+    ViewedCurve,
+)
+from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.fake_source import FakeSource, a_run
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def a_source(curves: TrainingCurves, **known: object) -> FakeSource:
+    """Return a source of one training run."""
+    run = a_run("keen-owl-2", "training", model="osmosis/tiny", **known)
+    return FakeSource(
+        [run],
+        {"keen-owl-2": RunDetail(run, config_effective={"training": {"lr": 0.001}})},
+        curves_of={"keen-owl-2": curves},
+        lines=[LogEntry(message="step 1 ended", level="info")],
+    )
+
+
+def learned(steps: int = 12) -> TrainingCurves:
+    """Return curves of a run that was validated twice, the first time with half of the samples scored."""
+    names = ("rollout/raw_reward", "train/kl_base", "train/entropy_loss", "time/step_s", "time/sampling_s")
+    curves = [
+        ViewedCurve(key, f"the {key}", [CurveValue(step, (step % 7) / 7) for step in range(1, steps + 1)])
+        for key in names
+    ]
+    validation = [
+        CurveValue(0, 0.2, 0.1, 0.3, over=4, of=8),
+        CurveValue(steps, 0.625, 0.43, 0.81, over=8, of=8),
+    ]
+    return TrainingCurves(
+        [*curves, ViewedCurve("eval/validation/reward", "Validation reward", validation)],
+        [
+            CurveMark(3, "checkpoint", "step 3"),
+            CurveMark(4, "restart", "went on"),
+            CurveMark(5, "warning", HOSTILE),
+        ],
+        [SavedAdapter("keen-owl-2-step-3", 3, 0.25, 20480, "active"), SavedAdapter("keen-owl-2-step-12", 12)],
+    )
+
+
+def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
+    text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
+    assert "Validation reward 0.625 (0.430 – 0.810) after step 12; scored 8 of 8 planned." in text
+    assert "training.lr" in text and "step 1 ended" in text
+    for heading in (
+        "Training reward",
+        "KL (nats per token)",
+        "Entropy (nats per token)",
+        "Time of a step (s)",
+    ):
+        assert f"<h3>{heading}</h3>" in text
+
+
+def test_a_validation_with_few_scores_is_hollow_and_the_page_says_so() -> None:
+    text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
+    assert "Of the validation after step 0, under 90% of the samples have a score" in text
+    assert "under 90% scored" in text and "0.200 (0.100 to 0.300) over 4, under 90% scored" in text
+
+
+def test_smoothing_leaves_the_raw_line_to_be_seen_and_stands_in_the_address() -> None:
+    pages = visitor(a_source(learned()))
+    assert ' raw"' not in page_text(pages.get("/training/keen-owl-2"))
+    text = page_text(pages.get("/training/keen-owl-2?smooth=0.9"))
+    assert ' raw"' in text and '<option value="0.9" selected>' in text
+    for nonsense in ("1", "-0.1", "nan", "inf", "much"):
+        page_text(pages.get(f"/training/keen-owl-2?smooth={nonsense}"), status=400)
+
+
+def test_checkpoints_have_their_numbers_and_the_commands_that_use_them() -> None:
+    text = page_text(visitor(a_source(learned()), root="/fern").get("/fern/training/keen-owl-2"))
+    assert "osmosis model undeploy keen-owl-2-step-3" in text and "20.0 KB" in text
+    assert "osmosis model deploy keen-owl-2-step-12" in text
+    assert "osmosis/tiny:keen-owl-2-step-12" in text
+
+
+@pytest.mark.parametrize("curves", [TrainingCurves(), TrainingCurves([ViewedCurve("x", "x", [])])])
+def test_a_run_without_a_step_has_a_page(curves: TrainingCurves) -> None:
+    text = page_text(visitor(a_source(curves, status="running")).get("/training/keen-owl-2"))
+    assert "No step has ended yet." in text and 'data-live-source="/training/keen-owl-2/changes"' in text
+
+
+def test_what_the_run_says_is_text() -> None:
+    text = page_text(visitor(a_source(learned(), error=HOSTILE)).get("/training/keen-owl-2"))
+    assert "<script>alert" not in text and text.count("&lt;script&gt;alert") >= 2
+
+
+def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
+    pages = visitor(a_source(learned(), status="running"))
+    asked = {"X-Live-Part": "standing,curves,adapters,log"}
+    text = page_text(pages.get("/training/keen-owl-2", headers=asked))
+    assert re.findall(r'data-live="(\w+)"', text) == ["standing", "curves", "adapters", "log"]
+    assert "<html" not in text and "<h3>Training reward</h3>" in text
+    page_text(pages.get("/training/keen-owl-2", headers={"X-Live-Part": "standing,nothing"}), status=404)
+
+
+def test_a_thousand_steps_are_small_over_the_wire() -> None:
+    text = page_text(visitor(a_source(learned(1_000))).get("/training/keen-owl-2?smooth=0.9"))
+    assert gzipped(text) < 200_000

@@ -66,6 +66,19 @@ class TrainingDirectory:
         finally:
             lock.release()
 
+    def is_running(self) -> bool:
+        """Tell whether some process trains in the directory right now."""
+        path = self.path / ".lock"
+        if not path.exists():
+            return False
+        try:
+            with FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True).acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:
+            return False  # nobody here may write into it, so nobody here trains
+
     def claim(self, inputs: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:
         """Say what the run is made from, or make sure that it is still the same.
 

@@ -72,7 +72,7 @@ def _older(file: Any, end: int, limit: int, *, newer: bool) -> LogPage:
     lines = lines[-limit:]
     begin = behind - sum(map(len, lines))
     following = cursor_at(behind) if newer else cursor_at(begin) if begin > 0 and lines else None
-    return LogPage(logs=[_entry(line) for line in lines], next_cursor=following)
+    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
 
 
 def _newer(file: Any, at: int, limit: int) -> LogPage:
@@ -83,11 +83,12 @@ def _newer(file: Any, at: int, limit: int) -> LogPage:
         if not line.endswith(b"\n") and len(line) < _BLOCK_BYTES:
             break
         at += len(line)
-        entries.append(_entry(line))
+        entries.append(parse_line(line))
     return LogPage(logs=entries, next_cursor=cursor_at(at))
 
 
-def _entry(line: bytes) -> LogEntry:
+def parse_line(line: bytes) -> LogEntry:
+    """Return a line of a log; one that is none is all message."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")[:_LONGEST_MESSAGE]
     found = _LINE.fullmatch(text)
     if found is None:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from osmosis_ai.viewer.local.judging_sessions import is_result
 from osmosis_ai.viewer.source import RunKind
 
 _DEEPEST = 6
 _MOST_DIRECTORIES = 20_000
+_MOST_RESULTS = 2_000
 _LOOK_AGAIN_S = 10.0
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
 _ARCHIVE = ".archive-"
@@ -45,7 +47,7 @@ class RunPlaces:
     each time, while the rest of the tree is walked every few seconds.
 
     Args:
-        root: a directory that holds runs somewhere below, or one run's.
+        root: a directory that holds runs somewhere below, or one run's; or a judging session's result.
         results: where judging sessions leave their results when nobody says where.
     """
 
@@ -72,13 +74,23 @@ class RunPlaces:
         kind = kind_of(self._root)
         if kind is not None:
             self._single.append((kind, self._root))
+        elif is_result(self._root):
+            self._single.append(("rubric", self._root))
         else:
-            for number, (directory, runs) in enumerate(_walked(self._root)):
-                if runs:
-                    self._folders.add(directory)
-                if number >= _MOST_DIRECTORIES:
-                    break
+            for root in (self._root, self._results):
+                if root is not None:
+                    self._walk_below(root)
         self._walked = time.monotonic()
+
+    def _walk_below(self, root: Path) -> None:
+        left = _MOST_RESULTS
+        for number, (directory, runs, documents) in enumerate(_walked(root)):
+            if runs:
+                self._folders.add(directory)
+            self._single += [("rubric", path) for path in documents[:left] if is_result(path)]
+            left -= len(documents[:left])
+            if number >= _MOST_DIRECTORIES:
+                break
 
 
 def kind_of(directory: Path) -> RunKind | None:
@@ -89,40 +101,39 @@ def kind_of(directory: Path) -> RunKind | None:
     return "training" if trained else "eval"
 
 
-def _walked(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the directories below ``root`` that may hold runs, and whether they do."""
+def _walked(root: Path) -> Iterator[tuple[Path, bool, list[Path]]]:
+    """Yield the directories below ``root`` that may hold runs, whether they do, and the JSON files in them."""
     waiting = [(root, 0)]
     while waiting:
         directory, depth = waiting.pop()
-        runs, below = False, []
-        for entry in _directories(directory):
-            if kind_of(Path(entry.path)) is not None:
+        runs, below, documents = False, [], []
+        for entry in _entries(directory):
+            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                documents.append(Path(entry.path))
+            elif not entry.is_dir(follow_symlinks=False) or entry.name in _NO_PLACE:
+                continue
+            elif kind_of(Path(entry.path)) is not None:
                 runs = True
-            elif entry.name not in _NO_PLACE and (not entry.name.startswith(".") or entry.name == _OWN):
+            elif not entry.name.startswith(".") or entry.name == _OWN:
                 below.append((Path(entry.path), depth + 1))
-            if len(below) > _MOST_DIRECTORIES:
-                break
-        yield directory, runs
+        yield directory, runs, documents
         if depth < _DEEPEST:
-            waiting += below
+            waiting += below[:_MOST_DIRECTORIES]
 
 
 def _runs_in(folder: Path) -> Iterator[tuple[RunKind, Path]]:
-    for entry in _directories(folder):
-        if not entry.name.startswith("."):
+    for entry in _entries(folder):
+        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
             path = Path(entry.path)
             kind = kind_of(path)
             if kind is not None:
                 yield kind, path
 
 
-def _directories(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(
-                (entry for entry in entries if entry.is_dir(follow_symlinks=False)),
-                key=lambda entry: entry.name,
-            )
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []  # it is being removed, or nobody may read it
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
 
 from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, refused
 from osmosis_ai.viewer.local.evaluations import read_evaluation
+from osmosis_ai.viewer.local.judging_sessions import read_session
 from osmosis_ai.viewer.local.places import RunPlace
+from osmosis_ai.viewer.local.training_runs import read_training
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunKind, RunQuery, RunSort
 
 TREND_RUNS = 10
@@ -63,6 +67,10 @@ class RunList:
             },
         )
 
+    def entry(self, place: RunPlace) -> RunEntry:
+        """Return a run's line."""
+        return _as_it_stands(place, _READ[place.kind](place.path, place.name))
+
     def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
         """Return the runs of a kind, the newest first."""
         return sorted(
@@ -88,17 +96,29 @@ class RunList:
                 before = self._known.get(place)
                 stamp = _stamp(place.path, going_on=before is None or before[1].status != "finished")
                 if before is None or before[0] != stamp:
-                    before = (stamp, read_evaluation(place.path, place.name).entry)
+                    before = (stamp, _READ[place.kind](place.path, place.name))
                 known[place] = before
             self._known = known
         return [_as_it_stands(place, entry) for place, (_, entry) in known.items()]
 
 
+_READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
+    "eval": lambda path, name: read_evaluation(path, name).entry,
+    "training": lambda path, name: read_training(path, name).entry,
+    "rubric": lambda path, name: read_session(path, name)[0],
+}
+
+
 def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
     """Return a line with the status of now: a process takes up a run, or ends, before any file changes."""
-    if entry.status not in ("running", "incomplete"):
+    if entry.status not in ("running", "incomplete") or place.kind == "rubric":
         return entry
-    running = is_running(place.path.parent, place.path.name)
+    if place.kind == "training":
+        running = TrainingDirectory(place.path).is_running()
+    else:
+        running = is_running(place.path.parent, place.path.name)
+    if not running and entry.status == "incomplete":
+        return entry
     return replace(entry, status="running" if running else "incomplete")
 
 
@@ -108,14 +128,14 @@ def _stamp(path: Path, *, going_on: bool) -> _Stamp:
         directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
     except OSError:
         return ()
-    stamp = (directory.st_mtime_ns, directory.st_ino)
+    stamp: _Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
     if not going_on:
         return stamp
-    try:
-        journal = os.stat(f"{path}/events.jsonl")  # noqa: PTH116
-    except OSError:
-        return stamp
-    return (*stamp, journal.st_size, journal.st_mtime_ns)
+    for journal in ("events.jsonl", "metrics.jsonl"):
+        with suppress(OSError):
+            written = os.stat(f"{path}/{journal}")  # noqa: PTH116
+            stamp += (written.st_size, written.st_mtime_ns)
+    return stamp
 
 
 def _fits(entry: RunEntry, query: RunQuery) -> bool:

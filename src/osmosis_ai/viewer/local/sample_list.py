@@ -270,7 +270,8 @@ def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
 
 
 def _escaped(text: str) -> str:
-    known = text.encode("utf-8", "replace").decode()
+    """Return a text as LIKE finds it; what SQLite can not take is what no preview has."""
+    known = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
     for special in ("\\", "%", "_"):
         known = known.replace(special, f"\\{special}")
     return known

@@ -26,11 +26,13 @@ from osmosis_ai.viewer.local.evaluations import (
     facts_of,
     read_evaluation,
 )
+from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
 from osmosis_ai.viewer.local.places import RunPlace, RunPlaces
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList, position_of
+from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -98,28 +100,14 @@ class LocalSource:
     def run(self, kind: RunKind, name: str) -> RunDetail:
         """Return a run."""
         place = self._place(kind, name)
-        known, samples = self._evaluation(place), None
-        problems = list(known.problems)
-        if known.manifest is not None:
-            samples, _ = self._samples(place)
-            problems += [problem for problem in samples.index.problems if problem not in problems]
-        entry, previous = self._list.in_its_series(self._places.all(), known.entry)
-        manifest = known.manifest
-        inputs = manifest.inputs if manifest is not None else {}
-        names = inputs.get("secret_names")
-        return RunDetail(
-            summary=entry,
-            estimates=known.estimates,
-            summary_numbers=known.numbers or {},
-            config_effective=inputs,
-            facts=facts_of(known, place.path),
-            secret_names=[str(each) for each in names] if isinstance(names, list) else (),
-            failures=samples.failures() if samples is not None else (),
-            rewards=samples.rewards() if samples is not None else None,
-            previous=previous,
-            problems=problems,
-            commands=commands_of(known),
-        )
+        if kind == "eval":
+            detail = self._evaluation_detail(place)
+        elif kind == "training":
+            detail = training_detail(read_training(place.path, name), place.path)
+        else:
+            detail = session_detail(place.path, name)
+        entry, previous = self._list.in_its_series(self._places.all(), detail.summary)
+        return replace(detail, summary=entry, previous=previous)
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
@@ -187,20 +175,24 @@ class LocalSource:
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
-        raise NotFoundError(f"there is no training run `{run}`.")
+        place = self._place("training", run)
+        return training_curves(read_training(place.path, run), place.path)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands."""
         place = self._place(kind, run)
-        known = self._evaluation(place)
-        finished: list[tuple[int, int]] = []
-        read = 0
+        log = log_size(RunDirectory(place.path).log) if kind != "rubric" else 0
+        if kind != "eval":
+            entry = self._list.entry(place)
+            return Changes(
+                f"{log}-{_modified(place.path)}-{entry.status}", entry.status, log_cursor=cursor_at(log)
+            )
+        known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
         if known.manifest is not None:
             samples, _ = self._samples(place)
             read = samples.index.read
             if since is not None:
                 finished = samples.since(_bytes_seen(since), limit=_MOST_CHANGES + 1)
-        log = log_size(RunDirectory(place.path).log)
         return Changes(
             cursor=f"{read}-{log}-{known.entry.status}",
             status=known.entry.status,
@@ -227,6 +219,27 @@ class LocalSource:
             f"there is no run `{name[:100]}`.",
             details={"nearest": near},
             hint=f"the nearest are: {', '.join(near)}" if near else None,
+        )
+
+    def _evaluation_detail(self, place: RunPlace) -> RunDetail:
+        known = self._evaluation(place)
+        if known.manifest is None:
+            return RunDetail(known.entry, facts=facts_of(known, place.path), problems=known.problems)
+        samples, _ = self._samples(place)
+        problems = [*known.problems, *(each for each in samples.index.problems if each not in known.problems)]
+        inputs = known.manifest.inputs
+        names = inputs.get("secret_names")
+        return RunDetail(
+            summary=known.entry,
+            estimates=known.estimates,
+            summary_numbers=known.numbers or {},
+            config_effective=inputs,
+            facts=facts_of(known, place.path),
+            secret_names=[str(each) for each in names] if isinstance(names, list) else (),
+            failures=samples.failures(),
+            rewards=samples.rewards(),
+            problems=problems,
+            commands=commands_of(known),
         )
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:
@@ -294,6 +307,15 @@ def _kept(
     while len(kept) > most:
         kept.popitem(last=False)
     return found
+
+
+def _modified(path: Path) -> int:
+    """Return when a training run or a judging session has written last, in nanoseconds since 1970."""
+    written = path / "metrics.jsonl" if path.is_dir() else path
+    try:
+        return written.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _known(record: TerminalRecord) -> dict[str, Any]:

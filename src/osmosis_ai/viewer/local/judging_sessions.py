@@ -1,0 +1,100 @@
+"""Results of judging sessions on this machine (`osmosis eval rubric`): a line of a list, and a page.
+
+A result is one JSON document whose head says what was judged and how; of its records a page shows the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.viewer.local.evaluations import moment
+from osmosis_ai.viewer.source import RunDetail, RunEntry
+
+HEAD = b'"generated_at"'
+"""How every result begins, behind its brace."""
+MOST_RECORDS = 200
+_LARGEST_BYTES = 64 << 20
+
+
+def is_result(path: Path) -> bool:
+    """Tell whether a file begins as a judging session's result does."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head[:1] == b"{" and head[1:].lstrip().startswith(HEAD)
+
+
+def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:
+    """Return a session's line, its document (empty where it can not be read), and why not."""
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_BYTES:
+            raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
+        document = json.loads(path.read_bytes())
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"`{path}` is no result of a judging session that can be read ({error})."
+        return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
+    usage, statistics = _table(document.get("usage")), _table(document.get("overall_statistics"))
+    scored = _table(document.get("counts")).get("scored") or statistics.get("success_count")
+    made = moment(document.get("generated_at"))
+    entry = RunEntry(
+        kind="rubric",
+        name=name,
+        id=str(path),
+        status="finished" if document.get("complete", True) else "incomplete",
+        started_at=made,
+        ended_at=made,
+        model=_text(document.get("model")),
+        dataset=_text(document.get("data_path")) and Path(str(document["data_path"])).name,
+        config=_text(document.get("rubric_id")),
+        reward=_number(statistics.get("average")) if scored else None,
+        cost_usd=_number(usage.get("cost_usd")),
+        duration_s=_number(usage.get("elapsed_s")),
+    )
+    return entry, document, None
+
+
+def session_detail(path: Path, name: str) -> RunDetail:
+    """Return a session's page: ``summary_numbers`` is its document with the first records."""
+    entry, document, problem = read_session(path, name)
+    records = document.get("records")
+    shown = records[:MOST_RECORDS] if isinstance(records, list) else []
+    inputs = _table(document.get("inputs"))
+    facts = {
+        "Rubric": document.get("rubric_id"),
+        "Rubric from": document.get("rubric_source"),
+        "Judges": ", ".join(map(str, document["models"]))
+        if isinstance(document.get("models"), list)
+        else entry.model,
+        "Data": document.get("data_path"),
+        "Records": len(records) if isinstance(records, list) else None,
+        "Calls a record and judge": document.get("number"),
+        "Seed": document.get("seed"),
+        "File": str(path),
+    }
+    return RunDetail(
+        entry,
+        summary_numbers={**document, "records": shown} if document else {},
+        config_written=_text(document.get("rubric")) or _text(inputs.get("rubric")),
+        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
+        problems=[problem] if problem is not None else [],
+    )
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

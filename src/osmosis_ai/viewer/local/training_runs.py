@@ -1,0 +1,206 @@
+"""Training directories of this machine: a line of a list, a page, and the curves.
+
+Invariant: what a directory does not tell is left out; the first damaged line of its history ends what is read of it,
+and is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    StepRecord,
+    read_history,
+)
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.viewer.local.evaluations import moment
+from osmosis_ai.viewer.local.log_file import parse_line
+from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
+from osmosis_ai.viewer.training_curves import viewed_curves
+
+_MOST_LOG_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class KnownTraining:
+    """A training run as its files tell it.
+
+    Attributes:
+        sessions: what each session said of its plan, the oldest first.
+        problems: what could not be read, a sentence each.
+    """
+
+    entry: RunEntry
+    manifest: Manifest | None
+    records: tuple[StepRecord, ...]
+    sessions: tuple[dict[str, Any], ...]
+    problems: tuple[str, ...]
+
+
+def read_training(path: Path, name: str) -> KnownTraining:
+    """Read a training directory; what is damaged is said, not raised."""
+    directory = TrainingDirectory(path)
+    try:
+        manifest = Manifest.load(directory.manifest)
+    except OsmosisError as error:
+        entry = RunEntry("training", name, id=str(path), status="incomplete", error=error.message)
+        return KnownTraining(entry, None, (), (), (error.message,))
+    running = directory.is_running()
+    records, problems = _records(directory.metrics)
+    sessions = tuple(_sessions(directory.log))
+    inputs, provenance = manifest.inputs, manifest.provenance
+    rollout = inputs.get("rollout")
+    rollout = rollout.get("name") if isinstance(rollout, dict) else None
+    last = records[-1] if records else None
+    reward = _newest(records, VALIDATION_REWARD)
+    of_validation = reward is not None
+    total = sessions[-1].get("total_steps") if sessions else None
+    finished = last is not None and (not isinstance(total, int) or last.step >= total)
+    dataset, started = _text(provenance.get("dataset_name")), moment(manifest.created_at)
+    ended = None if running or last is None else _moment_of(last)
+    entry = RunEntry(
+        kind="training",
+        name=name,
+        id=manifest.local_run_id,
+        status="running" if running else "finished" if finished else "incomplete",
+        started_at=started,
+        ended_at=ended,
+        model=_text(inputs.get("model_path")),
+        dataset=dataset,
+        rollout=_text(rollout),
+        commit=_text(provenance.get("git_head")),
+        dirty=provenance.get("git_dirty") if isinstance(provenance.get("git_dirty"), bool) else None,
+        config=_text(provenance.get("config")) or (f"{rollout} on {dataset}" if dataset else _text(rollout)),
+        reward=reward if of_validation else _newest(records, TRAINING_REWARD),
+        reward_low=_newest(records, VALIDATION_REWARD_LOW) if of_validation else None,
+        reward_high=_newest(records, VALIDATION_REWARD_HIGH) if of_validation else None,
+        duration_s=(ended - started).total_seconds() if ended is not None and started is not None else None,
+        error=problems[0] if problems else None,
+    )
+    return KnownTraining(entry, manifest, records, sessions, problems)
+
+
+def training_detail(known: KnownTraining, path: Path) -> RunDetail:
+    """Return a training run's page, its series aside."""
+    if known.manifest is None:
+        return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
+    inputs, entry = known.manifest.inputs, known.entry
+    names = inputs.get("secret_names")
+    last = known.records[-1].step if known.records else 0
+    total = known.sessions[-1].get("total_steps") if known.sessions else None
+    facts = {
+        "Steps": f"{last} of {total}" if isinstance(total, int) else last,
+        "Model": entry.model,
+        "Dataset": entry.dataset,
+        "Rollout": entry.rollout,
+        "Config": known.manifest.provenance.get("config"),
+        "Commit": entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}",
+        "Device": known.sessions[-1].get("device") if known.sessions else None,
+        "Run id": known.manifest.local_run_id,
+        "Directory": str(path),
+    }
+    return RunDetail(
+        entry,
+        config_effective=inputs,
+        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
+        secret_names=[str(each) for each in names] if isinstance(names, list) else (),
+        problems=known.problems,
+    )
+
+
+def training_curves(known: KnownTraining, path: Path) -> TrainingCurves:
+    """Return the curves of a run, what happened on the way, and what it saved."""
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    marks, validation = [], None
+    for record in known.records:
+        for key, value in record.metrics.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                metrics.setdefault(key, []).append((record.step, value))
+        marks += [CurveMark(record.step, "warning", str(warning)) for warning in record.warnings]
+        if record.validation_rewards:
+            with suppress(ValidationError):
+                validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
+    for session in known.sessions:
+        done = session.get("steps_done")
+        if isinstance(done, int) and done > 0:
+            marks.append(CurveMark(done, "restart", f"went on after step {done}"))
+    saved = [
+        SavedAdapter(checkpoint.directory.name, checkpoint.step, _reward_at(metrics, checkpoint.step), size)
+        for checkpoint in checkpoints_in(TrainingDirectory(path).checkpoints)
+        if (size := _size(checkpoint.adapter_dir)) is not None
+    ]
+    marks += [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
+    return TrainingCurves(
+        viewed_curves(metrics), sorted(marks, key=lambda mark: mark.step), saved, validation=validation
+    )
+
+
+def _records(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+    records: list[StepRecord] = []
+    try:
+        for record in read_history(path):
+            if not isinstance(record.metrics, dict):
+                return tuple(records), (
+                    f"`{path}` is damaged: a step has no metrics. The steps before are shown.",
+                )
+            records.append(record)
+    except OsmosisError as error:
+        return tuple(records), (f"{error.message} The steps before that are shown.",)
+    except OSError as error:
+        return tuple(records), (f"`{path}` can not be read ({error.strerror or error}).",)
+    return tuple(records), ()
+
+
+def _sessions(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield what each session of a run wrote of its plan."""
+    try:
+        with log.open("rb") as lines:
+            for line in lines:
+                if b" [plan] " in line[:80]:
+                    yield parse_line(line).details or {}
+                if lines.tell() > _MOST_LOG_BYTES:
+                    return
+    except OSError:
+        return
+
+
+def _newest(records: tuple[StepRecord, ...], key: str) -> float | None:
+    return next((record.metrics[key] for record in reversed(records) if key in record.metrics), None)
+
+
+def _reward_at(metrics: dict[str, list[tuple[int, float]]], step: int) -> float | None:
+    return dict(metrics.get(VALIDATION_REWARD, ())).get(step)
+
+
+def _size(folder: Path) -> int | None:
+    try:
+        return sum(file.lstat().st_size for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return None
+
+
+def _moment_of(record: StepRecord) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc)
+    except (ValueError, OverflowError, OSError, TypeError):
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,331 @@
+"""What every place that holds runs owes a viewer: one suite, run against each implementation of ``RunSource``.
+
+A subclass of :class:`SourceContract` gives the fixture ``place``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+from typing import Any, Protocol, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.viewer.source import (
+    ItemPage,
+    Outcome,
+    RunEntry,
+    RunQuery,
+    RunSort,
+    RunSource,
+    SampleEntry,
+    SampleQuery,
+    SampleSort,
+)
+
+ORDERS = [(sort, descending) for sort in get_args(SampleSort) for descending in (False, True)]
+VALUE_OF = {
+    "row": None,
+    "reward": "reward",
+    "duration": "duration_ms",
+    "tokens": "tokens",
+    "cost": "cost_usd",
+}
+_numbers = count()
+
+
+class PlaceOfRuns(Protocol):
+    """A place under test, into which runs are put."""
+
+    @property
+    def source(self) -> RunSource: ...
+
+    def start(self, name: str, *, rows: int, n: int) -> None:
+        """Have a run that is to have so many samples, and has none yet. A sample passes at a reward of 1."""
+
+    def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
+        """Have results arrive; a second one of an attempt replaces the first."""
+
+
+def sample_record(row: int, attempt: int, reward: float | None = None, **known: Any) -> TerminalRecord:
+    """Return a result: of a failure when ``error`` is among what is known."""
+    failed = "error" in known
+    return TerminalRecord(
+        **{
+            "row_index": row,
+            "run_index": attempt,
+            "rollout_id": f"{next(_numbers):032x}",
+            "status": "failed" if failed else "success",
+            "duration_ms": 10 * row + attempt,
+            "source_row_index": row,
+            "reward": None if failed else reward,
+            "row_digest": f"{row + 1:016x}" * 2,
+            "boundary": "agent" if failed else None,
+            "category": "exception" if failed else None,
+            "error_type": "agent_error" if failed else None,
+            **known,
+        }
+    )
+
+
+def mixed_records() -> list[TerminalRecord]:
+    """Return the results of 8 rows with 3 attempts each, of every kind, ties among them."""
+    records = []
+    for row in range(8):
+        for attempt in range(3):
+            known: dict[str, Any] = {"tokens": 100 + row % 3, "cost_usd": 0.25 if row % 2 else None}
+            if row == 5:
+                known |= {"error": "ValueError: 50 % of_it", "tokens": None}
+            reward = None if row == 6 else [0.0, 0.5, 1.0][(row * attempt) % 3]
+            text = {"input": f"what is row {row}?", "output": f"answer {attempt}"}
+            records.append(sample_record(row, attempt, reward, **known, **text))
+    return records
+
+
+def all_pages(
+    source: RunSource, run: str, query: SampleQuery, *, limit: int = 5
+) -> Iterator[ItemPage[SampleEntry]]:
+    """Yield the pages of a list, the first first."""
+    cursor = None
+    while True:
+        page = source.samples(run, query, limit=limit, cursor=cursor)
+        yield page
+        if page.next is None:
+            return
+        cursor = page.next
+
+
+def listed(source: RunSource, run: str, query: SampleQuery, *, limit: int = 5) -> list[SampleEntry]:
+    """Return a whole list, page by page."""
+    return [entry for page in all_pages(source, run, query, limit=limit) for entry in page.items]
+
+
+def places_of(entries: Sequence[SampleEntry]) -> list[tuple[int, int]]:
+    """Return (row, attempt) of each."""
+    return [(entry.row, entry.attempt) for entry in entries]
+
+
+class SourceContract:
+    """The suite; ``place`` may be shared by its tests, each of which has runs of its own."""
+
+    @pytest.fixture
+    def run(self, place: PlaceOfRuns) -> str:
+        name = f"mixed-{next(_numbers)}"
+        place.start(name, rows=9, n=3)
+        place.add(name, mixed_records())
+        return name
+
+    @pytest.mark.parametrize(("sort", "descending"), ORDERS)
+    def test_a_list_is_in_order_and_has_each_sample_once(
+        self, place: PlaceOfRuns, run: str, sort: SampleSort, descending: bool
+    ) -> None:
+        found = listed(place.source, run, SampleQuery(sort=sort, descending=descending))
+        assert sorted(places_of(found)) == [(row, attempt) for row in range(8) for attempt in range(3)]
+        field = VALUE_OF[sort]
+        keys = [
+            (0.0 if field is None else getattr(entry, field), entry.row, entry.attempt) for entry in found
+        ]
+        valued = [key for key in keys if key[0] is not None]
+        assert keys[: len(valued)] == valued == sorted(valued, reverse=descending)
+        # What has no value is at the end in either direction, by row and attempt.
+        assert keys[len(valued) :] == sorted(keys[len(valued) :], key=lambda key: key[1:])
+
+    @pytest.mark.parametrize(("sort", "descending"), ORDERS)
+    def test_going_back_shows_the_same_pages(
+        self, place: PlaceOfRuns, run: str, sort: SampleSort, descending: bool
+    ) -> None:
+        query = SampleQuery(sort=sort, descending=descending)
+        pages = list(all_pages(place.source, run, query, limit=7))
+        assert pages[0].previous is None
+        for earlier, later in pairwise(pages):
+            again = place.source.samples(run, query, limit=7, cursor=later.previous)
+            assert places_of(again.items) == places_of(earlier.items)
+
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_paging_visits_each_sample_that_was_there_once_while_others_arrive(
+        self, place: PlaceOfRuns, data: st.DataObject
+    ) -> None:
+        rows, n = 6, 2
+        items = [(row, attempt) for row in range(rows) for attempt in range(n)]
+        rewards = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-1e6, 1e6))
+        known = [
+            sample_record(
+                row,
+                attempt,
+                data.draw(rewards),
+                duration_ms=data.draw(st.integers(0, 3)),
+                tokens=data.draw(st.none() | st.integers(0, 3)),
+                cost_usd=data.draw(st.none() | st.sampled_from([0.0, 0.5])),
+            )
+            for row, attempt in data.draw(st.permutations(items))
+        ]
+        there = data.draw(st.integers(0, len(known)))
+        run = f"arriving-{next(_numbers)}"
+        place.start(run, rows=rows, n=n)
+        place.add(run, known[:there])
+        arriving = iter(known[there:])
+        sort, descending = data.draw(st.sampled_from(ORDERS))
+        seen: list[tuple[int, int]] = []
+        limit = data.draw(st.integers(1, 5))
+        for page in all_pages(place.source, run, SampleQuery(sort=sort, descending=descending), limit=limit):
+            seen += places_of(page.items)
+            place.add(run, [record for record, _ in zip(arriving, range(2), strict=False)])
+        assert len(seen) == len(set(seen))
+        assert {(record.row_index, record.run_index) for record in known[:there]} <= set(seen)
+
+    @pytest.mark.parametrize("outcome", get_args(Outcome))
+    def test_an_outcome_lists_as_many_samples_as_are_counted(
+        self, place: PlaceOfRuns, run: str, outcome: Outcome
+    ) -> None:
+        whole = place.source.samples(run, SampleQuery(), limit=100)
+        found = listed(place.source, run, SampleQuery(outcome=outcome, sort="reward"))
+        page = place.source.samples(run, SampleQuery(outcome=outcome), limit=2)
+        assert len(found) == whole.counts[outcome] == page.counts["total"] > 0
+        assert page.counts["unfiltered"] == len(whole.items) == 24
+        assert page.counts["pending"] == 3
+        wanted = {
+            "passed": lambda entry: entry.passed is True,
+            "failed": lambda entry: entry.passed is False,
+            "unscored": lambda entry: entry.reward is None,
+            "flaky": lambda entry: entry.flaky,
+        }[outcome]
+        assert places_of(found := sorted(found, key=lambda entry: (entry.row, entry.attempt))) == places_of(
+            [entry for entry in whole.items if wanted(entry)]
+        )
+
+    def test_a_flaky_row_passes_now_and_then(self, place: PlaceOfRuns, run: str) -> None:
+        by_row: dict[int, set[bool | None]] = {}
+        whole = place.source.samples(run, SampleQuery(), limit=100).items
+        for entry in whole:
+            by_row.setdefault(entry.row, set()).add(entry.passed)
+        for entry in whole:
+            assert entry.flaky == ({True, False} <= by_row[entry.row]), entry
+
+    def test_filters_leave_out_what_does_not_fit(self, place: PlaceOfRuns, run: str) -> None:
+        def found(**wanted: Any) -> set[int]:
+            return {entry.row for entry in listed(place.source, run, SampleQuery(**wanted))}
+
+        assert found(row=3) == {3}
+        assert found(category="exception") == found(boundary="agent") == {5}
+        assert found(category="exception", outcome="passed") == set()
+        assert found(tokens=(102, None)) == {2}
+        assert found(duration_ms=(None, 12)) == {0, 1}
+        assert found(cost_usd=(0.25, 0.25)) == {1, 3, 7} | ({5} if found(row=5, cost_usd=(0, 1)) else set())
+        assert found(reward=(1.0, None)) == {
+            entry.row for entry in listed(place.source, run, SampleQuery(outcome="passed"))
+        }
+        assert found(text="WHAT IS ROW 4") == {4}
+        assert found(text="50 % of_it") == {5}
+        assert found(text="50 _ of") == found(text="\\") == found(text="\ud800\0") == set()
+
+    def test_a_sample_knows_its_neighbours_in_the_list_it_was_come_from(
+        self, place: PlaceOfRuns, run: str
+    ) -> None:
+        query = SampleQuery(outcome="unscored", sort="duration", descending=True)
+        entries = listed(place.source, run, query)
+        for before, entry, after in zip([None, *entries], entries, [*entries[1:], None], strict=False):
+            detail = place.source.sample(run, entry.row, entry.attempt, query)
+            assert detail.summary == entry
+            assert detail.previous == (places_of([before])[0] if before is not None else None)
+            assert detail.next == (places_of([after])[0] if after is not None else None)
+            assert places_of(detail.attempts) == [(entry.row, attempt) for attempt in range(3)]
+
+    def test_the_latest_result_of_an_attempt_is_the_one(self, place: PlaceOfRuns, run: str) -> None:
+        assert place.source.sample(run, 5, 1, SampleQuery()).summary.status == "failed"
+        place.add(run, [sample_record(5, 1, 1.0, output="again")])
+        entry = place.source.sample(run, 5, 1, SampleQuery()).summary
+        assert (entry.status, entry.reward, entry.passed, entry.error) == ("success", 1.0, True, None)
+        assert entry.output == "again"
+        assert place.source.samples(run, SampleQuery(), limit=1).counts["unfiltered"] == 24
+
+    @pytest.mark.parametrize("cursor", ["x", "WyJhIl0", "é", "[]", "a" * 5_000, "bnVsbA", "e30"])
+    def test_a_cursor_that_makes_no_sense_is_refused(self, place: PlaceOfRuns, run: str, cursor: str) -> None:
+        with pytest.raises(OsmosisError) as refused:
+            place.source.samples(run, SampleQuery(), limit=5, cursor=cursor)
+        assert refused.value.code == "VALIDATION"
+        with pytest.raises(OsmosisError) as refused:
+            place.source.runs(RunQuery(), limit=5, cursor=cursor)
+        assert refused.value.code == "VALIDATION"
+
+    def test_a_cursor_of_another_order_is_refused(self, place: PlaceOfRuns, run: str) -> None:
+        cursor = place.source.samples(run, SampleQuery(), limit=2).next
+        for query in (SampleQuery(sort="reward"), SampleQuery(descending=True)):
+            with pytest.raises(OsmosisError) as refused:
+                place.source.samples(run, query, limit=2, cursor=cursor)
+            assert refused.value.code == "VALIDATION"
+
+    def test_what_is_not_there_is_not_found(self, place: PlaceOfRuns, run: str) -> None:
+        with pytest.raises(NotFoundError) as missing:
+            place.source.run("eval", f"{run}x")
+        assert run in missing.value.details["nearest"]
+        for row, attempt in ((8, 0), (900, 0), (0, 3), (2**62, 2**62)):
+            with pytest.raises(NotFoundError):
+                place.source.sample(run, row, attempt, SampleQuery())
+        with pytest.raises(NotFoundError):
+            place.source.samples("../../etc", SampleQuery(), limit=1)
+
+    def test_the_same_row_is_found_in_other_runs(self, place: PlaceOfRuns, run: str) -> None:
+        other = f"other-{next(_numbers)}"
+        place.start(other, rows=2, n=1)
+        digest = f"{next(_numbers) + 1000:016x}" * 2
+        place.add(other, [sample_record(1, 0, 1.0, row_digest=digest)])
+        place.add(run, [sample_record(8, 0, 0.0, row_digest=digest)])
+        found = place.source.elsewhere(digest, limit=10)
+        assert {(entry.name, sample.row) for entry, sample in found} == {(other, 1), (run, 8)}
+
+    def test_what_finished_since_is_told(self, place: PlaceOfRuns, run: str) -> None:
+        before = place.source.changes("eval", run)
+        assert place.source.changes("eval", run, since=before.cursor).samples in ([], ())
+        place.add(run, [sample_record(8, 2, 1.0)])
+        after = place.source.changes("eval", run, since=before.cursor)
+        assert after.cursor != before.cursor
+        assert list(after.samples) == [(8, 2)]
+        assert not after.more
+
+    def test_numbers_are_those_of_a_comparison(self, place: PlaceOfRuns, run: str) -> None:
+        counts = place.source.samples(run, SampleQuery(), limit=1).counts
+        compared = place.source.run_samples(run)
+        assert int(compared.passed.sum()) == counts["passed"]
+        assert int(compared.scored.sum()) == counts["passed"] + counts["failed"]
+        assert compared.samples.size == counts["unfiltered"]
+
+    def test_rewards_and_failures_of_a_run_are_counted(self, place: PlaceOfRuns, run: str) -> None:
+        detail = place.source.run("eval", run)
+        counts = place.source.samples(run, SampleQuery(), limit=1).counts
+        assert detail.rewards is not None
+        assert sum(detail.rewards.counts) == counts["passed"] + counts["failed"]
+        assert [(kind.boundary, kind.category, kind.count, kind.example) for kind in detail.failures] == [
+            ("agent", "exception", 3, (5, 0))
+        ]
+
+    @pytest.mark.parametrize("sort", get_args(RunSort))
+    @pytest.mark.parametrize("descending", [True, False])
+    def test_every_run_is_in_the_list_once(self, place: PlaceOfRuns, sort: RunSort, descending: bool) -> None:
+        stem = f"listed-{next(_numbers)}"
+        names = [f"{stem}-{number}" for number in range(5)]
+        for name in names:
+            place.start(name, rows=1, n=1)
+        query = RunQuery(kind="eval", text=stem, sort=sort, descending=descending)
+        pages: list[ItemPage[RunEntry]] = [place.source.runs(query, limit=2)]
+        while (cursor := pages[-1].next) is not None:
+            pages.append(place.source.runs(query, limit=2, cursor=cursor))
+        assert sorted(entry.name for page in pages for entry in page.items) == names
+        assert pages[0].counts["total"] == 5
+        again = place.source.runs(query, limit=2, cursor=pages[1].previous)
+        assert [entry.name for entry in again.items] == [entry.name for entry in pages[0].items]
+
+    def test_runs_are_filtered(self, place: PlaceOfRuns, run: str) -> None:
+        wanted = place.source.runs(RunQuery(kind="eval", text=run), limit=5)
+        assert [entry.name for entry in wanted.items] == [run]
+        assert wanted.counts["unfiltered"] >= 1
+        assert wanted.items[0].headline is None or not math.isnan(wanted.items[0].headline.scored)
+        nothing = place.source.runs(replace(RunQuery(text=run), model="no such model"), limit=5)
+        assert list(nothing.items) == []
+        assert nothing.counts["total"] == 0

@@ -1,9 +1,16 @@
 // Every page loads this, and works without it.
 import * as copy from "./copy.js";
+import * as hover from "./hover.js";
+import * as keys from "./keys.js";
 import * as live from "./live.js";
 import * as theme from "./theme.js";
 
 theme.begin();
 copy.begin();
-document.addEventListener("updated", (event) => copy.begin(event.detail));
+hover.begin();
+keys.begin();
+document.addEventListener("updated", (event) => {
+  copy.begin(event.detail);
+  hover.begin(event.detail);
+});
 live.begin();

@@ -1,5 +1,4 @@
 // The numbers of the place under the pointer, read from the table that every chart has.
-const SVG = "http://www.w3.org/2000/svg";
 
 export function begin(part = document) {
   for (const svg of part.querySelectorAll(".plot svg[data-x]:not([data-hovers])")) {
@@ -13,7 +12,7 @@ function watch(svg, figure) {
   const rows = [...figure.querySelectorAll("tbody tr")].map((row) => [Number(row.cells[0].textContent.replaceAll(",", "")), row]);
   const names = [...figure.querySelectorAll("thead th")].map((cell) => cell.textContent);
   if (!rows.length) return;
-  const line = document.createElementNS(SVG, "path");
+  const line = document.createElementNS(svg.namespaceURI, "path");
   line.setAttribute("class", "pointer");
   const said = document.createElement("p");
   said.className = "hover";

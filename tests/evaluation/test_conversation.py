@@ -46,7 +46,7 @@ TRAJECTORY: dict[str, Any] = {
             "source": "agent",
             "message": "#### 6",
             "timestamp": "2026-01-01T00:00:00.500+00:00",
-            "extra": {"duration_ms": 100},
+            "metrics": {"extra": {"latency_ms": 100}},
         },
     ],
     "extra": {"osmosis": {"label": "6", "reward": 1.0, "request_metadata": {"level": "easy"}}},

@@ -237,7 +237,8 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
     metrics, extra = _object(step.get("metrics")), _object(step.get("extra"))
     duration = _number(extra.get("duration_ms"))
     if duration is None:
-        duration = _number(_object(metrics.get("extra")).get("duration_ms"))
+        # Where it stands in trajectories before 0.3.16.
+        duration = _number(_object(metrics.get("extra")).get("latency_ms"))
     return ConversationStep(
         number=number,
         role=_role(step, extra),

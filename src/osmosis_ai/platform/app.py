@@ -68,11 +68,14 @@ _health = api_router()
 
 
 @_health.get("/health")
-def health(services: Services) -> dict[str, str]:
-    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors."""
+def health(services: Services) -> dict[str, str | int]:
+    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors.
+
+    ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
+    """
     with services.db.session() as session:
         session.execute(text("SELECT 1"))
-    return {"status": "ok", "version": __version__}
+    return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
 
 
 def create_app(services: PlatformServices) -> FastAPI:
@@ -112,9 +115,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.datasets.ingest.start()
     await anyio.to_thread.run_sync(services.run_deletion.finish)
     services.maintenance.start()
+    services.sample_filling.start()
     try:
         yield
     finally:
+        await anyio.to_thread.run_sync(services.sample_filling.close)
         await anyio.to_thread.run_sync(services.maintenance.close)
         await anyio.to_thread.run_sync(services.datasets.ingest.close)
         await services.model_servers.close()

@@ -27,6 +27,7 @@ from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
+from osmosis_ai.platform.runs.sample_filling import SampleFilling
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
@@ -65,6 +66,7 @@ class PlatformServices:
     eval_retries: EvalRetries
     lora_models: LoraModelStore
     downloads: Downloads
+    sample_filling: SampleFilling
     maintenance: Maintenance
 
     def runs_of(self, kind: RunKind) -> RunStore:
@@ -119,6 +121,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs),
+        sample_filling=SampleFilling(db, blobs, used_clock),
         maintenance=Maintenance(
             {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}
         ),

@@ -21,7 +21,8 @@ def status() -> DetailResult:
         raise NotFoundError(
             f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
         )
-    state = _state(process.local_url)
+    state, runs_to_fill = _state(process.local_url)
+    filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
         title="Platform",
         data={
@@ -32,6 +33,7 @@ def status() -> DetailResult:
             "home": str(home),
             "version": process.version,
             "started_at": process.started_at,
+            "runs_to_fill": runs_to_fill,
         },
         rows=[
             ("Status", Status(state)),
@@ -40,17 +42,20 @@ def status() -> DetailResult:
             ("Started", Timestamp(process.started_at)),
             ("Version", process.version),
             ("Data", str(home)),
+            *([("Earlier runs", filling)] if filling else []),
         ],
     )
 
 
-def _state(local_url: str | None) -> str:
+def _state(local_url: str | None) -> tuple[str, int]:
+    """Return how the platform is, and of how many runs it has yet to read what an earlier release did not record."""
     if local_url is None:
-        return "starting"
+        return "starting", 0
     import httpx
 
     try:
-        healthy = httpx.get(f"{local_url}/health", timeout=5.0, trust_env=False).is_success
-    except httpx.HTTPError:
-        healthy = False
-    return "running" if healthy else "unresponsive"
+        reply = httpx.get(f"{local_url}/health", timeout=5.0, trust_env=False).raise_for_status()
+        left = reply.json().get("runs_to_fill", 0)
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return "unresponsive", 0
+    return "running", left if isinstance(left, int) else 0

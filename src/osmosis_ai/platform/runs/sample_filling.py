@@ -1,0 +1,241 @@
+"""What earlier releases did not keep of a sample is read from its stored conversation: tokens, cost, times, previews, notes.
+
+A run is read once, when it has ended or was uploaded (``DbRun.samples_filled_at``); what is filled stays as it is, and of
+what is lost the columns stay NULL: not recorded. It happens in a thread of its own that works half of the time at most,
+and who is killed half-way goes on with the samples that are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, or_, select, update
+
+from osmosis_ai.evaluation.conversation import (
+    LARGEST_CONVERSATION_BYTES,
+    Conversation,
+    as_messages,
+    read_conversation,
+)
+from osmosis_ai.evaluation.previews import previews_of
+from osmosis_ai.evaluation.spec import keeps_previews
+from osmosis_ai.evaluation.trajectory_export import item_name
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.grader_notes import read_grader_notes
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
+
+EVERY_S = 60.0
+_BATCH = 100
+_MOST_TOKENS = 2**31 - 1
+_WAITING = and_(DbRun.kind == "eval", DbRun.samples_filled_at.is_(None), DbRun.status.not_in(OPEN))
+_NOTHING_TO_BLANK = Redactor()
+_FILLED = (
+    *("tokens", "prompt_tokens", "completion_tokens", "model_calls", "model_latency_ms", "cost_usd"),
+    *("input", "output", "notes", "parts"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelCall:
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost_usd: float | None
+    duration_ms: float | None
+
+
+class SampleFilling:
+    """Fills samples in the background.
+
+    Args:
+        db, blobs, clock: the platform's.
+
+    Attributes:
+        left: runs that are still to be read, as far as is known.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.left = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._work, name="osmosis-sample-filling", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; the batch under way is waited for."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def fill(self) -> None:
+        """Fill the samples of all runs that wait for it, the newest run first.
+
+        Raises:
+            OSError, OsmosisError: the database or the blobs could not be used; what is filled is kept.
+        """
+        with self._db.session() as session:
+            newest_first = select(DbRun.id).where(_WAITING).order_by(DbRun.created_at.desc(), DbRun.id)
+            waiting = list(session.scalars(newest_first))
+        self.left = len(waiting)
+        for run_id in waiting:
+            if not self._fill_run(run_id):
+                return
+            self.left -= 1
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.fill()
+            except Exception:
+                # The edge of this thread: a full disk or a busy database is met again, or not, in a minute.
+                logger.warning("samples of earlier runs could not be filled now", exc_info=True)
+            self._stopping.wait(EVERY_S)
+
+    def _fill_run(self, run_id: str) -> bool:
+        """Read what a run has; False when the platform ends meanwhile."""
+        with self._db.session() as session:
+            run = session.get(DbRun, run_id)
+        if run is None:
+            return True
+        previews = keeps_previews(run.request.get("advanced_config"))
+        read, place = 0, (-1, -1)
+        while batch := self._lacking(run_id, place, previews=previews):
+            began = time.monotonic()
+            if not read:
+                logger.info(
+                    "reading the conversations of %s for what was not recorded (%d runs left)",
+                    run.name,
+                    self.left,
+                )
+            self._fill_batch(run_id, batch, previews=previews)
+            read, place = read + len(batch), (batch[-1].row_index, batch[-1].run_index)
+            if self._stopping.wait(time.monotonic() - began):
+                return False
+        if read:
+            logger.info("%s: %d samples have been looked at", run.name, read)
+        with self._db.transaction() as session:
+            now = self._clock.now()
+            session.execute(update(DbRun).where(DbRun.id == run_id).values(samples_filled_at=now))
+        return True
+
+    def _lacking(self, run_id: str, place: tuple[int, int], *, previews: bool) -> Sequence[Any]:
+        """Return the next samples behind ``place`` that lack something a conversation may tell."""
+        unsaid = and_(DbSample.input.is_(None), DbSample.output.is_(None))
+        uncounted = DbSample.model_calls.is_(None)
+        row, attempt = place
+        behind = or_(DbSample.row_index > row, and_(DbSample.row_index == row, DbSample.run_index > attempt))
+        keys = (DbSample.row_index, DbSample.run_index)
+        columns = [getattr(DbSample, name) for name in _FILLED]
+        asked = (
+            select(*keys, *columns)
+            .where(DbSample.run_id == run_id, behind, or_(uncounted, unsaid) if previews else uncounted)
+            .order_by(*keys)
+            .limit(_BATCH)
+        )
+        with self._db.session() as session:
+            return session.execute(asked).all()
+
+    def _fill_batch(self, run_id: str, batch: Sequence[Any], *, previews: bool) -> None:
+        paths = {f"trajectories/{item_name(each.row_index, each.run_index)}.json": each for each in batch}
+        asked = select(DbRunFile.path, DbRunFile.blob_key).where(
+            DbRunFile.run_id == run_id, DbRunFile.path.in_(paths)
+        )
+        with self._db.session() as session:
+            stored = session.execute(asked).all()
+        changes = []
+        for path, key in stored:
+            sample, told = paths[path], _told(self._conversation(key), previews=previews)
+            known = {name: told[name] for name in _FILLED if getattr(sample, name) is None and name in told}
+            if known:
+                changes.append((sample.row_index, sample.run_index, known))
+        with self._db.transaction() as session:
+            for row, attempt, known in changes:
+                of_sample = (
+                    DbSample.run_id == run_id,
+                    DbSample.row_index == row,
+                    DbSample.run_index == attempt,
+                )
+                session.execute(update(DbSample).where(*of_sample).values(**known))
+
+    def _conversation(self, key: str) -> Conversation:
+        try:
+            with self._blobs.open(key) as stream:
+                return read_conversation(stream.read(LARGEST_CONVERSATION_BYTES + 1))
+        except BlobNotFound:
+            return Conversation()
+
+
+def _told(conversation: Conversation, *, previews: bool) -> dict[str, Any]:
+    """Return what a conversation says of its sample, by column; what it does not say is left out."""
+    told: dict[str, Any] = {}
+    if calls := list(_model_calls(conversation)):
+        prompt, completion = (
+            sum(each or 0 for each in tokens)
+            for tokens in (
+                (call.prompt_tokens for call in calls),
+                (call.completion_tokens for call in calls),
+            )
+        )
+        if prompt + completion <= _MOST_TOKENS:
+            told = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens": prompt + completion}
+        told["model_calls"] = len(calls)
+        told |= _total("cost_usd", [call.cost_usd for call in calls])
+        told |= _total("model_latency_ms", [call.duration_ms for call in calls])
+    extra = conversation.told.get("sample_extra_fields")
+    noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
+    texts = {"notes": noted.notes}
+    if previews:
+        shown = previews_of(as_messages(conversation), _NOTHING_TO_BLANK)
+        texts |= {"input": shown.input, "output": shown.output}
+    told |= {name: storable(text) for name, text in texts.items() if text}
+    return told | ({"parts": dict(noted.parts)} if noted.parts else {})
+
+
+def _total(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    """Return the sum by its name; nothing as soon as one of the values is not known, as in a record."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return {name: math.fsum(known)} if len(known) == len(values) else {}
+
+
+def _model_calls(conversation: Conversation) -> Iterator[_ModelCall]:
+    """Yield the model calls: those of the steps, or, where they fit no steps, as the controller reported them."""
+    unmatched = conversation.told.get("unmatched_llm_call_metrics")
+    if isinstance(unmatched, list) and unmatched:
+        for call in unmatched:
+            if isinstance(call, Mapping):
+                extra = call.get("extra")
+                took = extra.get("latency_ms") if isinstance(extra, Mapping) else None
+                tokens = (_count(call.get("prompt_tokens")), _count(call.get("completion_tokens")))
+                yield _ModelCall(*tokens, _number(call.get("cost_usd")), _number(took))
+        return
+    for step in conversation.steps:
+        if step.prompt_tokens is not None or step.completion_tokens is not None:
+            yield _ModelCall(step.prompt_tokens, step.completion_tokens, step.cost_usd, step.duration_ms)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]

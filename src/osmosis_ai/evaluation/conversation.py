@@ -102,6 +102,13 @@ class Conversation:
         return None
 
     @property
+    def grading(self) -> Mapping[str, Any]:
+        """What the grader left beside the reward: ``notes``, ``parts`` and the ``judgements`` of its judges."""
+        left = _object(self.told.get("sample_extra_fields"))
+        judged = _object(left.get("judge_calls")).get("judgements")
+        return {**_object(left.get("grader_notes")), "judgements": judged}
+
+    @property
     def reward(self) -> float | None:
         """What the grader gave."""
         return _number(self.told.get("reward"))
@@ -122,7 +129,7 @@ class ConversationSpan:
 
     Attributes:
         start_ms: since the first call began.
-        step: the call's; None between calls.
+        step: the call's; None between calls, and of a call that is no step's.
     """
 
     kind: Literal["model", "agent and tools"]
@@ -173,18 +180,18 @@ def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
 
 def spans(conversation: Conversation) -> list[ConversationSpan]:
     """Return the model calls and what lies between them, by time; none where no times were recorded."""
-    calls = sorted(
-        (step.started_at, step.duration_ms, step.number)
-        for step in conversation.steps
-        if step.started_at is not None and step.duration_ms is not None
-    )
+    timed = [(step.started_at, step.duration_ms, step.number) for step in conversation.steps]
+    if not any(started_at for started_at, *_ in timed):
+        unmatched = _objects(conversation.told.get("unmatched_llm_call_metrics"))
+        timed = [(*_timing(_object(call.get("extra"))), 0) for call in unmatched]
+    calls = sorted((at, lasts, step) for at, lasts, step in timed if at is not None and lasts is not None)
     found: list[ConversationSpan] = []
     end = 0.0
     for started_at, duration_ms, number in calls:
         start = (started_at - calls[0][0]).total_seconds() * 1000
         if start > end:
             found.append(ConversationSpan("agent and tools", end, start - end))
-        found.append(ConversationSpan("model", start, duration_ms, number))
+        found.append(ConversationSpan("model", start, duration_ms, number or None))
         end = max(end, start + duration_ms)
     return found
 
@@ -235,10 +242,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
     metrics, extra = _object(step.get("metrics")), _object(step.get("extra"))
-    duration = _number(extra.get("duration_ms"))
-    if duration is None:
-        # Where it stands in trajectories before 0.3.16.
-        duration = _number(_object(metrics.get("extra")).get("latency_ms"))
+    started_at, duration_ms = _timing(_object(metrics.get("extra")))
     return ConversationStep(
         number=number,
         role=_role(step, extra),
@@ -249,9 +253,14 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
         prompt_tokens=_count(metrics.get("prompt_tokens")),
         completion_tokens=_count(metrics.get("completion_tokens")),
         cost_usd=_number(metrics.get("cost_usd")),
-        started_at=_moment(step.get("timestamp")),
-        duration_ms=duration if duration is not None and duration >= 0 else None,
+        started_at=_moment(step.get("timestamp")) or started_at,
+        duration_ms=duration_ms if (stated := _duration(extra.get("duration_ms"))) is None else stated,
     )
+
+
+def _timing(told: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
+    """Return when a model call began and how long it took, where trajectories before 0.3.16 tell it."""
+    return _moment(told.get("started_at")), _duration(told.get("latency_ms"))
 
 
 def _role(step: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
@@ -345,6 +354,11 @@ def _text_or_none(value: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _duration(value: Any) -> float | None:
+    found = _number(value)
+    return found if found is not None and found >= 0 else None
 
 
 def _count(value: Any) -> int | None:

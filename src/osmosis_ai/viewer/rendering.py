@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.markdown import markdown
 from osmosis_ai.ui.pages import templates
+from osmosis_ai.ui.terminal_text import ansi
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ _NEAREST = 3
 @lru_cache
 def environment() -> Environment:
     """Return what renders the viewer's templates."""
-    return templates(TEMPLATES)
+    made = templates(TEMPLATES)
+    made.filters |= {"markdown": markdown, "ansi": ansi}
+    return made
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:

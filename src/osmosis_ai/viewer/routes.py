@@ -19,7 +19,16 @@ from osmosis_ai.ui.policy import artifact_headers, page_headers
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.exporting import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.live_routes import add_live
-from osmosis_ai.viewer.pages import compare, log, run, runs, samples, training
+from osmosis_ai.viewer.pages import (
+    compare,
+    conversation,
+    conversation_files,
+    log,
+    run,
+    runs,
+    samples,
+    training,
+)
 from osmosis_ai.viewer.queries import Words, sample_query, words_of
 from osmosis_ai.viewer.rendering import refused, render
 
@@ -46,6 +55,11 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/evals/{run}/samples", samples.page)
     add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
     add_page(router, viewing, "/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"))
+    add_page(router, viewing, "/evals/{run}/samples/{item}", conversation.page)
+    add_page(router, viewing, "/evals/{run}/samples/{item}/raw", conversation_files.raw)
+    add_page(
+        router, viewing, "/evals/{run}/samples/{item}/artifacts/{path:path}", conversation_files.artifact
+    )
     add_page(router, viewing, "/evals/{run}/log", log.page)
     add_page(router, viewing, "/training/{run}", training.page)
     add_page(router, viewing, "/training/{run}/log", log.of_training)

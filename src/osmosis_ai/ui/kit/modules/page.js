@@ -3,6 +3,7 @@ import * as copy from "./copy.js";
 import * as hover from "./hover.js";
 import * as keys from "./keys.js";
 import * as live from "./live.js";
+import * as switches from "./switches.js";
 import * as theme from "./theme.js";
 
 theme.begin();
@@ -14,3 +15,4 @@ document.addEventListener("updated", (event) => {
   hover.begin(event.detail);
 });
 live.begin();
+switches.begin();

@@ -1,0 +1,16 @@
+// What of a conversation is left out, at once; without script the form asks the server, which does the same.
+export function begin() {
+  const form = document.querySelector("form[data-switches]");
+  const messages = document.getElementById("messages");
+  if (!form || !messages) return;
+  form.addEventListener("change", (event) => {
+    if (event.target.name !== "hide") {
+      form.requestSubmit();
+      return;
+    }
+    messages.classList.toggle(`without-${event.target.value}`, event.target.checked);
+    const words = new URLSearchParams(new FormData(form));
+    for (const [word, value] of [...words]) if (!value) words.delete(word);
+    history.replaceState(null, "", `?${words}${location.hash}`);
+  });
+}

@@ -1,0 +1,361 @@
+"""The page of a sample: what was said, what came of it, what it left; hostile and broken conversations among them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.ui.text import visible
+from osmosis_ai.viewer.access import Viewing
+from osmosis_ai.viewer.pages import conversation as page_module
+from osmosis_ai.viewer.source import SampleDetail, SampleQuery
+from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.page_content import text_by_class
+
+if TYPE_CHECKING:
+    pass
+
+CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+STEPS: list[dict[str, Any]] = [
+    {"source": "system", "message": "Use the tool."},
+    {"source": "user", "message": "2 * 3?"},
+    {
+        "source": "agent",
+        "message": "**See**.",
+        "model_name": "tiny",
+        "reasoning_content": "I multiply.",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "extra": {"duration_ms": 200},
+        "tool_calls": [CALL],
+        "observation": {"results": [{"source_call_id": "c1", "content": "\x1b[31m6\x1b[0m\x1b]0;title\x07"}]},
+        "metrics": {"prompt_tokens": 10, "completion_tokens": 5, "cost_usd": 0.25},
+    },
+    {
+        "source": "agent",
+        "message": "#### 6",
+        "timestamp": "2026-01-01T00:00:01Z",
+        "extra": {"duration_ms": 50},
+    },
+]
+HERE = "/evals/one/samples/1.0"
+
+
+def trajectory(*steps: dict[str, Any], **told: Any) -> bytes:
+    return json.dumps({"steps": list(steps), "extra": {"osmosis": told}}).encode()
+
+
+@dataclass
+class RecordedSource(FakeSource):
+    """With what the journal says of every sample."""
+
+    record: dict[str, Any] | None = None
+
+    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
+        from dataclasses import replace
+
+        return replace(super().sample(run, row, attempt, query), record=self.record or {})
+
+
+def a_source(content: bytes = trajectory(*STEPS, label="6"), **more: Any) -> RecordedSource:
+    """Return two runs of the same rows; the sample 1.0 of the first has ``content``."""
+    samples = [
+        a_sample(0),
+        a_sample(1, tokens=15, duration_ms=1500, model_latency_ms=250, cost_usd=0.25),
+        a_sample(1, 1, passed=False, reward=0.0),
+        a_sample(
+            2,
+            status="failed",
+            passed=None,
+            reward=None,
+            boundary="provider",
+            category="rate_limit",
+            error="Traceback\n\x1b]0;owned\x07<b>429</b>",
+        ),
+    ]
+    return RecordedSource(
+        [a_run("one"), a_run("two")],
+        listed={"one": samples, "two": samples},
+        conversations={
+            ("one", 1, 0): content,
+            ("two", 1, 0): trajectory({"source": "user", "message": "Elsewhere"}),
+        },
+        **more,
+    )
+
+
+def shown(content: bytes, words: str = "") -> str:
+    return page_text(visitor(a_source(content)).get(HERE + words))
+
+
+def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> None:
+    text = page_text(visitor(a_source()).get(HERE))
+    assert text_by_class(text, "said") == [
+        "6",
+        "Use the tool.",
+        "2 * 3?",
+        "I multiply.",
+        "**See**.",
+        '{\n  "a": 2,\n  "b": 3\n}',
+        "6" + "1 terminal sequence removed",
+        "#### 6",
+    ]
+    assert [text.index(f'id="step-{number}"') for number in (1, 2, 3, 4)]
+    assert '<details class="reasoning"' in text
+    assert "10 tokens read, 5 written · $0.25 · 200 ms" in text
+    assert "1.5s, of it 250 ms in the model" in text
+    assert "agent and tools" in text and "<svg" in text
+
+
+def test_messages_are_read_as_markdown_when_one_asks_for_it() -> None:
+    text = page_text(visitor(a_source()).get(f"{HERE}?text=markdown"))
+    assert "<strong>See</strong>" in text
+    assert "text=markdown" not in page_text(visitor(a_source()).get(HERE))
+
+
+def test_switches_are_words_of_the_address_and_stay_in_it() -> None:
+    text = page_text(visitor(a_source()).get(f"{HERE}?hide=system&hide=tools&outcome=passed"))
+    assert "without-system without-tools" in text
+    assert 'value="system" checked' in text and 'value="tools" checked' in text
+    assert 'value="reasoning" checked' not in text
+    assert '<input type="hidden" name="outcome" value="passed">' in text
+
+
+def test_what_the_grader_and_its_judges_left_stands_with_the_reward() -> None:
+    judged = [{"model": "gpt", "score": 0.5, "explanation": "half <i>right</i>"}]
+    source = a_source(
+        record={"notes": "Nearly.", "parts": {"format": 1.0, "answer": 0.0}, "judgements": judged}
+    )
+    text = page_text(visitor(source).get(HERE))
+    assert "Nearly." in text and "<dt>  format</dt><dd>1.000</dd>" in text
+    assert "Judgement of gpt: 0.500" in text and "half &lt;i&gt;right&lt;/i&gt;" in text
+    told = {"grader_notes": {"notes": "From the rollout.", "parts": {"answer": 0}}}
+    assert "From the rollout." in shown(trajectory(*STEPS, sample_extra_fields=told))
+
+
+def test_a_failure_has_its_boundary_and_its_traceback_without_terminal_sequences() -> None:
+    text = page_text(visitor(a_source()).get("/evals/one/samples/2.0"))
+    assert "Error of the provider: rate_limit" in text
+    assert "Traceback\n&lt;b&gt;429&lt;/b&gt;" in text and "owned" not in text
+    assert "No conversation was recorded." in text
+
+
+def test_next_and_previous_stay_inside_the_filter() -> None:
+    pages = visitor(a_source())
+    text = page_text(pages.get(f"{HERE}?outcome=passed&q="))
+    assert 'rel="prev" href="/evals/one/samples/0.0?outcome=passed"' in text
+    assert 'rel="next"' not in text
+    assert 'rel="next" href="/evals/one/samples/1.1"' in page_text(pages.get(HERE))
+    assert 'data-shortcut="]" href="/evals/one/samples/1.1"' in page_text(pages.get(HERE))
+
+
+@pytest.mark.parametrize("word", ["1.1", "two/1.0"])
+def test_another_conversation_is_shown_beside_it(word: str) -> None:
+    text = page_text(visitor(a_source()).get(f"{HERE}?with={word}"))
+    assert text.count('class="outcome"') == 2
+    assert ("Elsewhere" in text) == (word == "two/1.0")
+    assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
+
+
+def test_the_row_in_other_runs_is_looked_for_when_one_asks_on_this_machine() -> None:
+    pages = visitor(a_source())
+    assert "/evals/two/samples" not in page_text(pages.get(HERE))
+    text = page_text(pages.get(f"{HERE}?elsewhere=1"))
+    assert 'href="/evals/two/samples/1.0"' in text and "with=two%2F1.0" in text
+    assert "/fern/evals/two/samples/1.0" in page_text(visitor(a_source(), root="/fern").get(f"/fern{HERE}"))
+
+
+def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
+    content = trajectory(*({"source": "user", "message": f"message {number}"} for number in range(1, 451)))
+    first, last = shown(content), shown(content, "?from=450")
+    assert len(text_by_class(first, "said")) == 200 and "from=201" in first
+    assert text_by_class(last, "said")[0] == "message 401" and 'id="step-450"' in last
+    assert "from=201" in last
+    assert text_by_class(shown(content, "?from=999999999"), "said")[-1] == "message 450"
+
+
+def test_a_message_over_64_kb_is_cut_and_shown_in_full_when_one_asks() -> None:
+    content = trajectory(
+        {"source": "user", "message": "x" * 70_000}, {"source": "user", "message": "y" * 70_000}
+    )
+    text = shown(content)
+    assert [len(said) for said in text_by_class(text, "said")] == [65_536, 65_536]
+    assert "4,464 more characters." in text and "show=2#step-2" in text
+    assert [len(said) for said in text_by_class(shown(content, "?show=2"), "said")] == [65_536, 70_000]
+
+
+def test_a_message_over_2_mb_is_a_download_and_pages_stay_small() -> None:
+    huge = trajectory(
+        {"source": "user", "message": "x" * (3 << 20)},
+        *({"source": "user", "message": "z" * 60_000} for _ in range(100)),
+    )
+    pages = visitor(a_source(huge))
+    text = page_text(pages.get(HERE))
+    assert "show=1#" not in text and f"{HERE}/raw?step=1" in text
+    assert len(text) < 1_500_000
+    reply = pages.get(f"{HERE}/raw?step=1")
+    assert reply.headers["content-disposition"].startswith("attachment") and len(reply.content) > 3 << 20
+
+
+def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", 100)
+    text = shown(trajectory(*STEPS))
+    assert "it is not shown, the download has it" in text and text_by_class(text, "said") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "The file is empty."),
+        (trajectory(*STEPS)[:-400], "it was cut off"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (
+            b'{"steps":[' + b"[" * 10_000 + b"]" * 10_000 + b',{"source":"user","message":"kept"}]}',
+            "too deeply",
+        ),
+        (
+            b'{"steps":[{"source":"user","message":"a\\ud800\\u0000","metrics":{"cost_usd":NaN}}]}',
+            "lone surrogates",
+        ),
+    ],
+)
+def test_of_a_broken_file_what_can_be_read_is_shown_with_a_sentence(content: bytes, sentence: str) -> None:
+    text = shown(content)
+    assert sentence in text
+    pages = visitor(a_source(content))
+    assert all(
+        pages.get(f"{HERE}/raw{words}").status_code == 200 for words in ("", "?as=messages", "?as=row")
+    )
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "[click](javascript:alert(1))",
+    "![x](https://evil.example/x.png)",
+    "{{ 7*7 }}{% raw %}",
+    '"><svg onbegin=alert(1)>',
+    "<style>*{display:none}</style>",
+    "\u202egnp.exe\u200b\x00\x9b31m",
+    "x" * (1 << 20),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("words", ["", "?text=markdown"])
+def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
+    call = {"tool_call_id": text, "function_name": text, "arguments": {text: text}}
+    step = {
+        "source": text,
+        "message": text,
+        "reasoning_content": text,
+        "model_name": text,
+        "tool_calls": [call],
+        "observation": {"results": [{"source_call_id": text, "content": text}]},
+    }
+    content = trajectory(step, {**step, "source": "agent"}, {"source": "user", "message": text}, label=text)
+    source = a_source(content, record={"notes": text, "parts": {text: 1.0}, "judgements": [{"model": text}]})
+    html = page_text(visitor(source).get(HERE + words))
+    assert (
+        "<script>" not in html and "<img" not in html and "<svg onbegin" not in html and "<style" not in html
+    )
+    assert 'href="javascript:' not in html
+    assert "{{ 7*7 }}" in html or "7*7" not in text
+    assert not any(mark in html for mark in ("\u202e", "\u200b", "\x00", "\x9b"))
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))
+def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
+    texts: list[str], source: str
+) -> None:
+    content = trajectory(*({"source": source, "message": text} for text in texts))
+    from osmosis_ai.ui.shell import ShellView
+    from osmosis_ai.viewer.queries import words_of
+    from osmosis_ai.viewer.rendering import render
+
+    view = Viewing(a_source(content), ShellView(), is_local=True)
+    html = render(view, page_module.page(view, words_of(""), run="one", item="1.0"))
+    read = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+    assert text_by_class(html, "said") == [visible(text) for text in read if text]
+
+
+@pytest.mark.parametrize(
+    "item", ["1", "1.", "a.b", "-1.0", "9.9", "99999999999.0", "1.0.0", "1" * 5000 + ".0"]
+)
+def test_a_sample_that_is_not_there_is_not_found(item: str) -> None:
+    page_text(visitor(a_source()).get(f"/evals/one/samples/{item}"), status=404)
+
+
+@pytest.mark.parametrize("words", ["from=a", "show=-1", "outcome=x"])
+def test_words_that_make_no_sense_are_refused(words: str) -> None:
+    page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=400)
+
+
+@pytest.mark.parametrize("words", ["with=1.9", "with=nowhere/1.0", "with=x"])
+def test_a_sample_to_put_beside_it_that_is_not_there_is_not_found(words: str) -> None:
+    page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=404)
+
+
+def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there() -> None:
+    pages = visitor(a_source())
+    text = page_text(pages.get(HERE))
+    assert "data-copy=" in text
+    messages = pages.get(f"{HERE}/raw?as=messages")
+    assert [each["role"] for each in messages.json()] == ["system", "user", "assistant", "tool", "assistant"]
+    assert pages.get(f"{HERE}/raw?as=row").json() == {
+        "system_prompt": "Use the tool.",
+        "user_prompt": "2 * 3?",
+        "ground_truth": "6",
+    }
+    whole = pages.get(f"{HERE}/raw?as=file")
+    assert whole.content == trajectory(*STEPS, label="6")
+    for reply in (messages, whole):
+        assert_download(reply)
+    assert "&#34;steps&#34;" in page_text(pages.get(f"{HERE}/raw"))
+    page_text(pages.get(f"{HERE}/raw?as=nonsense"), status=400)
+    page_text(pages.get(f"{HERE}/raw?step=9"), status=404)
+    page_text(pages.get("/evals/one/samples/2.0/raw"), status=404)
+
+
+def test_json_over_2_mb_shows_its_head_and_a_download() -> None:
+    text = page_text(
+        visitor(a_source(trajectory({"source": "user", "message": "x" * (3 << 20)}))).get(f"{HERE}/raw")
+    )
+    assert len(text) < 100_000 and "This is the beginning of 3.0 MB" in text and "raw?as=file" in text
+
+
+def test_files_of_an_attempt_are_downloads_that_no_browser_runs() -> None:
+    files = {"a/re port.html": b"<script>alert(1)</script>", "\u202e.svg": b"<svg onload=alert(1)>"}
+    pages = visitor(a_source(files={("one", 1, 0): files}))
+    text = page_text(pages.get(HERE))
+    assert f'href="{HERE}/artifacts/a/re%20port.html"' in text
+    reply = pages.get(f"{HERE}/artifacts/a/re%20port.html")
+    assert reply.content == files["a/re port.html"]
+    assert "re%20port.html" in reply.headers["content-disposition"]
+    assert_download(reply)
+    assert_download(pages.get(f"{HERE}/artifacts/%E2%80%AE.svg"))
+
+
+@pytest.mark.parametrize(
+    "path", ["..%2F..%2Fevents.jsonl", "%2Fetc%2Fpasswd", "nothing", "a%00b", "a/../re%20port.html"]
+)
+def test_no_other_file_is_reached_by_the_address_of_an_artifact(path: str) -> None:
+    pages = visitor(a_source(files={("one", 1, 0): {"file": b"x"}}))
+    assert pages.get(f"{HERE}/artifacts/{path}").status_code == 404
+
+
+def test_an_ordinary_page_is_small_over_the_wire() -> None:
+    content = trajectory(*(step for number in range(50) for step in STEPS))
+    assert gzipped(shown(content)) < 100_000
+
+
+def assert_download(reply: Any) -> None:
+    assert reply.status_code == 200
+    assert reply.headers["content-disposition"].startswith("attachment")
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in reply.headers["content-security-policy"]

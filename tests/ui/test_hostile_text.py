@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from osmosis_ai.ui.highlighting import code
 from osmosis_ai.ui.markdown import markdown
+from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.terminal_text import ansi, plain, without_sequences
 from osmosis_ai.ui.text import visible
 
@@ -60,6 +61,9 @@ ELEMENTS = {
     "h6",
 }
 ATTRIBUTES = {"class", "type", "hidden", "scope", "start"}
+
+
+PAGES = templates()
 
 
 class Reader(HTMLParser):
@@ -113,6 +117,13 @@ def test_text_of_a_terminal_is_on_the_page_without_its_sequences(text: str) -> N
     )
     assert told == visible(left) == plain(text)
     assert page.elements <= {"span"} and page.attributes <= {"class"}
+
+
+@given(texts)
+def test_a_template_shows_any_text_as_it_is_and_marks_what_is_not_seen(text: str) -> None:
+    page = read(PAGES.from_string('<p title="{{ said }}">{{ said }}</p>').render(said=text))
+    assert page.text == visible(text)
+    assert page.elements == {"p"} and page.attributes == {"title"}
 
 
 @given(texts, st.sampled_from(["", "json", "python", "html", "bash", "diff", "traceback", "nothing"]))

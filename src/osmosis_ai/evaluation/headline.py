@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from osmosis_ai.datasets.selection import RowsDrawn
+from osmosis_ai.ui.numbers import percent, percent_range
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.metrics_models import Counts, Estimates, VarianceShares
@@ -116,8 +117,8 @@ class Headline(BaseModel):
         if self.pass_rate is None:
             return "–"
         if self.low is None or self.high is None:
-            return _percent(self.pass_rate)
-        return f"{_percent(self.pass_rate)} ({self.low * 100:.1f} – {self.high * 100:.1f} %)"
+            return percent(self.pass_rate)
+        return f"{percent(self.pass_rate)} ({percent_range(self.low, self.high)})"
 
     @property
     def scored_words(self) -> str:
@@ -146,7 +147,7 @@ class Headline(BaseModel):
     def brief(self) -> str:
         """The same for a list, whose heading says that only scored samples count."""
         parts = [
-            f"{_percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
+            f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
             if self.pass_rate is not None
             else "nothing scored",
             f"{self.scored_words} scored",
@@ -199,7 +200,7 @@ def few_scored(scored: int, finished: int) -> str | None:
     """Return what should stand beside numbers that too few of the finished attempts are behind."""
     if finished <= 0 or scored >= LEAST_SCORED * finished:
         return None
-    share = _percent(scored / finished)
+    share = percent(scored / finished)
     return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
 
 
@@ -230,7 +231,3 @@ def _read(headline: object) -> Headline | None:
         return Headline.model_validate(headline) if headline else None
     except ValidationError:
         return None
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"

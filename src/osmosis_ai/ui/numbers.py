@@ -85,12 +85,17 @@ def percent(fraction: float | None, *, digits: int = 1) -> str:
     return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
 
 
+def percent_range(low: float, high: float) -> str:
+    """Return ``37.2 – 46.3 %`` for fractions of 0.372 and 0.463."""
+    return f"{low * 100:.1f} – {high * 100:.1f} %"
+
+
 def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
     """Return where an estimate lies, with 95 % confidence, or why nobody can say."""
     if estimate.low is None or estimate.high is None:
         return f"none: {estimate.reason}" if estimate.reason else MISSING
     if percent:
-        return f"{estimate.low * 100:.1f} – {estimate.high * 100:.1f} %"
+        return percent_range(estimate.low, estimate.high)
     return f"{estimate.low:.3f} – {estimate.high:.3f}"
 
 

@@ -136,7 +136,7 @@ def sentence(headline: Headline | None) -> str:
         return f"No sample has a score yet: {planned} scored." if planned else "No sample has a score yet."
     within = ""
     if headline.low is not None and headline.high is not None:
-        within = f" ({headline.low * 100:.1f} – {headline.high * 100:.1f} %)"
+        within = f" ({numbers.percent_range(headline.low, headline.high)})"
     verb = "passes" if headline.scored == 1 else "pass"
     passing = f"{numbers.percent(headline.pass_rate)} of {amount(headline.scored, 'scored sample')}"
     return f"{passing} {verb}{within}; {headline.scored_words} scored."

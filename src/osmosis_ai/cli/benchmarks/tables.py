@@ -267,7 +267,7 @@ def _rate(estimate: Any) -> str | None:
     value, low, high = (_number(estimate.get(key)) for key in ("value", "ci_low", "ci_high"))
     if value is None:
         return None
-    interval = f" ({low * 100:.1f} – {high * 100:.1f} %)" if low is not None and high is not None else ""
+    interval = f" ({formats.percent_range(low, high)})" if low is not None and high is not None else ""
     return f"{formats.percent(value)}{interval}"
 
 

@@ -17,6 +17,7 @@ from osmosis_ai.ui.numbers import (
     money,
     parse_date,
     percent,
+    percent_range,
     size,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "one_line",
     "parse_date",
     "percent",
+    "percent_range",
     "shown_path",
     "size",
     "spelled_out",

@@ -39,6 +39,7 @@ TRAJECTORY: dict[str, Any] = {
             "rollout_id": "row-0-run-0",
             "label": "6",
             "metadata": {"level": "easy"},
+            "sample_extra_fields": {"grader_notes": {"notes": "as it should", "parts": {"format": 1}}},
             "request_extra_fields": {"row_index": 0, "run_index": 0, "source_row_index": 41},
         }
     },
@@ -101,6 +102,8 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
         "reward": 1.0,
         "passed": True,
         "duration_ms": 10,
+        "notes": "as it should",
+        "parts": {"format": 1.0},
         "label": "6",
         "answer": "#### 6",
         "metadata": {"level": "easy"},
@@ -119,7 +122,7 @@ def test_parquet_has_the_same_columns_for_pandas_and_duckdb(maze: Maze, tmp_path
     table = pq.read_table(tmp_path / "mixed.parquet")
     lines = read_lines(tmp_path / "out.jsonl")
     assert table.column_names == list(lines[0])
-    nested = ("scores", "metadata", "messages")
+    nested = ("scores", "parts", "metadata", "messages")
     rows = [
         {key: json.loads(value) if key in nested and value else value for key, value in row.items()}
         for row in table.to_pylist()
@@ -208,6 +211,9 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     samples = {(sample.id, sample.epoch): sample for sample in log.samples}
     first, unscored, failed = samples[0, 1], samples[0, 2], samples[1, 1]
     assert (first.id, first.epoch, first.target, first.metadata["level"]) == (0, 1, "6", "easy")
+    assert first.scores is not None
+    assert first.scores["reward"].explanation == "as it should"
+    assert first.scores["reward"].metadata == {"parts": {"format": 1.0}}
     assert [message.role for message in first.messages] == [
         "system",
         "user",

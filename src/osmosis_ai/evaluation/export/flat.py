@@ -30,6 +30,7 @@ _RESULT_COLUMNS = {
     "error": "string",
     "finish_reason": "string",
     "row_digest": "string",
+    "notes": "string",
 }
 _COLUMNS = {
     "run": "string",
@@ -47,7 +48,7 @@ _COLUMNS = {
     "answer": "string",
 }
 # What may differ in shape from sample to sample: objects in JSON Lines, JSON text in Parquet.
-_NESTED = ("scores", "metadata", "messages")
+_NESTED = ("scores", "parts", "metadata", "messages")
 
 
 def write_jsonl(run: ExportedRun, target: IO[bytes]) -> int:
@@ -105,6 +106,7 @@ def _record(run: ExportedRun, sample: ExportedSample, threshold: float) -> dict[
         "label": sample.label,
         "answer": answer_of(sample.messages),
         "scores": sample.result.get("scores"),
+        "parts": sample.result.get("parts"),
         "metadata": sample.metadata,
         "messages": sample.messages,
     }

@@ -180,7 +180,7 @@ def _summary(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
-    """Return the reward, whether it passes, and what each eval function gave; nothing for what has no score."""
+    """Return the reward, whether it passes, and what each eval function gave, with the grader's notes; nothing for what has no score."""
     if sample.reward is None:
         return {}
     threshold = run.summary.get("pass_threshold")
@@ -188,7 +188,12 @@ def _scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
     answer = answer_of(sample.messages)
     scores = sample.result.get("scores")
     values = {"reward": sample.reward, "passed": passes, **(scores if isinstance(scores, Mapping) else {})}
-    return {name: {"value": value, "answer": answer} for name, value in values.items()}
+    written = {name: {"value": value, "answer": answer} for name, value in values.items()}
+    if notes := sample.result.get("notes"):
+        written["reward"]["explanation"] = notes
+    if parts := sample.result.get("parts"):
+        written["reward"]["metadata"] = {"parts": parts}
+    return written
 
 
 def _output(model: str, sample: ExportedSample, usage: Mapping[str, Any] | None) -> dict[str, Any]:

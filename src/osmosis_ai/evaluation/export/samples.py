@@ -21,6 +21,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord, check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
+from osmosis_ai.rollout.grader_notes import read_grader_notes
 
 _FIELDS = frozenset(each.name for each in fields(TerminalRecord))
 
@@ -207,6 +208,9 @@ def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSampl
     result = {**sample.result}
     if result.get("source_row_index") is None and isinstance(asked.get("source_row_index"), int):
         result["source_row_index"] = asked["source_row_index"]
+    if result.get("notes") is None and result.get("parts") is None:  # a platform lists neither
+        graded = read_grader_notes(_object(conversation.told.get("sample_extra_fields")))
+        result |= {"notes": graded.notes, "parts": dict(graded.parts) or None}
     return replace(
         sample,
         result=result,

@@ -138,7 +138,7 @@ function morph(old, fresh) {
   }
 }
 
-const key = (node) => (node.nodeType === 1 && (node.id || node.dataset.key)) || "";
+const key = (node) => (node.nodeType === 1 && (node.id || node.dataset.id)) || "";
 const alike = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && key(one) === key(other);
 
 function change(kept, wanted) {

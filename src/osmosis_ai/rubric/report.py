@@ -13,6 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from osmosis_ai.files import write_atomic
 from osmosis_ai.rubric.messages import Wording, percent
 from osmosis_ai.rubric.report_charts import agreement_square, charts
@@ -67,7 +69,7 @@ def write_report(
         OSError: when the file cannot be written.
     """
     pages = collect_records(table, trust, records)
-    style = inline(KIT / "tokens.css", KIT / "kit.css", _PAGE / "page.css")
+    style = inline(KIT / "tokens.css", KIT / "kit.css", KIT / "judging.css", _PAGE / "page.css")
     script = inline(_PAGE / "page.js")
     page = (
         _environment(Wording(table.score_min, table.score_max, table.runs))
@@ -86,7 +88,7 @@ def write_report(
             disputes=_disputes(pages),
             pages=pages,
             notes=_bounds(pages, header.get("results")),
-            charts=charts(table, trust),
+            charts=charts(trust, table),
             square=agreement_square(trust),
             listing=data_for_scripts(_shown(pages.listing)),
             chunks=[data_for_scripts(_shown(chunk)) for chunk in pages.chunks],
@@ -94,6 +96,27 @@ def write_report(
         )
     )
     write_atomic(path, page.encode("utf-8"))
+
+
+def measured(trust: TrustReport, table: ScoreTable | None = None) -> Markup:
+    """Return what was measured of the judges of a session, as a piece of a page.
+
+    Args:
+        trust: what was measured.
+        table: the scores; without them there is no histogram.
+    """
+    wording = Wording(trust.score_min, trust.score_max, trust.counts.runs)
+    page = (
+        _environment(wording)
+        .get_template("measured.html")
+        .render(
+            trust=trust,
+            models=[judge.model for judge in trust.judges],
+            charts=charts(trust, table),
+            square=agreement_square(trust),
+        )
+    )
+    return Markup(page)
 
 
 def _environment(wording: Wording) -> Environment:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.trust import TrustReport
 
 
-def charts(table: ScoreTable, trust: TrustReport) -> dict[str, SvgChart]:
+def charts(trust: TrustReport, table: ScoreTable | None = None) -> dict[str, SvgChart]:
     """Return the charts that the data allow, by name."""
-    wording = Wording(table.score_min, table.score_max, table.runs)
+    wording = Wording(trust.score_min, trust.score_max, trust.counts.runs)
     drawn = {
-        "scores": _score_histograms(table),
+        "scores": _score_histograms(table) if table is not None else None,
         "reliability": _reliability(trust, wording),
         "calibration": _calibration(trust, wording),
     }

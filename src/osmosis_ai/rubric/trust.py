@@ -156,6 +156,18 @@ class TrustReport:
         """Return the report as JSON-encodable data; what could not be measured is null with a reason."""
         return {"confidence": CONFIDENCE, **_encoded(self)}
 
+    @classmethod
+    def from_json(cls, data: object) -> TrustReport:
+        """Read what :meth:`to_json` returned.
+
+        Raises:
+            ValueError: it is no such report.
+        """
+        from pydantic import TypeAdapter
+
+        found: TrustReport = TypeAdapter(cls).validate_python(data)
+        return found
+
 
 def trust_report(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) -> TrustReport:
     """Measure how far the judges of a session can be trusted.

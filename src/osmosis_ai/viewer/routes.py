@@ -24,6 +24,7 @@ from osmosis_ai.viewer.pages import (
     conversation,
     conversation_files,
     log,
+    rubric,
     run,
     runs,
     samples,
@@ -63,6 +64,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/evals/{run}/log", log.page)
     add_page(router, viewing, "/training/{run}", training.page)
     add_page(router, viewing, "/training/{run}/log", log.of_training)
+    add_page(router, viewing, "/rubrics/{run}", rubric.page)
     add_page(router, viewing, "/compare", compare.page)
     add_page(router, viewing, "/compare/row", compare.row)
     add_live(router, viewing)

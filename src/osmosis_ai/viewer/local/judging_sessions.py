@@ -1,6 +1,6 @@
 """Results of judging sessions on this machine (`osmosis eval rubric`): a line of a list, and a page.
 
-A result is one JSON document whose head says what was judged and how; of its records a page shows the first.
+A result is one JSON document whose head says what was judged and how.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 HEAD = b'"generated_at"'
 """How every result begins, behind its brace."""
-MOST_RECORDS = 200
 _LARGEST_BYTES = 64 << 20
 
 
@@ -62,10 +61,9 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
 
 
 def session_detail(path: Path, name: str) -> RunDetail:
-    """Return a session's page: ``summary_numbers`` is its document with the first records."""
+    """Return a session's page: ``summary_numbers`` is its document."""
     entry, document, problem = read_session(path, name)
     records = document.get("records")
-    shown = records[:MOST_RECORDS] if isinstance(records, list) else []
     inputs = _table(document.get("inputs"))
     facts = {
         "Rubric": document.get("rubric_id"),
@@ -81,7 +79,7 @@ def session_detail(path: Path, name: str) -> RunDetail:
     }
     return RunDetail(
         entry,
-        summary_numbers={**document, "records": shown} if document else {},
+        summary_numbers=document,
         config_written=_text(document.get("rubric")) or _text(inputs.get("rubric")),
         facts=[(label, str(value)) for label, value in facts.items() if value is not None],
         problems=[problem] if problem is not None else [],

@@ -1,0 +1,178 @@
+"""The page of a judging session: how far its judges can be trusted, and what they said of each record.
+
+A result is a file that anybody may have written: what is no number is no score, and what can not be read is left out
+and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui import numbers
+from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.queries import Words, cursor_of, query_string
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from osmosis_ai.rubric.scores import ScoreTable
+    from osmosis_ai.rubric.trust import TrustReport
+
+RECORDS_A_PAGE = 50
+_UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
+
+
+@dataclass(frozen=True, slots=True)
+class JudgementLine:
+    """What one call said of a record."""
+
+    who: str
+    score: float | None
+    explanation: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedLine:
+    """A record with what was said of it; ``number`` is its 1-based place."""
+
+    number: int
+    label: str
+    mean: float | None
+    people: float | None
+    calls: Sequence[JudgementLine]
+
+
+def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    """Return a judging session, with some of its records."""
+    detail = view.source.run("rubric", run)
+    document, here = detail.summary_numbers, view.run_href("rubric", run)
+    records = [each for each in _list(document.get("records")) if isinstance(each, dict)]
+    start = _start(cursor_of(words), len(records))
+    end = start + RECORDS_A_PAGE
+    measured = _measured(document, records)
+    problems = [*detail.problems, *([_UNREADABLE] if measured is None and document else [])]
+    return RenderedPage(
+        "rubric.html",
+        {
+            "title": detail.summary.name,
+            "crumbs": view.crumbs("rubric"),
+            "run": detail.summary,
+            "sentence": _sentence(document, len(records)),
+            "problems": problems,
+            "facts": detail.facts,
+            "rubric": detail.config_written,
+            "measured": measured,
+            "records": [_line(place + 1, records[place]) for place in range(start, min(end, len(records)))],
+            "total": len(records),
+            "next": here + query_string({"cursor": end}) + "#records" if end < len(records) else None,
+            "previous": here + query_string({"cursor": max(start - RECORDS_A_PAGE, 0)}) + "#records"
+            if start
+            else None,
+        },
+    )
+
+
+def _start(cursor: str | None, records: int) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 9 and int(cursor) < max(records, 1)):
+        raise OsmosisError("this cursor is not of this list.")
+    return int(cursor)
+
+
+def _sentence(document: Mapping[str, Any], records: int) -> str:
+    statistics = document.get("overall_statistics")
+    average = _number(statistics.get("average")) if isinstance(statistics, dict) else None
+    low, high = (_number(document.get(end)) for end in ("score_min", "score_max"))
+    scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
+    many = f"{records:,} {'record' if records == 1 else 'records'}"
+    if average is None:
+        return f"{many}, none with a score."
+    return f"Mean score {numbers.number(average)}{scale}, over {many}."
+
+
+def _measured(document: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """Return what was measured of the judges; None where the file does not say so."""
+    from osmosis_ai.rubric.report import measured
+    from osmosis_ai.rubric.trust import TrustReport
+
+    try:
+        trust = TrustReport.from_json(document.get("trust"))
+    except ValueError:
+        return None
+    return measured(trust, _table(trust, records))
+
+
+def _table(trust: TrustReport, records: Sequence[Mapping[str, Any]]) -> ScoreTable | None:
+    """Return the scores of a session; None where they are not all there, or not on its scale."""
+    import numpy as np
+
+    from osmosis_ai.rubric.scores import ScoreTable
+
+    models = [judge.model for judge in trust.judges]
+    shape = (len(records), len(models), trust.counts.runs)
+    if len(records) != trust.counts.records or not all(shape) or len(set(models)) != len(models):
+        return None
+    scores = np.full(shape, np.nan)
+    for row, record in enumerate(records):
+        for model, run, call in _calls(record):
+            place = models.index(model) if model in models else 0
+            if run <= shape[2] and (score := _number(call.get("score"))) is not None:
+                scores[row, place, run - 1] = score
+    nothing = np.full(len(records), np.nan)
+    try:
+        return ScoreTable(
+            models, [""] * len(records), scores, trust.score_min, trust.score_max, nothing, nothing
+        )
+    except ValueError:
+        return None
+
+
+def _calls(record: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield judge, run (from 1) and call, of either form of record."""
+    for call in _list(record.get("judgements", record.get("runs"))):
+        if isinstance(call, dict):
+            run = call.get("run", call.get("run_index"))
+            yield str(call.get("model") or ""), run if isinstance(run, int) and run > 0 else 1, call
+
+
+def _line(number: int, record: Mapping[str, Any]) -> JudgedLine:
+    calls = [
+        JudgementLine(
+            f"{model}, run {run}" if model else f"Run {run}",
+            _number(call.get("score")),
+            _text(call.get("explanation")),
+            _text(call.get("error")) or _text(call.get("reason")),
+        )
+        for model, run, call in _calls(record)
+    ]
+    statistics = record.get("statistics")
+    mean = _number(statistics.get("average")) if isinstance(statistics, dict) else None
+    consensus = _number(record.get("consensus"))
+    return JudgedLine(
+        number,
+        str(record.get("label", record.get("conversation_id")) or number),
+        mean if consensus is None else consensus,
+        _number(record.get("human_score")),
+        calls,
+    )
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> float | None:
+    from math import isfinite
+
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e300 and isfinite(value) else None

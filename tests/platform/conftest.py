@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
 from osmosis_ai.platform.services import PlatformServices, build_services
-from osmosis_ai.platform.workspaces import Role
+from osmosis_ai.platform.workspaces import Role, WorkspaceStore
 from tests.logins import hash_passwords_quickly
 from tests.platform.databases import platform_database, statements_compiled_once
 from tests.platform.datasets_world import Uploads
+from tests.platform.one_hop_client import OneHopClient, running
+
+CLONE_URL = "/srv/git/agents.git"
 
 
 @dataclass
@@ -59,10 +65,20 @@ class Member:
         self.headers = {"Authorization": f"Bearer {self.token}", "X-Osmosis-Git": self.repository.identity}
 
 
+_MARA: list[Member] = []
+"""Who is in the database that is copied for tests with a member."""
+
+
+def _let_mara_in(db: Database) -> None:
+    clock = ManualClock()
+    parts = SimpleNamespace(db=db, accounts=AccountStore(db, clock), workspaces=WorkspaceStore(db, clock))
+    _MARA.append(World(parts).member())
+
+
 class World:
     """Builds who and what a test needs."""
 
-    def __init__(self, services: PlatformServices) -> None:
+    def __init__(self, services: Any) -> None:
         self.services = services
 
     def member(
@@ -71,11 +87,15 @@ class World:
         *,
         workspace: str = "fern",
         identity: str | None = None,
-        clone_url: str = "/srv/git/agents.git",
+        clone_url: str = CLONE_URL,
         role: Role = "owner",
         password: str | None = None,
     ) -> Member:
         """Add a user with a token; the workspace and its repository are made when they do not exist."""
+        if (name, workspace, identity, role) == ("mara", "fern", None, "owner"):
+            mara = self._mara(clone_url, password)
+            if mara is not None:
+                return mara
         accounts, workspaces = self.services.accounts, self.services.workspaces
         user = accounts.create_user(f"{name}@{workspace}.example", name=name.title(), password=password)
         existing = [found for found in workspaces.all() if found.name == workspace]
@@ -85,6 +105,22 @@ class World:
         token, plain = accounts.create_token(user.id, "cli", name="test")
         return Member(user, home, repository, plain, token.id)
 
+    def _mara(self, clone_url: str, password: str | None) -> Member | None:
+        """Mara, where the test's database came with her."""
+        if not _MARA:
+            return None
+        with self.services.db.session() as session:
+            user = session.get(DbUser, _MARA[0].user.id)
+            if user is None:
+                return None
+            home = session.get_one(DbWorkspace, _MARA[0].workspace.id)
+            repository = session.get_one(DbRepository, _MARA[0].repository.id)
+        if clone_url != CLONE_URL:
+            repository = self.services.workspaces.connect_repository(home.id, repository.identity, clone_url)
+        if password is not None:
+            self.services.accounts.set_password(user.email, password)
+        return Member(user, home, repository, _MARA[0].token, _MARA[0].token_id)
+
 
 @pytest.fixture
 def clock() -> ManualClock:
@@ -92,9 +128,10 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Iterator[PlatformConfig]:
+def config(tmp_path: Path, clock: ManualClock, request: pytest.FixtureRequest) -> Iterator[PlatformConfig]:
     home = tmp_path / "platform"
-    with platform_database(home) as url:
+    has_member = "member" in request.fixturenames and isinstance(clock, ManualClock)
+    with platform_database(home, _let_mara_in if has_member else None) as url:
         yield PlatformConfig(home=home, database_url=url, port=8733)
 
 
@@ -111,7 +148,10 @@ def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def services(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformServices]:
-    built = build_services(config, clock=clock)
+    with pytest.MonkeyPatch.context() as patch:
+        if config.database_url.startswith("sqlite:") and (config.home / "platform.db").exists():
+            patch.setattr(Database, "migrate", lambda _: None)  # it was, before it was copied
+        built = build_services(config, clock=clock)
     yield built
     built.db.dispose()
 
@@ -149,27 +189,29 @@ def application(services: PlatformServices, extend: Callable[[FastAPI], None] | 
     return _applications[kind]
 
 
-@pytest.fixture
-def client(services: PlatformServices) -> Iterator[TestClient]:
-    """HTTP as a client sees it: exceptions become replies, nothing is followed."""
-    with TestClient(
-        application(services),
-        base_url=services.config.base_url,
-        raise_server_exceptions=False,
-        follow_redirects=False,
-    ) as opened:
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    """The event loop of all applications, in a thread of its own."""
+    with start_blocking_portal() as opened:
         yield opened
 
 
 @pytest.fixture
-def api(client: TestClient, member: Member) -> TestClient:
+def client(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
+    """HTTP as a client sees it: exceptions become replies, nothing is followed."""
+    with running(application(services), portal, services.config.base_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def api(client: OneHopClient, member: Member) -> OneHopClient:
     """The client, speaking as ``member``."""
     client.headers.update(member.headers)
     return client
 
 
 @pytest.fixture
-def uploads(client: TestClient, services: PlatformServices, member: Member) -> Uploads:
+def uploads(client: OneHopClient, services: PlatformServices, member: Member) -> Uploads:
     """``member``, uploading datasets."""
     return Uploads(client, services, member.headers)
 

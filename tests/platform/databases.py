@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from sqlalchemy.pool import NullPool
 import osmosis_ai.platform.db.engine as engine_module
 from osmosis_ai.platform.db.engine import Database
 from tests.platform.postgres_server import own_server
+
+Fill = Callable[[Database], None]
 
 POSTGRES_URL = os.environ.get("OSMOSIS_TEST_POSTGRES_URL", "")
 
@@ -65,25 +67,34 @@ def statements_compiled_once() -> Iterator[None]:
         yield
 
 
-def put_migrated_database(home: Path) -> None:
-    """Begin a platform's home with an empty database of this release: a copy, which saves the steps to it."""
+def put_migrated_database(home: Path, fill: Fill | None = None) -> None:
+    """Begin a platform's home with a database of this release: a copy, which saves the steps to it.
+
+    Args:
+        home: which there is not yet.
+        fill: puts rows into the database that is copied; without, it is empty.
+    """
     home.mkdir(mode=0o700)
-    (home / "platform.db").write_bytes(_migrated_database())
+    (home / "platform.db").write_bytes(_migrated_database(fill))
 
 
 @cache
-def _migrated_database() -> bytes:
+def _migrated_database(fill: Fill | None) -> bytes:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "platform.db"
-        Database(f"sqlite:///{path}").migrate()
+        database = Database(f"sqlite:///{path}")
+        database.migrate()
+        if fill is not None:
+            fill(database)
+        database.dispose()  # the last connection moves what is in the log into the file
         return path.read_bytes()
 
 
 @contextmanager
-def platform_database(home: Path) -> Iterator[str]:
-    """Give the URL of a platform's database; "" is SQLite in its home."""
+def platform_database(home: Path, fill: Fill | None = None) -> Iterator[str]:
+    """Give the URL of a platform's database; "" is SQLite in its home, with what ``fill`` put in."""
     if not POSTGRES_URL:
-        put_migrated_database(home)
+        put_migrated_database(home, fill)
         yield ""
         return
     with postgres_database() as url:

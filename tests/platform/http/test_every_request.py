@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anyio.from_thread import BlockingPortal
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -23,15 +24,16 @@ from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.versioning import OFFERED
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, application, assert_flat_error
+from tests.platform.one_hop_client import OneHopClient, running
 
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def probe(services: PlatformServices, member: Member) -> Iterator[TestClient]:
+def probe(services: PlatformServices, member: Member, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """The platform with a few routes that do what a test needs to see from the outside."""
     app = application(services, _add_probe)
-    with TestClient(app, raise_server_exceptions=False, follow_redirects=False) as client:
+    with running(app, portal) as client:
         client.headers.update(member.headers)
         yield client
 

@@ -31,12 +31,12 @@ from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.supervision.listening import listen
 from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
 
 # Connections that wait to be accepted: a team's CI comes all at once.
-_BACKLOG = 2048
 # Proxies keep idle connections for 60 s; who closes first must not be the one that is written to.
 _KEEP_ALIVE_S = 75
 # Requests under way when the platform stops; an upload that is cut off is resumed by its client.
@@ -152,9 +152,8 @@ def require_safe_address(config: PlatformConfig) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listen(host, port)
     except OSError as error:
         raise OsmosisError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}.",

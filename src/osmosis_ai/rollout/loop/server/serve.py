@@ -8,18 +8,16 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.supervision.listening import ended_by_signals, listen, why_not
 
 from ..agent import RolloutAgentLoop
 from ..exceptions import OsmosisRolloutError
@@ -27,7 +25,7 @@ from ..validation import ValidationResult, validate_agent_loop
 from .app import create_app
 
 if TYPE_CHECKING:
-    from uvicorn import Config, Server
+    from uvicorn import Config
 
     from osmosis_ai.api.credentials import Credentials
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 DEFAULT_HOST = "0.0.0.0"
 DEFAULT_PORT = 9000
 
-_BACKLOG = 2048
 _SHUTDOWN_S = 15
 """How long requests under way may take when the server is asked to end, in seconds."""
 
@@ -123,7 +120,7 @@ class AgentServer:
             self._run_and_reload()
             return
         server = uvicorn.Server(self._config(self._app(say)))
-        with _ended_by_signals(server), self.listener:
+        with ended_by_signals(server), self.listener:
             server.run(sockets=[self.listener])
 
     def _app(self, say: Say) -> Any:
@@ -330,36 +327,13 @@ def _new_debug_directory(parent: Path) -> Path:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
-        # Python adds the address to what the system says; where none was found, only Python says so.
-        number = getattr(error, "errno", None)
-        what = getattr(error, "strerror", None) or str(error)
-        if isinstance(number, int) and number > 0:
-            what = os.strerror(number)
         raise ServeError(
-            f"cannot listen on {host}:{port}: {what}", hint="choose another address with --host, --port"
+            f"cannot listen on {host}:{port}: {why_not(error)}",
+            hint="choose another address with --host, --port",
         ) from error
-
-
-@contextmanager
-def _ended_by_signals(server: Server) -> Iterator[None]:
-    """Have signals end ``server`` and not the process: uvicorn raises those it got once more when all is closed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: object) -> None:
-        server.should_exit = True
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _log_config(log_level: str) -> dict[str, Any]:

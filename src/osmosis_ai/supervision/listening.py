@@ -1,0 +1,56 @@
+"""A server in this process: its port is taken before anything is said of it, and a signal ends it as it should end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+_BACKLOG = 2048
+
+
+class StoppableServer(Protocol):
+    """What ends soon after it is told to (``uvicorn.Server``)."""
+
+    should_exit: bool
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address, port 0 at a free one.
+
+    Raises:
+        OSError, OverflowError, UnicodeError: it can not (:func:`why_not`).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def why_not(error: Exception) -> str:
+    """Return what the system says to an address that can not be listened at."""
+    # Python adds the address to what the system says; where none was found, only Python says so.
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error)
+
+
+@contextmanager
+def ended_by_signals(server: StoppableServer) -> Iterator[None]:
+    """Have signals end ``server`` and not the process: uvicorn raises those it got once more when all is closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

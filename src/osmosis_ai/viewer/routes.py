@@ -23,9 +23,9 @@ from osmosis_ai.viewer.pages import (
     compare,
     conversation,
     conversation_files,
+    evaluation,
     log,
     rubric,
-    run,
     runs,
     samples,
     training,
@@ -52,7 +52,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/evals", runs.evaluations)
     add_page(router, viewing, "/training", runs.trainings)
     add_page(router, viewing, "/rubrics", runs.rubrics)
-    add_page(router, viewing, "/evals/{run}", run.page)
+    add_page(router, viewing, "/evals/{run}", evaluation.page)
     add_page(router, viewing, "/evals/{run}/samples", samples.page)
     add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
     add_page(router, viewing, "/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"))

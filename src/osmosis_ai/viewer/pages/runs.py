@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
+from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
     Words,
@@ -15,7 +18,7 @@ from osmosis_ai.viewer.queries import (
     word,
     words_of_run_query,
 )
-from osmosis_ai.viewer.source import RunKind, RunQuery, RunSort
+from osmosis_ai.viewer.source import RunEntry, RunKind, RunQuery, RunSort
 
 RUNS_A_PAGE = 50
 _FIRST: dict[RunKind | None, Sequence[str]] = {
@@ -53,7 +56,7 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "title": LISTS[kind] if kind else "Runs",
             "kind": kind,
             "found": found,
-            "runs": [(run, view.run_href(run.kind, run.name)) for run in found.items],
+            "runs": [(run, view.run_href(run.kind, run.name), _trend(run)) for run in found.items],
             "query": query,
             "since": word(words, "since"),
             "until": word(words, "until"),
@@ -84,6 +87,16 @@ def trainings(view: Viewing, words: Words) -> RenderedPage:
 def rubrics(view: Viewing, words: Words) -> RenderedPage:
     """Return rubric results."""
     return page(view, words, kind="rubric")
+
+
+def _trend(run: RunEntry) -> Markup:
+    """Return how the last runs of its config came out, this one the last."""
+    from osmosis_ai.ui.charts import sparkline
+
+    is_rate = run.kind == "eval"
+    return sparkline(
+        run.trend, label="pass rates" if is_rate else "rewards", number=percent if is_rate else number
+    )
 
 
 def _sorted_by(kind: RunKind | None) -> Sequence[RunSort]:

@@ -12,7 +12,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.ui.numbers import number
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.run import flat_config, live_source, log_tail, run_identity
+from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_source, log_tail
 from osmosis_ai.viewer.queries import Words, word
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "metrics": [_line(curve) for curve in curves.curves if curve.points],
             "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
             "adapters": [_adapter(view, summary, adapter) for adapter in curves.checkpoints],
-            "facts": [*run_identity(summary), *detail.facts],
+            "facts": known_facts(detail),
             "config": flat_config(detail.config_effective),
             **log_tail(view, summary),
         },

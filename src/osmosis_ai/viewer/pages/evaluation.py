@@ -15,6 +15,7 @@ from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_slices import RunSlice
+    from osmosis_ai.ui.charts import SvgChart
 
 LOG_LINES = 20
 _FAILURES = 50
@@ -64,10 +65,10 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             if estimates
             else [],
             "failures": [_failure(view, run, each) for each in detail.failures[:_FAILURES]],
-            "rewards": None,
+            "rewards": _rewards(detail),
             "flaky": _flaky(view, run, detail),
             "flaky_rows": estimates.flaky if estimates is not None else None,
-            "facts": [*run_identity(detail.summary), *detail.facts],
+            "facts": known_facts(detail),
             "config": flat_config(detail.config_effective),
             "before": _before(view, detail),
             "slices": _slices(view, run, words),
@@ -110,18 +111,31 @@ def _flaky(view: Viewing, run: str, detail: RunDetail) -> Sequence[tuple[Any, st
     return [(row, samples + query_string({"row": row.row_index})) for row in (found.worst if found else ())]
 
 
-def run_identity(run: RunEntry) -> Sequence[tuple[str, str]]:
-    """Return of what a run was made, as labels and values."""
-    dirty = " (with changes that were not committed)" if run.dirty else ""
+def _rewards(detail: RunDetail) -> SvgChart | None:
+    found = detail.rewards
+    if found is None or not any(found.counts):
+        return None
+    from osmosis_ai.ui.charts import counted_histogram
+
+    scored = f"{sum(found.counts):,} scored samples"
+    return counted_histogram(
+        found.edges, found.counts, name=scored, label="Scored samples by reward", axis="reward"
+    )
+
+
+def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
+    """Return what a run was made of, each once: what the source says of it, and what its line in a list does."""
+    run, said = detail.summary, dict(detail.facts)
     known = (
         ("Model", run.model),
         ("Dataset", run.dataset),
         ("Rollout", run.rollout),
         ("Config", run.config),
-        ("Commit", run.commit and f"{run.commit}{dirty}"),
+        ("Commit", run.commit),
+        ("Changes", "there were some that are not in the commit" if run.dirty else None),
         ("By", run.person),
     )
-    return [(label, value) for label, value in known if value]
+    return [*((label, value) for label, value in known if value and label not in said), *detail.facts]
 
 
 def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:

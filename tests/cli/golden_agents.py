@@ -90,6 +90,16 @@ def asked_to_end_at_once(maze: Maze) -> None:
     )
 
 
+def looked_at_and_left(maze: Maze) -> None:
+    """Let a viewer be asked to end as soon as it has said where it is, on a machine that knows no names below localhost."""
+    maze.patch.setattr("osmosis_ai.viewer.serving.server.name_leads_here", lambda name: False)
+    maze.patch.setattr(
+        "osmosis_ai.viewer.serving.server.RunningViewer.run", lambda viewer: viewer.listener.close()
+    )
+    maze.patch.delenv("SSH_CONNECTION", raising=False)
+    maze.patch.delenv("SSH_TTY", raising=False)
+
+
 def checked(maze: Maze) -> None:
     together(file("configs/eval/multiply.toml", MINIMAL_EVAL), file("data/multiply.jsonl", ROWS))(maze)
 
@@ -207,6 +217,7 @@ CASES = (
         together(loop, asked_to_end_at_once),
     ),
     Case("eval run configs/eval/multiply.toml --yes", evaluated),
+    Case("view --no-open", looked_at_and_left),
     Case("eval rubric -d records.jsonl -r clarity -o results.json", judged),
     Case("eval-rubric --rubric clarity --data records.jsonl -o results.json", judged),
     Case("preview --path rubric_configs.yaml", judged),

@@ -48,6 +48,7 @@ CHANCE = {
     r"\b[0-9a-f]{32}\b": "<id>",
     r"\b(usr|wsp|tok|rep)_[0-9a-f]{24}\b": r"\1_<id>",
     r"\bosm_[\w-]+": "<token>",
+    r"\bkey=[\w-]{43}(?![\w-])": "key=<key>",
     r'(Password: |"password": ")[\w-]{16}': r"\1<password>",
     r"\bmain @ [0-9a-f]{8}": "main @ <sha>",
     r"(127\.0\.0\.1:|\"port\": )\d{5}\b": r"\1<port>",

@@ -57,6 +57,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "command", "osmosis_ai.cli.rubric.preview:preview", "Show the rubrics or records that a file holds."
     ),
     "train": CommandEntry("group", "osmosis_ai.cli.training_runs:app", "Train agents."),
+    "view": CommandEntry(
+        "command", "osmosis_ai.cli.view:view", "Look at the runs of this machine in a browser."
+    ),
     "benchmark": CommandEntry("group", "osmosis_ai.cli.benchmarks:app", "Run agents on benchmarks."),
     "model": CommandEntry("group", "osmosis_ai.cli.models:app", "See models, and serve trained ones."),
     "rollout": CommandEntry(

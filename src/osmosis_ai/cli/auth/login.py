@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.browser import open_browser
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
@@ -109,27 +109,10 @@ def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open
         f"Your code: {authorization.user_code}\n"
         f"Confirm it within {minutes_to_confirm(authorization)} minutes at {page}"
     )
-    opened = open_page and _open_browser(page)
+    opened = open_page and open_browser(page)
     output.note(
         "Your browser should show that page now. Waiting …" if opened else "Waiting for you to confirm …"
     )
-
-
-def _open_browser(page: str) -> bool:
-    """Show a page in the user's browser; False where none would open a window of its own."""
-    if not page.startswith(("https://", "http://")):
-        return False
-    has_windows = not sys.platform.startswith("linux") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    )
-    if not has_windows:
-        return False
-    import webbrowser
-
-    try:
-        return webbrowser.open(page)
-    except webbrowser.Error:
-        return False
 
 
 def _logged_in(login: Login) -> OperationResult:

@@ -138,6 +138,7 @@ def next_steps(result: EvalRunResult) -> list[str]:
         steps.append(f"Redo the failed attempts: {_command(result, '--retry-failed')}")
     if result.summary.succeeded:
         steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
+    steps.append(f"Look at it: {_view_command(result)}")
     return steps
 
 
@@ -148,7 +149,14 @@ def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
         steps.append({"action": "resume", "command": _command(result)})
     if result.summary.failed:
         steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
+    steps.append({"action": "view", "command": _view_command(result)})
     return steps
+
+
+def _view_command(result: EvalRunResult) -> str:
+    """Return the command that shows this run in a browser: by its name where runs are, else by its directory."""
+    summary, elsewhere = result.summary, result.prepared.request.output is not None
+    return shlex.join(["osmosis", "view", shown_path(summary.run_dir) if elsewhere else summary.run_name])
 
 
 def _rows(prepared: PreparedEvalRun) -> str:

@@ -1,0 +1,40 @@
+"""The user's browser: whether one would open a window here, and how to reach a page of this machine from another."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+
+
+def open_browser(page: str) -> bool:
+    """Show a page in the user's browser; False where none would open a window of its own."""
+    if not page.startswith(("https://", "http://")) or not _has_windows():
+        return False
+    import webbrowser
+
+    try:
+        return webbrowser.open(page)
+    except webbrowser.Error:
+        return False
+
+
+def _has_windows() -> bool:
+    return not sys.platform.startswith("linux") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+
+
+def is_remote() -> bool:
+    """Tell whether the user sits at another machine, as SSH says."""
+    return bool(os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"))
+
+
+def tunnel_command(port: int) -> str:
+    """Return what to type on one's own machine so that a port of this one is there, too."""
+    try:
+        user = f"{getpass.getuser()}@"
+    except (KeyError, OSError):
+        user = ""
+    return f"ssh -N -L {port}:127.0.0.1:{port} {user}{socket.gethostname()}"

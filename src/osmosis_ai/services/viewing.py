@@ -1,0 +1,143 @@
+"""`osmosis view`: which runs of this machine are meant, and the viewer that shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.files import cache_dir
+
+if TYPE_CHECKING:
+    from osmosis_ai.viewer.serving.server import RunningViewer
+
+_PATIENCE_S = 1.0
+"""How long a page reads on in a journal before it shows what it has."""
+
+
+@dataclass(frozen=True)
+class ViewedPlace:
+    """What is shown: a directory, and the page that is opened first."""
+
+    root: Path
+    path: str = "/"
+
+
+@dataclass(frozen=True)
+class ViewerAddress:
+    """Where to look.
+
+    Attributes:
+        place: the directory whose runs are shown.
+        address: opens once, in one browser.
+        port: where the viewer listens.
+        has_own_name: whether its cookies go to no other server of this machine.
+        running: the viewer to be run; None where one is open already.
+    """
+
+    place: Path
+    address: str
+    port: int
+    has_own_name: bool
+    running: RunningViewer | None = None
+
+
+def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress:
+    """Return where runs can be looked at: by the viewer that shows them already, else by one whose port is taken.
+
+    Args:
+        reference: a directory, or a run of this machine; the workspace, or the current directory when None.
+        host: an address of loopback.
+        port: 0 for a free one, or for any that shows the same.
+
+    Raises:
+        MissingExtraError: the `eval` extra is not installed.
+        NotFoundError: there is nothing of that name.
+        OsmosisError: the host is not loopback, or the port is taken.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("eval", error.name or "fastapi") from error
+    from osmosis_ai.viewer.local.source import LocalSource
+    from osmosis_ai.viewer.serving.meeting import found_viewer, meeting_file
+    from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
+
+    host = loopback_address(host)
+    found, cache = viewed_place(reference), cache_dir()
+    there = found_viewer(meeting_file(found.root, cache), found.root)
+    if there is not None and port in (0, there.port):
+        address = there.fresh_address(found.path)
+        if address is not None:
+            return ViewerAddress(found.root, address, there.port, ".localhost:" in there.url)
+    source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
+    running = prepare_viewer(source, found.root, cache_dir=cache, host=host, port=port)
+    return ViewerAddress(
+        found.root, running.address(found.path), running.viewer.port, running.has_own_name, running
+    )
+
+
+def viewed_place(reference: str | None) -> ViewedPlace:
+    """Return what a word of the command line means; errors as :func:`open_viewer`."""
+    if reference is None:
+        return ViewedPlace(_around(Path.cwd()))
+    given = Path(reference).expanduser()
+    try:
+        if given.is_file():
+            raise OsmosisError(
+                f"{reference} is a file, and a viewer shows what is in a directory.",
+                hint=f"osmosis view {given.parent}",
+            )
+        directory = given.resolve() if given.is_dir() else None
+    except (OSError, ValueError) as error:
+        raise NotFoundError(f"{reference[:200]!r} can not be opened: {error}.") from error
+    run = directory if directory is not None else _named_run(reference)
+    from osmosis_ai.viewer.local.places import kind_of
+
+    if kind_of(run) is None:
+        return ViewedPlace(run)
+    # Below its workspace a run has others to be compared with.
+    root = _around(run)
+    return (
+        ViewedPlace(root, path)
+        if (path := _page_of(run, root))
+        else ViewedPlace(run, _page_of(run, run) or "/")
+    )
+
+
+def _named_run(reference: str) -> Path:
+    from osmosis_ai.services.eval_runs.resolver import find_local_run
+
+    try:
+        return find_local_run(reference).resolve()
+    except (NotFoundError, WorkspaceRequiredError) as error:
+        raise NotFoundError(
+            f"there is no directory and no run `{reference}` on this machine: {error.message}",
+            details=error.details,
+            hint="osmosis view shows all runs below the current directory; a platform's are on its own pages",
+        ) from error
+
+
+def _around(directory: Path) -> Path:
+    """Return the workspace that a directory is in, else itself."""
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        return find_workspace(directory).root.resolve()
+    except OsmosisError:
+        return directory.resolve()
+
+
+def _page_of(run: Path, root: Path) -> str | None:
+    """Return the path of a run's page among those below ``root``; None where it is not among them."""
+    from urllib.parse import quote
+
+    from osmosis_ai.viewer.access import SECTIONS
+    from osmosis_ai.viewer.local.places import RunPlaces
+
+    for place in RunPlaces(root).all():
+        if place.path == run:
+            return f"/{SECTIONS[place.kind]}/{quote(place.name, safe='')}"
+    return None

@@ -1,0 +1,162 @@
+"""The server of one person's runs: the viewer's pages behind a door."""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.ui.assets import assets
+from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
+from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.rendering import render
+from osmosis_ai.viewer.routes import refusal, viewer_router
+from osmosis_ai.viewer.serving.entry import ViewerKeys
+from osmosis_ai.viewer.source import RunSource
+
+OPEN_PATH = "/open"
+FRESH_KEY_PATH = "/fresh-key"
+_ASSETS = "/assets"
+_SMALLEST_GZIPPED_BYTES = 1_000
+
+
+def viewer_app(source: RunSource, keys: ViewerKeys, *, hosts: frozenset[str], secret: str) -> FastAPI:
+    """Return the server of a source.
+
+    Args:
+        source: what it shows.
+        keys: who is let in.
+        hosts: the ``Host`` headers that it answers, of which it has as many as names.
+        secret: what a second command of the same user proves itself with.
+    """
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    def viewing(request: Request) -> Viewing:
+        return _viewing(request, source)
+
+    app.include_router(viewer_router(viewing))
+
+    @app.exception_handler(404)
+    def nothing_here(request: Request, _error: HTTPException) -> Response:
+        return refusal(
+            _viewing(request, source), NotFoundError(f"there is no page at {request.url.path[:200]}.")
+        )
+
+    @app.get(_ASSETS + "/{name}")
+    def asset(name: str, request: Request) -> Response:
+        found = assets().get(name)
+        if found is None:
+            raise HTTPException(404)
+        content, headers = found.reply(request.headers.get("accept-encoding", ""))
+        return Response(content, headers=headers)
+
+    @app.get(OPEN_PATH)
+    def open_with_key(request: Request, key: str = "") -> Response:
+        return _opened(request, _viewing(request, source), keys, key)
+
+    @app.post(FRESH_KEY_PATH)
+    def fresh_key(request: Request, to: str = "/") -> Response:
+        proof = request.headers.get("authorization", "")
+        if not hmac.compare_digest(proof.encode("utf-8", "replace"), f"Bearer {secret}".encode()):
+            return JSONResponse({"message": "only the user who started this may ask."}, 403)
+        return JSONResponse({"key": keys.make(to)}, headers=page_headers(keep=False))
+
+    app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
+    app.add_middleware(_Door, keys=keys, hosts=hosts)
+    return app
+
+
+def cookie_name(port: int | None) -> str:
+    """Return the name of the session's cookie: those of 127.0.0.1 reach every port of it."""
+    return f"osmosis_view_{port}"
+
+
+def _viewing(request: Request, source: RunSource) -> Viewing:
+    path = request.url.path
+    places = [("Runs", "/"), *((LISTS[kind], f"/{section}") for kind, section in SECTIONS.items())]
+    nav = [
+        NavItem(text, href, path == href or (path.startswith(f"{href}/") and href != "/"))
+        for text, href in places
+    ]
+    theme = theme_of(request.cookies.get(THEME_COOKIE))
+    return Viewing(source, ShellView(nav=nav, assets=_ASSETS, theme=theme), is_local=True)
+
+
+def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
+    """Return the page that goes on to the runs, with the cookie that opens them.
+
+    It is no redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
+    """
+    changed = keys.change(key)
+    name = cookie_name(request.url.port)
+    if changed is None and not keys.is_in(request.cookies.get(name, "")):
+        return turned_away("This address has been used, or is of a viewer that has ended.")
+    session, path = changed or ("", "/")
+    page = RenderedPage("opened.html", {"title": "Opening", "path": path})
+    reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
+    if session:
+        reply.set_cookie(name, session, httponly=True, samesite="strict")
+    return reply
+
+
+def turned_away(why: str) -> Response:
+    """Return what somebody gets who may not see anything; it tells nothing of what there is."""
+    text = f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n"
+    return Response(text, 403, media_type="text/plain; charset=utf-8", headers=page_headers(keep=False))
+
+
+class _Door:
+    """Lets requests in that name this server, and come with a session of it.
+
+    Assets are anybody's: they are the same for all. A change has to come from a page of this server, which browsers
+    say in ``Origin`` (RFC 6454, section 7.3); the second command sends none, and proves itself otherwise.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: ViewerKeys, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await refusal(scope, receive, send)
+        elif scope["type"] in ("http", "lifespan"):
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        if host not in self._hosts:
+            return turned_away("This viewer has another address.")
+        if scope["method"] not in ("GET", "HEAD") and origin not in (None, f"http://{host}"):
+            return turned_away("This request came from another page.")
+        path: str = scope["path"]
+        if path in (OPEN_PATH, FRESH_KEY_PATH) or path.startswith(f"{_ASSETS}/"):
+            return None
+        if scope["method"] not in ("GET", "HEAD") and origin is None:
+            return turned_away("This request did not come from a page of this viewer.")
+        session = _cookie(headers.get("cookie", ""), cookie_name(_port(host)))
+        return None if self._keys.is_in(session) else turned_away("This browser has not been let in.")
+
+
+def _port(host: str) -> int | None:
+    port = host.rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdigit() else None
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        found = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

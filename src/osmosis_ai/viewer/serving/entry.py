@@ -1,0 +1,61 @@
+"""Who is let in: the browser that was shown an address with a key, and nobody else who reaches the port.
+
+Invariant: loopback is everybody's on a shared machine, and any web page can send requests there. So a reply is given
+only to a name that this server printed (no other site's name can be pointed here), to a cookie that an unused key
+was changed into, and a change only to a page of its own. Keys and sessions die with the process.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import OrderedDict
+from threading import Lock
+
+MOST_KEYS = 20
+MOST_SESSIONS = 50
+
+
+class ViewerKeys:
+    """One-time keys, and the sessions that they were changed into."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._unused: OrderedDict[str, str] = OrderedDict()
+        self._sessions: OrderedDict[str, None] = OrderedDict()
+
+    def make(self, leads_to: str) -> str:
+        """Return a key that lets one browser in, at the path ``leads_to``; old ones that nobody used are forgotten."""
+        key = secrets.token_urlsafe(32)
+        with self._lock:
+            self._unused[key] = leads_to
+            while len(self._unused) > MOST_KEYS:
+                self._unused.popitem(last=False)
+        return key
+
+    def change(self, key: str) -> tuple[str, str] | None:
+        """Return (session, path) for a key, which is used up; None for one that nobody made or that is used."""
+        with self._lock:
+            known = _found(key, self._unused)
+            if known is None:
+                return None
+            path = self._unused.pop(known)
+            session = secrets.token_urlsafe(32)
+            self._sessions[session] = None
+            while len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+            return session, path
+
+    def is_in(self, session: str) -> bool:
+        """Tell whether a session is one of this process."""
+        with self._lock:
+            return _found(session, self._sessions) is not None
+
+
+def _found(given: str, among: OrderedDict[str, str] | OrderedDict[str, None]) -> str | None:
+    """Return the one of ``among`` that was given; the time it takes tells nothing of those that were not."""
+    found = None
+    for each in among:
+        if hmac.compare_digest(each.encode(), given.encode("utf-8", "replace")):
+            found = each
+    return found

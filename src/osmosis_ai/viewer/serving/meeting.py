@@ -1,0 +1,110 @@
+"""Where a second command finds the viewer that is open already: a file that only this user reads.
+
+It is a hint: what it names may have ended, or its port may be another program's by now, which then does not answer as
+a viewer does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from osmosis_ai.files import write_atomic
+from osmosis_ai.viewer.serving.app import FRESH_KEY_PATH, OPEN_PATH
+
+_FOLDER = "viewers"
+_LARGEST_BYTES = 4096
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenViewer:
+    """A viewer that was started here.
+
+    Attributes:
+        place: what it shows.
+        url: how browsers reach it, without a path.
+        host, port: where it listens.
+        secret: what it gives a fresh key for.
+    """
+
+    place: str
+    url: str
+    host: str
+    port: int
+    secret: str
+
+    def fresh_address(self, path: str) -> str | None:
+        """Return an address that opens ``path`` once; None where no such viewer answers."""
+        import httpx
+
+        try:
+            # No proxy: it is on this machine.
+            with httpx.Client(trust_env=False, timeout=_PATIENCE_S) as client:
+                reply = client.post(
+                    f"http://{bracketed(self.host)}:{self.port}{FRESH_KEY_PATH}",
+                    params={"to": path},
+                    headers={"Authorization": f"Bearer {self.secret}"},
+                )
+            key = reply.json()["key"] if reply.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+        return opening_address(self.url, key) if isinstance(key, str) else None
+
+
+def opening_address(url: str, key: str) -> str:
+    """Return the address that a key opens."""
+    return f"{url}{OPEN_PATH}?key={key}"
+
+
+def bracketed(host: str) -> str:
+    """Return an address of this machine as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def meeting_file(place: Path, cache_dir: Path) -> Path:
+    """Return the file of who shows ``place``."""
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:32]
+    return cache_dir / _FOLDER / f"{digest}.json"
+
+
+def found_viewer(file: Path, place: Path) -> OpenViewer | None:
+    """Return who shows ``place``; None where nobody says so, or somebody else could have."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as opened:
+        about = os.fstat(opened.fileno())
+        if not stat.S_ISREG(about.st_mode) or (hasattr(os, "getuid") and about.st_uid != os.getuid()):
+            return None
+        if os.name == "posix" and about.st_mode & 0o077:
+            return None
+        try:
+            found = OpenViewer(**json.loads(opened.read(_LARGEST_BYTES)))
+        except (ValueError, TypeError):
+            return None
+    return found if found.place == str(place) and isinstance(found.port, int) else None
+
+
+def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
+    """Leave word of a viewer; False where the directory can not be written: then nobody finds it, which is all."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(file, json.dumps(asdict(viewer)), mode=0o600, durable=False)
+    except OSError:
+        return False
+    return True
+
+
+def forget(file: Path, viewer: OpenViewer) -> None:
+    """Take the word back, unless it is another's by now."""
+    try:
+        if json.loads(file.read_bytes()).get("secret") == viewer.secret:
+            file.unlink(missing_ok=True)
+    except (OSError, ValueError, AttributeError):
+        pass

@@ -1,0 +1,202 @@
+"""Who gets to see the viewer of this machine, and who does not."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.viewing import viewed_place
+from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys
+from osmosis_ai.viewer.serving.meeting import (
+    OpenViewer,
+    forget,
+    found_viewer,
+    meeting_file,
+    opening_address,
+    say_who_shows,
+)
+from tests.viewer.browsing import page_text
+from tests.viewer.fake_source import FakeSource, a_run
+from tests.workspace.builders import make_workspace
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.testclient import TestClient
+
+HERE = "http://0123456789abcdef.localhost:4321"
+
+
+@pytest.fixture
+def keys() -> ViewerKeys:
+    return ViewerKeys()
+
+
+@pytest.fixture
+def app(keys: ViewerKeys) -> FastAPI:
+    from osmosis_ai.viewer.serving.app import viewer_app
+
+    hosts = frozenset({HERE.removeprefix("http://"), "127.0.0.1:4321"})
+    return viewer_app(FakeSource([a_run("calm-fern-1")]), keys, hosts=hosts, secret="a-secret")
+
+
+def browser(app: FastAPI, url: str = HERE) -> TestClient:
+    from starlette.testclient import TestClient
+
+    return TestClient(app, base_url=url, follow_redirects=False)
+
+
+def opening_path(keys: ViewerKeys, leads_to: str) -> str:
+    return opening_address("", keys.make(leads_to))
+
+
+def test_an_address_lets_one_browser_in_and_no_other(app: FastAPI, keys: ViewerKeys) -> None:
+    address, mine, theirs = opening_path(keys, "/evals/calm-fern-1"), browser(app), browser(app)
+    reply = mine.get(address)
+    assert 'content="0;url=/evals/calm-fern-1"' in reply.text and reply.headers["cache-control"] == "no-store"
+    cookie = reply.headers["set-cookie"]
+    assert (
+        "HttpOnly" in cookie
+        and "SameSite=strict" in cookie
+        and "Max-Age" not in cookie
+        and "Domain" not in cookie
+    )
+    assert "calm-fern-1" in page_text(mine.get("/evals/calm-fern-1"))
+    assert theirs.get(address).status_code == 403
+    assert mine.get(address).status_code == 200, "who is in already may open a bookmark of it"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/evals/calm-fern-1",
+        "/evals/calm-fern-1/samples.csv",
+        "/evals/calm-fern-1/changes",
+        "/nothing",
+        "/open?key=",
+    ],
+)
+def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
+    for cookie in (
+        {},
+        {"cookie": "osmosis_view_4321=guessed"},
+        {"cookie": 'osmosis_view_4321="\u00fc'.encode()},
+    ):
+        reply = browser(app).get(path, headers=cookie)  # type: ignore[arg-type]
+        assert reply.status_code == 403 and "calm-fern" not in reply.text
+
+
+@pytest.mark.parametrize("host", ["evil.example:4321", "127.0.0.1:80", "localhost.evil.example", ""])
+def test_a_name_that_was_pointed_here_is_refused(app: FastAPI, keys: ViewerKeys, host: str) -> None:
+    mine = browser(app)
+    mine.get(opening_path(keys, "/"))
+    assert mine.get("/", headers={"host": host}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:4321"}],
+)
+def test_a_change_is_taken_from_a_page_of_its_own_alone(
+    app: FastAPI, keys: ViewerKeys, headers: dict[str, str]
+) -> None:
+    mine = browser(app)
+    mine.get(opening_path(keys, "/"))
+    assert mine.post("/evals", headers=headers).status_code == 403
+    assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
+
+
+def test_a_fresh_key_is_given_to_who_knows_the_secret(app: FastAPI) -> None:
+    stranger = browser(app, "http://127.0.0.1:4321")
+    for proof in ("", "Bearer guessed", "Bearer \u00e9"):
+        assert stranger.post("/fresh-key", headers={"authorization": proof.encode()}).status_code == 403  # type: ignore[dict-item]
+    key = stranger.post("/fresh-key?to=/evals", headers={"authorization": "Bearer a-secret"}).json()["key"]
+    assert "url=/evals" in browser(app).get(opening_address("", key)).text
+
+
+def test_keys_that_nobody_used_are_forgotten_at_last() -> None:
+    keys = ViewerKeys()
+    first, *_ = [keys.make("/") for _ in range(MOST_KEYS + 1)]
+    assert keys.change(first) is None
+    assert keys.change(keys.make("/")) is not None
+
+
+def test_styles_are_anybodys_and_what_is_not_there_has_a_page(app: FastAPI, keys: ViewerKeys) -> None:
+    from osmosis_ai.ui.assets import asset_name
+
+    mine = browser(app)
+    assert mine.get(f"/assets/{asset_name('viewer.css')}").headers["cache-control"].endswith("immutable")
+    assert mine.get("/assets/../entry.py").status_code in (403, 404)
+    mine.get(opening_path(keys, "/"))
+    assert "There is no page at /nothing" in page_text(mine.get("/nothing"), status=404)
+
+
+def test_a_second_command_finds_the_first_by_a_file_that_only_its_user_can_have_written(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "runs"
+    viewer = OpenViewer(str(place), HERE, "127.0.0.1", 4321, "a-secret")
+    file = meeting_file(place, tmp_path / "cache")
+    assert found_viewer(file, place) is None
+    assert say_who_shows(file, viewer) and file.stat().st_mode & 0o777 == 0o600
+    assert found_viewer(file, place) == viewer
+    file.chmod(0o644)
+    assert found_viewer(file, place) is None
+    file.chmod(0o600)
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    assert found_viewer(link, place) is None and found_viewer(file, tmp_path) is None
+    forget(file, viewer)
+    assert not file.exists()
+
+
+def test_where_no_word_can_be_left_or_it_is_damaged_nobody_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    viewer = OpenViewer(str(tmp_path), HERE, "127.0.0.1", 4321, "a-secret")
+    assert not say_who_shows(meeting_file(tmp_path, tmp_path / "cache"), viewer)
+    torn = tmp_path / "torn.json"
+    torn.touch(0o600)
+    assert found_viewer(torn, tmp_path) is None
+
+
+def test_a_viewer_that_has_ended_gives_no_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert OpenViewer("/", HERE, "127.0.0.1", port, "a-secret").fresh_address("/") is None
+
+
+def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path: Path) -> None:
+    from osmosis_ai.viewer.serving.server import prepare_viewer
+
+    for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
+        with pytest.raises(OsmosisError, match="listens on this machine alone"):
+            prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, host=host)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
+            prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
+
+
+def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = make_workspace(tmp_path)
+    run = workspace.evals_dir / "calm fern"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text("{}")
+    monkeypatch.chdir(workspace.rollouts_dir)
+    root = workspace.root.resolve()
+    for word in ("calm fern", "calm", str(run), "../.osmosis/evals/calm fern"):
+        found = viewed_place(word)
+        assert (found.root, found.path) == (root, "/evals/calm%20fern")
+    assert viewed_place(None).root == root
+    assert viewed_place(".").root == workspace.rollouts_dir.resolve()
+    with pytest.raises(NotFoundError, match="no directory and no run `breezy`"):
+        viewed_place("breezy")
+    with pytest.raises(OsmosisError, match="is a file"):
+        viewed_place(str(run / "manifest.json"))
+    for word in ("\0", "x" * 5000):
+        with pytest.raises(OsmosisError):
+            viewed_place(word)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.viewer.cursors import SamplePosition
+from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
-from tests.viewer.source_contract import SourceContract
+from osmosis_ai.viewer.source import Outcome, RunQuery, SampleQuery, SampleSort
+from tests.viewer.source_contract import (
+    ORDERS,
+    SourceContract,
+    listed,
+    mixed_records,
+    places_of,
+    sample_record,
+)
 
 
 class LocalPlace:
@@ -41,7 +55,223 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
     place.source.close()
 
 
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalPlace]:
+    place = LocalPlace(tmp_path / "place")
+    yield place
+    place.source.close()
+
+
 class TestLocalSource(SourceContract):
     @pytest.fixture
     def place(self, shared: LocalPlace) -> LocalPlace:
         return shared
+
+
+def lookups(source: LocalSource, run: str, query: SampleQuery) -> list[str]:
+    """Return how SQLite finds a page of samples from its middle on."""
+    samples, _ = source._samples(source._place("eval", run))
+    position = SamplePosition(None if query.sort == "row" else 1.0, 3, 0)
+    plans = []
+    for statement, values in _parts(query, position, backward=False, n=samples.index.n):
+        bound = {**values, **samples._values(query), "limit": 10}
+        plans += [
+            line[-1] for line in samples.index.connection.execute(f"EXPLAIN QUERY PLAN {statement}", bound)
+        ]
+    return plans
+
+
+@pytest.mark.parametrize("outcome", [None, *get_args(Outcome)])
+@pytest.mark.parametrize(("sort", "descending"), ORDERS)
+def test_no_page_of_samples_sorts_or_reads_them_all(
+    shared: LocalPlace, sort: SampleSort, descending: bool, outcome: Outcome | None
+) -> None:
+    if not (shared.evals / "planned").exists():
+        shared.start("planned", rows=9, n=3)
+        shared.add("planned", mixed_records())
+    query = SampleQuery(outcome=outcome, sort=sort, descending=descending)
+    plans = lookups(shared.source, "planned", query)
+    assert not [plan for plan in plans if "TEMP B-TREE FOR ORDER" in plan]
+    assert any("SEARCH samples USING" in plan for plan in plans)
+
+
+def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalPlace) -> None:
+    local.start("run", rows=4, n=1)
+    local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
+    journal = local.evals / "run" / "events.jsonl"
+    line = sample_record(2, 0, 0.5).to_line()
+    with journal.open("ab") as torn:
+        torn.write(line[:-20])
+    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
+    # What was read is not read again: another process would not find a change of it.
+    content = journal.read_bytes()
+    journal.write_bytes(content.replace(b'"reward":1.0', b'"reward":7.0') + line[-20:])
+    again = LocalSource(local.root, cache_dir=local.root / "cache")
+    found = listed(again, "run", SampleQuery())
+    assert [entry.reward for entry in found] == [1.0, 0.0, 0.5]
+    again.close()
+
+
+def test_a_run_that_was_started_afresh_under_its_name_is_read_anew(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 1.0)])
+    assert len(listed(local.source, "run", SampleQuery())) == 2
+    (local.evals / "run").rename(local.evals / "run.archive-20260101T000000Z")
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(1, 0, 0.0)])
+    assert [(entry.row, entry.reward) for entry in listed(local.source, "run", SampleQuery())] == [(1, 0.0)]
+    assert [entry.name for entry in local.source.runs(RunQuery(), limit=9).items] == ["run"]
+
+
+def test_of_a_damaged_journal_what_stands_before_the_damage_is_shown(local: LocalPlace) -> None:
+    local.start("run", rows=4, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    with (local.evals / "run" / "events.jsonl").open("ab") as journal:
+        journal.write(b'{"row_index": 1, oops\n')
+    local.add("run", [sample_record(2, 0, 1.0)])
+    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0)]
+    detail = local.source.run("eval", "run")
+    assert [sentence for sentence in detail.problems if "damaged at line 2" in sentence]
+    assert local.source.runs(RunQuery(), limit=9).items[0].error
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        (b"", "is not a run's manifest"),
+        (b"[" * 10_000, "is not a run's manifest"),
+        (b'{"schema_version": 2}', "is not a run's manifest"),
+        (b"\xff\xfe", "is not a run's manifest"),
+    ],
+)
+def test_a_run_whose_manifest_can_not_be_read_stays_in_the_list_and_says_so(
+    local: LocalPlace, manifest: bytes, says: str
+) -> None:
+    local.start("run", rows=1, n=1)
+    (local.evals / "run" / "manifest.json").write_bytes(manifest)
+    (entry,) = local.source.runs(RunQuery(), limit=9).items
+    assert says in (entry.error or "")
+    assert says in local.source.run("eval", "run").problems[0]
+    with pytest.raises(OsmosisError):
+        local.source.samples("run", SampleQuery(), limit=1)
+
+
+def test_a_run_of_a_newer_release_says_to_upgrade(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    path = local.evals / "run" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
+    assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
+
+
+@pytest.mark.parametrize("harm", ["no database", "read-only"])
+def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
+    local: LocalPlace, harm: str
+) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    cache = local.root / "other-cache"
+    if harm == "read-only":
+        cache.write_text("a file is where the directory should be")
+    else:
+        first = LocalSource(local.root, cache_dir=cache)
+        assert len(listed(first, "run", SampleQuery())) == 1
+        first.close()
+        for path in (cache / "viewer").iterdir():
+            path.write_bytes(b"no database at all" * 1000)
+    source = LocalSource(local.root, cache_dir=cache)
+    assert [entry.name for entry in source.runs(RunQuery(), limit=5).items] == ["run"]
+    assert places_of(listed(source, "run", SampleQuery())) == [(0, 0)]
+    problems = source.run("eval", "run").problems
+    assert bool(problems) == (harm == "read-only")
+    assert all("in memory" in problem for problem in problems)
+    source.close()
+
+
+def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    listed(local.source, "run", SampleQuery())
+    kept = list((local.root / "cache" / "viewer").glob("*.sqlite"))
+    assert kept
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+
+
+def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.source.runs(RunQuery(), limit=5)
+    listed(local.source, "run", SampleQuery())
+    assert list((local.root / "cache" / "viewer").glob("run-*.sqlite"))
+    shutil.rmtree(local.evals / "run")
+    assert list(local.source.runs(RunQuery(), limit=5).items) == []
+    assert not list((local.root / "cache" / "viewer").glob("run-*"))
+
+
+def test_a_journal_is_read_piece_by_piece_where_somebody_waits(local: LocalPlace) -> None:
+    local.start("run", rows=5_000, n=1)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(5_000)])
+    source = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
+    seen = []
+    while (page := source.samples("run", SampleQuery(), limit=1)).progress is not None:
+        seen.append(page.progress)
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < 1
+    assert page.counts["total"] == 5_000
+    source.close()
+
+
+def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    record = sample_record(0, 0, 1.0)
+    local.add("run", [record])
+    trial = local.evals / "run" / "rollout_trials" / record.rollout_id
+    (trial / "artifacts" / "below").mkdir(parents=True)
+    (trial / "artifacts" / "below" / "made.txt").write_text("made")
+    (local.root / "secret").write_text("secret")
+    (trial / "artifacts" / "link").symlink_to(local.root / "secret")
+    (trial / "artifacts" / "folder").symlink_to(local.root)
+    os.mkfifo(trial / "artifacts" / "pipe")
+    (trial / "trajectory.json").symlink_to(local.root / "secret")
+    assert [each.path for each in local.source.artifacts("run", 0, 0)] == ["below/made.txt"]
+    with local.source.open_artifact("run", 0, 0, "below/made.txt") as opened:
+        assert opened.read() == b"made"
+    for path in ("link", "folder/secret", "pipe", "../trajectory.json", "/etc/passwd", "below", "", "a\0b"):
+        with pytest.raises(NotFoundError):
+            local.source.open_artifact("run", 0, 0, path)
+    found = local.source.conversation("run", 0, 0, max_bytes=100)
+    assert (found.content, bool(found.missing)) == (None, True)
+    (trial / "trajectory.json").unlink()
+    (trial / "trajectory.json").write_text("x" * 101)
+    assert local.source.conversation("run", 0, 0, max_bytes=100).size == 101
+    assert local.source.conversation("run", 0, 0, max_bytes=101).content == b"x" * 101
+
+
+def test_two_runs_of_one_name_have_names_of_their_own(local: LocalPlace) -> None:
+    other = LocalPlace(local.root / "below")
+    for place in (local, other):
+        place.start("run", rows=1, n=1)
+    names = [entry.name for entry in local.source.runs(RunQuery(sort="name"), limit=5).items]
+    assert len(set(names)) == 2
+    assert all(local.source.run("eval", name).summary.name == name for name in names)
+    other.source.close()
+
+
+def test_a_log_is_paged_from_its_end_and_followed(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    log = local.evals / "run" / "logs.txt"
+    lines = [
+        f'2026-11-22T21:37:27.573Z INFO [step] line {number} {{"number":{number}}}' for number in range(7)
+    ]
+    log.write_text("\n".join([*lines, "no line of ours"]) + "\n" + "torn")
+    newest = local.source.log("eval", "run", limit=3)
+    assert [entry.message for entry in newest.logs] == ["line 5", "line 6", "no line of ours"]
+    assert newest.logs[0].details == {"number": 5}
+    older = local.source.log("eval", "run", limit=100, cursor=newest.next_cursor)
+    assert [entry.message for entry in older.logs] == [f"line {number}" for number in range(5)]
+    assert older.next_cursor is None
+    following = local.source.changes("eval", "run").log_cursor
+    end = local.source.log("eval", "run", limit=1, direction="newer")
+    with log.open("a") as more:
+        more.write(" and whole\n")
+    assert following
+    new = local.source.log("eval", "run", limit=5, cursor=end.next_cursor, direction="newer")
+    assert [entry.message for entry in new.logs] == ["torn and whole"]

@@ -78,6 +78,7 @@ class CacheFile:
             # Readers never wait for the one that writes; what a power cut takes is made again.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA cache_size = -8192")  # KiB
             if connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
                 self._make(connection)
         except BaseException:

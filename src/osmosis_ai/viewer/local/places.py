@@ -26,6 +26,9 @@ _ARCHIVE = ".archive-"
 _OWN = ".osmosis"
 
 
+_Found = tuple[RunKind, Path]
+
+
 @dataclass(frozen=True, slots=True)
 class RunPlace:
     """A run and where it is: a directory, or the file of a judging session.
@@ -55,22 +58,24 @@ class RunPlaces:
         self._root = root
         self._results = results
         self._lock = Lock()
-        self._folders: set[Path] = set()
-        self._single: list[tuple[RunKind, Path]] = []
+        self._folders: dict[Path, _Folder] = {}
+        self._single: list[_Found] = []
         self._walked = float("-inf")
+        self._found: list[tuple[_Found, ...]] = []
+        self._named: list[RunPlace] = []
 
     def all(self) -> list[RunPlace]:
-        """Return the runs, by path."""
+        """Return the runs, by path; the same list while there are no others."""
         with self._lock:
             if time.monotonic() - self._walked > _LOOK_AGAIN_S:
                 self._walk()
-            found = dict.fromkeys(self._single)
-            for folder in sorted(self._folders):
-                found |= dict.fromkeys(_runs_in(folder))
-        return _named(list(found))
+            found = [tuple(self._single), *(self._folders[path].runs() for path in sorted(self._folders))]
+            if found != self._found:
+                self._found, self._named = found, _named([run for runs in found for run in runs])
+            return self._named
 
     def _walk(self) -> None:
-        self._folders, self._single = set(), []
+        known, self._folders, self._single = self._folders, {}, []
         kind = kind_of(self._root)
         if kind is not None:
             self._single.append((kind, self._root))
@@ -79,18 +84,48 @@ class RunPlaces:
         else:
             for root in (self._root, self._results):
                 if root is not None:
-                    self._walk_below(root)
+                    self._walk_below(root, known)
         self._walked = time.monotonic()
 
-    def _walk_below(self, root: Path) -> None:
+    def _walk_below(self, root: Path, known: dict[Path, _Folder]) -> None:
         left = _MOST_RESULTS
         for number, (directory, runs, documents) in enumerate(_walked(root)):
             if runs:
-                self._folders.add(directory)
+                self._folders[directory] = known.get(directory) or _Folder(directory)
             self._single += [("rubric", path) for path in documents[:left] if is_result(path)]
             left -= len(documents[:left])
             if number >= _MOST_DIRECTORIES:
                 break
+
+
+class _Folder:
+    """A directory that holds runs. Its time changes with the names in it, so known runs are not looked at again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._changed = -1
+        self._known: tuple[_Found, ...] = ()
+        self._others: list[Path] = []
+
+    def runs(self) -> tuple[_Found, ...]:
+        """Return the runs, by name."""
+        try:
+            changed = self._path.stat().st_mtime_ns
+        except OSError:
+            return ()
+        if changed != self._changed:
+            self._changed, self._known = changed, ()
+            self._others = [
+                Path(entry.path)
+                for entry in _entries(self._path)
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            ]
+        kinds = [(kind_of(path), path) for path in self._others]
+        begun = [(kind, path) for kind, path in kinds if kind is not None]
+        if begun:
+            self._known = tuple(sorted([*self._known, *begun], key=lambda found: found[1].name))
+            self._others = [path for kind, path in kinds if kind is None]
+        return self._known
 
 
 def kind_of(directory: Path) -> RunKind | None:
@@ -121,15 +156,6 @@ def _walked(root: Path) -> Iterator[tuple[Path, bool, list[Path]]]:
             waiting += below[:_MOST_DIRECTORIES]
 
 
-def _runs_in(folder: Path) -> Iterator[tuple[RunKind, Path]]:
-    for entry in _entries(folder):
-        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-            path = Path(entry.path)
-            kind = kind_of(path)
-            if kind is not None:
-                yield kind, path
-
-
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -138,7 +164,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []  # it is being removed, or nobody may read it
 
 
-def _named(found: list[tuple[RunKind, Path]]) -> list[RunPlace]:
+def _named(found: list[_Found]) -> list[RunPlace]:
     places, taken = [], set[tuple[RunKind, str]]()
     for kind, path in found:
         name = path.name.removesuffix(".json") if kind == "rubric" else path.name

@@ -13,15 +13,19 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
+from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, parsed_lines
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
 from osmosis_ai.evaluation.local_results import pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import not_part_of_run
 from osmosis_ai.viewer.local.cache_file import CacheFile
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.record import TerminalRecord
 
 COLUMNS = (
-    "item", "offset", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
+    "offset", "item", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
     "cost_usd", "boundary", "category", "error", "input", "output",
 )  # fmt: skip
 SCHEMA = """
@@ -40,13 +44,6 @@ CREATE TABLE samples (
     tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, boundary TEXT, category TEXT, error TEXT,
     input TEXT, output TEXT
 );
-CREATE INDEX by_reward ON samples (reward);
-CREATE INDEX by_duration ON samples (duration_ms);
-CREATE INDEX by_tokens ON samples (tokens);
-CREATE INDEX by_cost ON samples (cost_usd);
-CREATE INDEX by_digest ON samples (row_digest);
-CREATE INDEX by_offset ON samples (offset);
-CREATE INDEX failures ON samples (boundary, category, item) WHERE status = 'failed';
 CREATE TABLE selected_rows (
     place INTEGER PRIMARY KEY, cluster TEXT, tried INTEGER, passed INTEGER, flaky INTEGER NOT NULL DEFAULT 0
 );
@@ -55,6 +52,16 @@ CREATE INDEX by_flaky ON selected_rows (flaky, place)
 """
 """``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another."""
 
+INDEXES: Mapping[str, str] = {
+    "by_reward": "samples (reward)",
+    "by_duration": "samples (duration_ms)",
+    "by_tokens": "samples (tokens)",
+    "by_cost": "samples (cost_usd)",
+    "by_digest": "samples (row_digest)",
+    "by_offset": "samples (offset)",
+    "failures": "samples (boundary, category, item) WHERE status = 'failed'",
+}
+"""Made once a journal has been read to its end: kept up line by line, they would take most of the time."""
 _COUNT_ROWS = """
 INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed)
 SELECT touched.place, coalesce(substr(max(row_digest), 1, :digits), 'row ' || touched.place), count(reward),
@@ -69,12 +76,26 @@ UPDATE selected_rows SET flaky = counted.flaky FROM (
 ) AS counted WHERE selected_rows.cluster = counted.cluster
 """
 _Line = tuple[Any, ...]
-_BATCH = 5_000
+_BATCH = 2_000
 _TAIL_BYTES = 128
 _MOST_ITEMS = 10**8
 _ERROR_CHARACTERS = 300
 _LARGEST_INTEGER = 2**63 - 1
 _CLUSTER_DIGITS = 16
+_NEEDED = ("row_index", "run_index", "rollout_id", "status", "duration_ms")
+_TEXT, _COUNT, _NUMBER = (str, NoneType), (int, NoneType), (float, int, NoneType)
+_TYPES = (
+    *(
+        (name, _TEXT)
+        for name in ("error", "error_type", "category", "boundary", "row_digest", "input", "output")
+    ),
+    *(
+        (name, _COUNT)
+        for name in ("tokens", "prompt_tokens", "completion_tokens", "source_row_index", "duration_ms")
+    ),
+    *((name, _NUMBER) for name in ("reward", "cost_usd", "model_latency_ms")),
+)
+"""Of the fields that the table has, the types that need no closer look."""
 _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -101,7 +122,7 @@ class RunIndex:
         self.damage: str | None = None
         self.rows, self.n, self.threshold, self._identity = self._read_identity()
         self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
-        self._read = 0
+        self._read, self._is_indexed = 0, False
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -166,15 +187,18 @@ class RunIndex:
         size = _size(self.directory.events)
         self._read, last = self._begin(size)
         self.damage = None
-        if self._read == size:
+        if self._read == size and self._is_indexed:
             return None
         try:
             for batch, end, digest in self._batches(self._read, last):
                 self._write(batch, end, digest)
-                if time.monotonic() > deadline:
-                    return min(self._read / size, 1.0) if self._read < size else None
+                if time.monotonic() > deadline and self._read < size:
+                    return self._read / size
         except JournalCorruptionError as error:
             self.damage = f"{error.message} What stands before that is shown."
+        for name, columns in INDEXES.items():
+            self.connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+        self._is_indexed = True
         return None
 
     def _batches(self, start: int, last: bytes) -> Iterator[tuple[list[_Line], int, bytes]]:
@@ -185,11 +209,9 @@ class RunIndex:
         """
         chain, lines, end = Chain(last), list[_Line](), start
         try:
-            for offset, behind, record in replay(self.directory.events, start, chain=chain):
-                if record.row_index >= self.rows or record.run_index >= self.n:
-                    raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
-                lines.append(self._line(offset, record))
-                end, last = behind, chain.last
+            for offset, line, taken in parsed_lines(self.directory.events, self._taken, start, chain=chain):
+                lines.append((offset, *taken))
+                end, last = offset + len(line), chain.last
                 if len(lines) >= _BATCH:
                     yield lines, end, last
                     lines = []
@@ -200,27 +222,47 @@ class RunIndex:
         if lines:
             yield lines, end, last
 
-    def _line(self, offset: int, record: TerminalRecord) -> _Line:
-        scored = record.status == "success" and record.reward is not None and math.isfinite(record.reward)
-        tokens = record.tokens
-        if tokens is None and record.prompt_tokens is not None and record.completion_tokens is not None:
-            tokens = record.prompt_tokens + record.completion_tokens
+    def _taken(self, line: bytes) -> _Line:
+        """Return what the table has of a line, but for where it stands.
+
+        Raises:
+            ValueError: it is no record; the message says why.
+            JournalCorruptionError: it is of an attempt that the run does not have.
+        """
+        record = orjson.loads(line)  # its JSONDecodeError is a ValueError
+        if type(record) is not dict:
+            raise ValueError("not a JSON object")
+        known = record.get
+        for name in _NEEDED:
+            if name not in record:
+                raise ValueError(f"no `{name}`")
+        for name, types in _TYPES:
+            if type(known(name)) not in types:
+                check_field(name, known(name))
+        row, run, status, reward = record["row_index"], record["run_index"], record["status"], known("reward")
+        for name in ("row_index", "run_index", "status", "rollout_id"):
+            check_field(name, record[name])
+        if row >= self.rows or run >= self.n:
+            raise not_part_of_run(row, run, self.directory.events)
+        tokens, read, written = known("tokens"), known("prompt_tokens"), known("completion_tokens")
+        if tokens is None and read is not None and written is not None:
+            tokens = read + written
+        error = known("error")
         return (
-            record.row_index * self.n + record.run_index,
-            offset,
-            record.status,
-            _stored(record.source_row_index),
-            record.row_digest,
-            record.reward if scored else None,
+            row * self.n + run,
+            status,
+            _stored(known("source_row_index")),
+            known("row_digest"),
+            reward if status == "success" else None,  # orjson reads no number that is not finite
             _stored(tokens),
-            _stored(record.duration_ms),
-            _finite(record.model_latency_ms),
-            _finite(record.cost_usd),
-            record.boundary,
-            record.category or record.error_type,
-            record.error[:_ERROR_CHARACTERS] if record.error is not None else None,
-            record.input,
-            record.output,
+            _stored(known("duration_ms")),
+            known("model_latency_ms"),
+            known("cost_usd"),
+            known("boundary"),
+            known("category") or known("error_type"),
+            error[:_ERROR_CHARACTERS] if error is not None else None,
+            known("input"),
+            known("output"),
         )
 
     def _begin(self, size: int) -> tuple[int, bytes]:
@@ -234,6 +276,9 @@ class RunIndex:
             self.connection.execute("BEGIN IMMEDIATE")
             for table in ("samples", "selected_rows", "state"):
                 self.connection.execute(f"DELETE FROM {table}")
+            for name in INDEXES:
+                self.connection.execute(f"DROP INDEX IF EXISTS {name}")
+        self._is_indexed = False
         return 0, BEFORE_THE_FIRST
 
     def _tail(self, end: int) -> bytes:
@@ -250,7 +295,7 @@ class RunIndex:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, lines)
             if self.n > 1:
-                self._count_rows({line[0] // self.n for line in lines})
+                self._count_rows({line[1] // self.n for line in lines})
             connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
         self._read = end
 
@@ -289,7 +334,3 @@ def _size(path: Path) -> int:
 def _stored(value: int | None) -> int | None:
     """Return a count as far as SQLite holds one."""
     return value if value is not None and value <= _LARGEST_INTEGER else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

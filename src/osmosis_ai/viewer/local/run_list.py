@@ -7,35 +7,48 @@ time. Lists are made in memory, from lines that are kept.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, refused
 from osmosis_ai.viewer.local.evaluations import read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import read_session
+from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
 from osmosis_ai.viewer.local.places import RunPlace
 from osmosis_ai.viewer.local.training_runs import read_training
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunKind, RunQuery, RunSort
 
 TREND_RUNS = 10
 _NAME_CHARACTERS = 60
-_Stamp = tuple[int, ...]
 _EQUAL = ("kind", "status", "model", "dataset", "rollout", "person")
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """Lines of runs, kept while their files are as they were."""
+    """Lines of runs, kept while their files are as they were, in memory and in the user's cache.
 
-    def __init__(self) -> None:
+    Args:
+        root: the directory whose runs they are.
+        cache_dir: the user's cache directory.
+    """
+
+    def __init__(self, root: Path, *, cache_dir: Path) -> None:
         self._lock = Lock()
-        self._known: dict[RunPlace, tuple[_Stamp, RunEntry]] = {}
+        self._kept = KeptLines(root, cache_dir=cache_dir)
+        self._known: dict[Path, KeptLine] = self._kept.read()
+        self._series: dict[tuple[RunKind, str | None], list[RunEntry]] = {}
+
+    def close(self) -> None:
+        """Release the cache's file."""
+        self._kept.close()
 
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
@@ -46,17 +59,16 @@ class RunList:
             OsmosisError: the cursor is none of this order.
         """
         entries = self._entries(places)
-        found = [entry for entry in entries if _fits(entry, query)]
         key = _SORTED_BY[query.sort]
+        keyed = [(key(entry), entry.id, entry) for entry in entries if _fits(entry, query)]
         valued = sorted(
-            (entry for entry in found if key(entry) is not None), key=lambda entry: (key(entry), entry.id)
+            (each for each in keyed if each[0] is not None), key=_first_two, reverse=query.descending
         )
-        if query.descending:
-            valued.reverse()
-        found = valued + sorted((entry for entry in found if key(entry) is None), key=lambda entry: entry.id)
+        found = [entry for _, _, entry in valued]
+        found += sorted((entry for value, _, entry in keyed if value is None), key=lambda entry: entry.id)
         order = f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
         first, last = _slice(found, key, order, query.descending, limit, cursor)
-        items = [self._with_trend(entry, entries) for entry in found[first:last]]
+        items = [self._with_trend(entry) for entry in found[first:last]]
         return ItemPage(
             items,
             next=_cursor(items[-1], key, order) if items and last < len(found) else None,
@@ -79,27 +91,38 @@ class RunList:
 
     def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, str | None]:
         """Return a run's line with those before it, and the name of the run before it on the same config."""
-        entries = self._entries(places)
-        before = [each for each in _series(entry, entries) if each.name != entry.name]
-        return self._with_trend(entry, entries), before[-1].name if before else None
+        self._entries(places)
+        before = self._before(entry)
+        return self._with_trend(entry), before[-1].name if before else None
 
-    def _with_trend(self, entry: RunEntry, entries: Iterable[RunEntry]) -> RunEntry:
-        series = [each for each in _series(entry, entries) if each.name != entry.name][-(TREND_RUNS - 1) :]
-        return replace(entry, trend=tuple(_of_trend(each) for each in (*series, entry)))
+    def _with_trend(self, entry: RunEntry) -> RunEntry:
+        series = [*self._before(entry), entry]
+        return replace(entry, trend=tuple(map(_of_trend, series)))
+
+    def _before(self, entry: RunEntry) -> list[RunEntry]:
+        """Return the runs of the same config before one, the oldest first, as many as a trend has."""
+        series = self._series.get((entry.kind, entry.config), [])
+        place = bisect_left(series, _started(entry), key=_started)
+        return series[max(0, place - TREND_RUNS + 1) : place]
 
     def _entries(self, places: Sequence[RunPlace]) -> list[RunEntry]:
         with self._lock:
-            known: dict[RunPlace, tuple[_Stamp, RunEntry]] = {}
+            known, read = {}, {}
             for place in places:
                 if place.archived:
                     continue
-                before = self._known.get(place)
-                stamp = _stamp(place.path, going_on=before is None or before[1].status != "finished")
-                if before is None or before[0] != stamp:
-                    before = (stamp, _READ[place.kind](place.path, place.name))
-                known[place] = before
-            self._known = known
-        return [_as_it_stands(place, entry) for place, (_, entry) in known.items()]
+                line = self._known.get(place.path)
+                stamp = _stamp(place.path, going_on=line is None or line.entry.status != "finished")
+                if line is None or line.stamp[: len(stamp)] != stamp or line.entry.name != place.name:
+                    line = read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
+                known[place.path] = line
+            if read or len(known) != len(self._known):
+                self._kept.write(read, gone=self._known.keys() - known.keys())
+                self._known = known
+                self._series = _in_series(line.entry for line in known.values())
+            elif not self._series:
+                self._series = _in_series(line.entry for line in known.values())
+            return [_as_it_stands(place, known[place.path].entry) for place in places if not place.archived]
 
 
 _READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
@@ -122,13 +145,13 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
     return replace(entry, status="running" if running else "incomplete")
 
 
-def _stamp(path: Path, *, going_on: bool) -> _Stamp:
+def _stamp(path: Path, *, going_on: bool) -> Stamp:
     """Return what changes when a run does; files that are replaced change their directory's time."""
     try:
         directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
     except OSError:
         return ()
-    stamp: _Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
+    stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
     if not going_on:
         return stamp
     for journal in ("events.jsonl", "metrics.jsonl"):
@@ -152,15 +175,16 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
     return query.text.lower() in entry.name.lower() or query.text.lower() in (entry.config or "").lower()
 
 
-def _series(entry: RunEntry, entries: Iterable[RunEntry]) -> list[RunEntry]:
-    """Return the runs of a config that began no later than one of them, the oldest first."""
-    started = _started(entry)
-    found = [
-        each
-        for each in entries
-        if each.kind == entry.kind and each.config == entry.config and _started(each) <= started
-    ]
-    return sorted(found, key=_started)
+def _in_series(entries: Iterable[RunEntry]) -> dict[tuple[RunKind, str | None], list[RunEntry]]:
+    """Return the runs by what those of a config have in common, each time the oldest first."""
+    series: dict[tuple[RunKind, str | None], list[RunEntry]] = {}
+    for entry in sorted(entries, key=_started):
+        series.setdefault((entry.kind, entry.config), []).append(entry)
+    return series
+
+
+def _first_two(keyed: tuple[Any, str, RunEntry]) -> tuple[Any, str]:
+    return keyed[:2]
 
 
 def _started(entry: RunEntry) -> tuple[datetime, str]:

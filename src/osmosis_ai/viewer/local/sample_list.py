@@ -244,7 +244,15 @@ def _statement(conditions: list[str], columns: tuple[str, ...], from_position: b
 
 
 def _conditions(query: SampleQuery) -> list[str]:
-    conditions = [_CONDITIONS[query.outcome]] if query.outcome is not None else []
+    """Return what a sample has to fulfil.
+
+    A column with a ``+`` before it is compared without its index: a page is found by the index that has its order,
+    else SQLite would read everything that fits, and sort it.
+    """
+    conditions = []
+    if query.outcome is not None:
+        reward = "reward" if query.sort == "reward" else "+reward"
+        conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
     if query.row is not None:
         conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
     if query.category is not None:
@@ -252,8 +260,9 @@ def _conditions(query: SampleQuery) -> list[str]:
     if query.boundary is not None:
         conditions.append("status = 'failed' AND boundary = :boundary")
     for name, (low, high) in _ranges(query).items():
-        conditions += [f"{name} >= :{name}_low"] if low is not None else []
-        conditions += [f"{name} <= :{name}_high"] if high is not None else []
+        column = name if SORTED_BY[query.sort] == name else f"+{name}"
+        conditions += [f"{column} >= :{name}_low"] if low is not None else []
+        conditions += [f"{column} <= :{name}_high"] if high is not None else []
     if query.text:
         found = " OR ".join(f"{name} LIKE :text ESCAPE '\\'" for name in _TEXTS)
         conditions.append(f"({found})")

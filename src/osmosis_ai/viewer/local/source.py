@@ -76,7 +76,7 @@ class LocalSource:
         self._cache_dir = cache_dir
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
-        self._list = RunList()
+        self._list = RunList(root, cache_dir=cache_dir)
         self._lock = RLock()
         self._indexes: OrderedDict[Path, SampleList] = OrderedDict()
         self._followed: OrderedDict[Path, JournalNumbers] = OrderedDict()
@@ -92,6 +92,7 @@ class LocalSource:
             for samples in self._indexes.values():
                 samples.index.close()
             self._indexes.clear()
+            self._list.close()
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs."""

@@ -1,0 +1,88 @@
+"""Lines of the run list between two processes: one small file for a directory of runs, each line with its stamp.
+
+Who reads ten thousand manifests to show fifty lines does it once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.viewer.local.cache_file import CacheFile, cache_path, forget
+from osmosis_ai.viewer.source import RunEntry
+
+Stamp = tuple[int, ...]
+_SCHEMA = f"""
+-- {", ".join(field.name for field in fields(RunEntry))}; {", ".join(Headline.model_fields)}
+CREATE TABLE lines (path TEXT PRIMARY KEY, stamp BLOB, entry BLOB) WITHOUT ROWID
+"""
+_MOMENTS = ("started_at", "ended_at")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLine:
+    """A run's line, and the state of its files that it was read from."""
+
+    stamp: Stamp
+    entry: RunEntry
+
+
+class KeptLines:
+    """The file of a directory's lines. What can not be read or written is done without."""
+
+    def __init__(self, root: Path, *, cache_dir: Path) -> None:
+        self._file = CacheFile(cache_dir, "list", root, _SCHEMA)
+        self._cache_dir = cache_dir
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def read(self) -> dict[Path, KeptLine]:
+        """Return what is kept, by the runs' paths."""
+        try:
+            lines = self._file.connection.execute("SELECT path, stamp, entry FROM lines").fetchall()
+            return {
+                Path(path): KeptLine(tuple(orjson.loads(stamp)), _entry(orjson.loads(entry)))
+                for path, stamp, entry in lines
+            }
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            self._file.give_up(error)
+            return {}
+
+    def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
+        """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
+        written = [
+            (str(path), orjson.dumps(line.stamp), orjson.dumps(line.entry, default=_plain))
+            for path, line in lines.items()
+        ]
+        try:
+            with self._file.connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", written)
+                connection.executemany("DELETE FROM lines WHERE path = ?", ((str(path),) for path in gone))
+        except (sqlite3.Error, UnicodeEncodeError) as error:
+            self._file.give_up(error)
+        for path in gone:
+            if not path.exists():
+                forget(cache_path(self._cache_dir, "run", path))
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Headline) else str(value)
+
+
+def _entry(known: dict[str, Any]) -> RunEntry:
+    for name in _MOMENTS:
+        if known[name] is not None:
+            known[name] = datetime.fromisoformat(known[name])
+    if known["headline"] is not None:
+        known["headline"] = Headline.model_validate(known["headline"])
+    return RunEntry(**known)

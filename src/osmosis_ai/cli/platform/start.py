@@ -72,11 +72,13 @@ def _serve(config: PlatformConfig, *, login: bool) -> Iterator[dict[str, Any]]:
     from osmosis_ai.platform.server import run_platform
 
     logging.getLogger().addHandler(_ToStderr(level=logging.WARNING))
-    # An update of a large database takes a while, which is worth a word before the platform answers.
-    migrations = logging.getLogger("osmosis_ai.platform.db.migrations")
-    migrations.setLevel(logging.INFO)
-    migrations.propagate = False
-    migrations.addHandler(_ToStderr())
+    # An update of a large database takes a while, which is worth a word before the platform answers, and what runs
+    # of an earlier release are read for goes on for long after it.
+    for told in ("db.migrations", "runs.sample_filling"):
+        logger = logging.getLogger(f"osmosis_ai.platform.{told}")
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(_ToStderr())
     with run_platform(config) as platform:
         saved_in = _log_in(platform) if login else None
         ready = _ready(platform, saved_in)

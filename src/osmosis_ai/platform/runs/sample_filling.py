@@ -35,9 +35,10 @@ from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 
-logger = logging.getLogger("osmosis_ai.platform.runs")
+logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
+_TOLD_EVERY = 100
 _BATCH = 100
 _MOST_TOKENS = 2**31 - 1
 _WAITING = and_(DbRun.kind == "eval", DbRun.samples_filled_at.is_(None), DbRun.status.not_in(OPEN))
@@ -97,10 +98,16 @@ class SampleFilling:
             newest_first = select(DbRun.id).where(_WAITING).order_by(DbRun.created_at.desc(), DbRun.id)
             waiting = list(session.scalars(newest_first))
         self.left = len(waiting)
+        if self.left > 1:
+            logger.info("reading the conversations of %d runs for what was not recorded", self.left)
         for run_id in waiting:
             if not self._fill_run(run_id):
                 return
             self.left -= 1
+            if self.left and self.left % _TOLD_EVERY == 0:
+                logger.info("%d runs are left", self.left)
+        if len(waiting) > 1:
+            logger.info("the conversations of %d runs have been read", len(waiting))
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -118,21 +125,13 @@ class SampleFilling:
         if run is None:
             return True
         previews = keeps_previews(run.request.get("advanced_config"))
-        read, place = 0, (-1, -1)
+        place = (-1, -1)
         while batch := self._lacking(run_id, place, previews=previews):
             began = time.monotonic()
-            if not read:
-                logger.info(
-                    "reading the conversations of %s for what was not recorded (%d runs left)",
-                    run.name,
-                    self.left,
-                )
             self._fill_batch(run_id, batch, previews=previews)
-            read, place = read + len(batch), (batch[-1].row_index, batch[-1].run_index)
+            place = (batch[-1].row_index, batch[-1].run_index)
             if self._stopping.wait(time.monotonic() - began):
                 return False
-        if read:
-            logger.info("%s: %d samples have been looked at", run.name, read)
         with self._db.transaction() as session:
             now = self._clock.now()
             session.execute(update(DbRun).where(DbRun.id == run_id).values(samples_filled_at=now))

@@ -14,6 +14,7 @@ from sqlalchemy import text
 
 from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
+    access_pages,
     blobs,
     datasets,
     eval_imports,
@@ -24,6 +25,8 @@ from osmosis_ai.platform.http import (
     models,
     rollout_servers,
     rollouts,
+    run_actions,
+    run_pages,
     secrets,
     sign_in_pages,
     tokens,
@@ -61,7 +64,7 @@ _IN_ORDER = (
         hosted_only,
         inference,
     ),
-    *(sign_in_pages, workspace_pages),
+    *(sign_in_pages, workspace_pages, access_pages, run_actions, run_pages),
 )
 
 _health = api_router()

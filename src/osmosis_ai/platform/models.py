@@ -136,6 +136,13 @@ class LoraModelStore:
             latest_first = (DbLoraModel.deployed_at.desc(), DbLoraModel.id)
             return [_found(row) for row in session.execute(query.order_by(*latest_first))]
 
+    def deployers(self, workspace_id: str) -> dict[str, str | None]:
+        """Return who has deployed the adapters that are served, by the adapter's name."""
+        active = (DbLoraModel.workspace_id == workspace_id, DbLoraModel.deployment_status == "active")
+        with self._db.session() as session:
+            found = session.execute(select(DbLoraModel.name, DbLoraModel.deployer_id).where(*active))
+            return {row.name: row.deployer_id for row in found}
+
     def deploy(self, workspace_id: str, name: str, user: DbUser) -> DbLoraModel:
         """Have an adapter served from now on; one that is already stays as it is.
 

@@ -27,6 +27,7 @@ from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
@@ -68,6 +69,7 @@ class PlatformServices:
     downloads: Downloads
     sample_filling: SampleFilling
     maintenance: Maintenance
+    sample_counts: SampleCounts
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
@@ -125,4 +127,5 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         maintenance=Maintenance(
             {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}
         ),
+        sample_counts=SampleCounts(),
     )

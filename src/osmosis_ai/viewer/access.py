@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from osmosis_ai.ui.shell import NavItem, ShellView
-from osmosis_ai.viewer.source import Capability, RunKind, RunSource
+from osmosis_ai.viewer.source import Capability, RunEntry, RunKind, RunSource, SavedAdapter
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
 """The part of an address below which the runs of a kind have their pages."""
@@ -23,6 +23,33 @@ LISTS: Mapping[RunKind, str] = {
     "rubric": "Rubric results",
 }
 """What the lists of runs are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunButton:
+    """Something that a visitor can change.
+
+    Attributes:
+        href: the page that asks before it is done, or, where ``posts``, what a form with the page's token goes to.
+        refused: why this visitor can not, or why it makes no sense now; None where they can.
+    """
+
+    text: str
+    href: str
+    refused: str | None = None
+    posts: bool = False
+
+
+class RunActions(Protocol):
+    """What a visitor can change in a place of runs."""
+
+    def buttons(self, run: RunEntry) -> Sequence[RunButton]:
+        """Return the buttons of a run."""
+        ...
+
+    def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]:
+        """Return the buttons of an adapter that a run has saved."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +69,7 @@ class Viewing:
     source: RunSource
     shell: ShellView
     root: str = ""
-    actions: Any = None
+    actions: RunActions | None = None
     is_local: bool = False
     visitor: str = ""
     allowed: Callable[[], bool] | None = None

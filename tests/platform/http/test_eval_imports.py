@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, trajectory
 
@@ -111,13 +112,10 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
 def test_pages_say_that_a_run_was_imported(
     client: TestClient, services: PlatformServices, member: Member, run: LocalRun
 ) -> None:
-    from osmosis_ai.platform.http.page_contents import described_run, runs_table
-
     client.headers.update(member.headers)
     run.upload(client)
-    listed, _ = services.eval_runs.page(member.workspace.id, limit=5, offset=0)
-    assert any("imported; " in str(cell) for cell in runs_table("eval", listed).rows[0])
-    facts = dict(described_run(services.eval_runs.get(member.workspace.id, run.name), log=[]).facts)
+    source = PlatformSource(services, member.workspace.id, services.sample_counts)
+    facts = dict(source.run("eval", run.name).facts)
     assert facts["Imported"] == "executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes"
     assert "Seed" not in facts
 

@@ -24,7 +24,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import Role
 
 SESSION_TTL = timedelta(hours=12)
-_COOKIE = "osmosis_session"
+SESSION_COOKIE = "osmosis_session"
 _SIGN_IN = "/login"
 
 
@@ -52,14 +52,16 @@ def visitor_of(request: Request, services: Services) -> Visitor:
     """Return who has signed in (a dependency).
 
     Raises:
-        ApiError: 303 to the sign-in page, for a browser of somebody who has not; else 404.
+        ApiError: 303 to the sign-in page, for a browser of somebody who has not; 401 for the script of a page whose
+            session has ended; else 404.
     """
-    # What is no page must not look like one: most of what happens upon these paths is no browser.
-    if "text/html" not in request.headers.get("accept", ""):
-        raise page_not_found(request)
+    cookie = request.cookies.get(SESSION_COOKIE, "")
     try:
-        principal = services.accounts.authenticate(request.cookies.get(_COOKIE, ""), kinds=("web",))
+        principal = services.accounts.authenticate(cookie, kinds=("web",))
     except TokenRejected:
+        # What is no page must not look like one: most of what happens upon these paths is no browser.
+        if "text/html" not in request.headers.get("accept", ""):
+            raise _script_refused(request, cookie) from None
         wanted = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
         raise ApiError(
             303,
@@ -75,6 +77,12 @@ SignedIn = Annotated[Visitor, Depends(visitor_of)]
 """Who has signed in; everybody else is sent to do so."""
 
 
+def _script_refused(request: Request, cookie: str) -> ApiError:
+    if not cookie:
+        return page_not_found(request)
+    return ApiError(401, "SIGN_IN_REQUIRED", "your session has ended: sign in again.")
+
+
 def page_not_found(request: Request) -> ApiError:
     """Return what a program gets that asks for a page."""
     return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {request.url.path}.")
@@ -85,7 +93,7 @@ def begin_session(services: PlatformServices, user: DbUser, wanted: str) -> Resp
     _, plain = services.accounts.create_token(user.id, "web", name="browser", ttl=SESSION_TTL)
     reply = RedirectResponse(root_path(services) + safe_redirect_path(wanted), status_code=303)
     reply.set_cookie(
-        _COOKIE,
+        SESSION_COOKIE,
         plain,
         max_age=int(SESSION_TTL.total_seconds()),
         httponly=True,
@@ -100,7 +108,7 @@ def end_session(services: PlatformServices, visitor: Visitor) -> Response:
     """Sign somebody out."""
     services.accounts.revoke_token(visitor.principal.token.id)
     reply = RedirectResponse(f"{root_path(services)}{_SIGN_IN}", status_code=303)
-    reply.delete_cookie(_COOKIE)
+    reply.delete_cookie(SESSION_COOKIE)
     return reply
 
 

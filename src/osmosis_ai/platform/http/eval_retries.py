@@ -23,7 +23,7 @@ async def check_retry(
     services: Services, scope: WorkspaceScope, name_or_id: str, again: RunAgain
 ) -> wire.RetryCheck:
     """Tell what a retry of a run would make, or why there is none, and make no run."""
-    planning = services.submitter.in_thread(lambda: _plan(services, scope, name_or_id, again))
+    planning = services.submitter.in_thread(lambda: plan_retry(services, scope, name_or_id, again))
     with runs.refusals(services, scope):
         planned = await asyncio.wrap_future(planning)
     original, left = planned.family.original, planned.left
@@ -43,7 +43,7 @@ async def check_retry(
 async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: RunAgain) -> SubmittedRun:
     """Submit a run that makes the failed and unscored samples of another one again, on the same commit and rows."""
     submitting = services.submitter.in_thread(
-        lambda: services.submitter.create(_plan(services, scope, name_or_id, again).checked)
+        lambda: services.submitter.create(plan_retry(services, scope, name_or_id, again).checked)
     )
     with runs.refusals(services, scope):
         return runs.submitted(services, scope, await asyncio.wrap_future(submitting))
@@ -64,7 +64,12 @@ def merged(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.M
     )
 
 
-def _plan(services: PlatformServices, scope: Scope, name_or_id: str, again: RunAgain) -> PlannedRetry:
+def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: RunAgain) -> PlannedRetry:
+    """Find out what a retry of a run would make.
+
+    Raises:
+        OsmosisError: as ``EvalRetries.plan``.
+    """
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     provided = again.secrets.provided if again.secrets is not None else {}
     return services.eval_retries.plan(run, scope.user, provided)

@@ -1,29 +1,32 @@
-"""How every page is made: no script, nothing loaded from elsewhere, whatever it shows escaped.
+"""How every page of the platform is made: in the viewer's shell, under its policy, whatever it shows escaped.
 
-A form that changes something holds the token of a cookie that only this platform's own pages can read back
-(double submit), so no other site can send it.
+A page router sets the cookie that its forms need, compresses what a browser takes compressed, and tells people who ask
+for what is not there so on a page.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import gzip
 import logging
-import re
-import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
+from osmosis_ai.platform.http.csrf import csrf_token, keep_secret
 from osmosis_ai.platform.http.routing import ApiRoute
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.ui.assets import assets
+from osmosis_ai.ui.pages import templates
+from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
+from osmosis_ai.ui.shell import NavItem, ShellView
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,30 +34,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_CSRF_COOKIE = "osmosis_csrf"
-_CSRF_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_COMPRESSED_FROM_BYTES = 1024
 
-STALE_FORM = "This form was open for too long or did not come from this page. Please try again."
+# The pages of a workspace, in the order of their tabs.
+TABS = {
+    (): "Runs",
+    ("evals",): "Evaluations",
+    ("training",): "Training",
+    ("datasets",): "Datasets",
+    ("models",): "Models",
+    ("secrets",): "Secrets",
+    ("integrations", "git"): "Repositories",
+    ("api-keys",): "Tokens",
+    ("members",): "Members",
+}
 
 
 def page_router() -> APIRouter:
     """Return a router of pages: people who ask for what is not there read so on a page."""
-    return APIRouter(route_class=_PageRoute, redirect_slashes=False)
+    return APIRouter(route_class=PageRoute, redirect_slashes=False)
 
 
-class _PageRoute(ApiRoute):
+class PageRoute(ApiRoute):
+    """A route whose replies people read."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_page(request: Request) -> Response:
             try:
-                return await handle(request)
+                reply = await handle(request)
             except NotFoundError as error:
                 services: PlatformServices = request.app.state.services
                 problem = error.message[:1].upper() + error.message[1:]
-                return render_page(
+                reply = render_page(
                     request, services, "message.html", status=404, title="Not found", problem=problem
                 )
+            keep_secret(request, reply)
+            return _compressed(request, reply)
 
         return handle_page
 
@@ -66,6 +83,8 @@ def render_page(
     *,
     status: int = 200,
     form_leads_to: str = "",
+    keep: bool = True,
+    shell: ShellView | None = None,
     **values: Any,
 ) -> HTMLResponse:
     """Return a page.
@@ -76,44 +95,67 @@ def render_page(
         template: a file of ``templates``.
         status: of the reply.
         form_leads_to: an origin that a form of the page redirects to, besides this platform.
+        keep: whether the browser may keep it; not what shows a secret.
+        shell: what stands around it; that of nobody's page when not given.
         values: what the template shows.
     """
-    cookie = _csrf_cookie(request)
-    csrf = cookie if _CSRF_TOKEN.fullmatch(cookie) else secrets.token_urlsafe(32)
-    style, style_hash = _style()
-    shown = {"csrf": csrf, "style": style, "root": root_path(services), **values}
-    reply = HTMLResponse(_environment().get_template(template).render(shown), status_code=status)
-    targets = " ".join(filter(None, ["'self'", form_leads_to]))
-    reply.headers.update(
-        {
-            "Content-Security-Policy": f"default-src 'none'; style-src '{style_hash}'; form-action {targets}; "
-            "base-uri 'none'; frame-ancestors 'none'",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
-        }
+    shell = shell or shell_of(request, services)
+    shown = {"shell": shell, "csrf": shell.csrf, "root": shell.root, **values}
+    text = _environment().get_template(template).render(shown)
+    headers = page_headers(form_leads_to=form_leads_to, keep=keep)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status, headers=headers)
+
+
+def shell_of(
+    request: Request,
+    services: PlatformServices,
+    *,
+    user: DbUser | None = None,
+    workspace: DbWorkspace | None = None,
+    tab: Sequence[str] | None = None,
+) -> ShellView:
+    """Return what stands around a page: who has signed in, and the tabs of their workspace.
+
+    Args:
+        request: what asks for the page.
+        services: the platform's parts.
+        user: who has signed in.
+        workspace: whose page it is.
+        tab: the tab it belongs to, a key of :data:`TABS`.
+    """
+    root = root_path(services)
+    nav = []
+    if workspace is not None:
+        below = workspace_path(services, workspace)
+        current = tuple(tab) if tab is not None else None
+        nav = [
+            NavItem(name, "/".join([below, *segments]), segments == current)
+            for segments, name in TABS.items()
+        ]
+    return ShellView(
+        product=workspace.name if workspace is not None else "Osmosis",
+        nav=nav,
+        root=root,
+        assets=f"{root}/assets",
+        user=user.email if user is not None else None,
+        sign_out=f"{root}/logout" if user is not None else None,
+        csrf=csrf_token(request),
+        theme=theme_of(request.cookies.get(THEME_COOKIE)),
     )
-    reply.set_cookie(_CSRF_COOKIE, csrf, httponly=True, samesite="strict", secure=is_encrypted(services))
-    return reply
 
 
-def is_own_form(request: Request, csrf: str) -> bool:
-    """Tell whether a form was sent from a page of ours: by the token in it, and by what the browser says."""
-    is_ours = bool(_CSRF_TOKEN.fullmatch(csrf)) and secrets.compare_digest(csrf, _csrf_cookie(request))
-    return is_ours and not _says_it_came_from_elsewhere(request)
+def asset_reply(request: Request, name: str) -> Response | None:
+    """Return a style sheet or module; None where there is none of this name."""
+    asset = assets().get(name)
+    if asset is None:
+        return None
+    body, headers = asset.reply(request.headers.get("accept-encoding", ""))
+    return Response(body, headers=headers)
 
 
-def _says_it_came_from_elsewhere(request: Request) -> bool:
-    """Tell what the token cannot: what listens on another port of this host reads and sets the same cookies."""
-    site, origin = (request.headers.get(name, "") for name in ("sec-fetch-site", "origin"))
-    if site:
-        return site not in ("same-origin", "none")
-    # Our pages tell nobody where they are (`no-referrer`), and so their forms come from "null".
-    if origin in ("", "null"):
-        return False
-    services: PlatformServices = request.app.state.services
-    own = {request.headers.get("host", ""), urlsplit(services.config.base_url).netloc}
-    return origin.partition("://")[2] not in own
+def workspace_path(services: PlatformServices, workspace: DbWorkspace) -> str:
+    """Return the path below which a workspace has its pages."""
+    return f"{root_path(services)}/{quote(workspace.name, safe='')}"
 
 
 def is_encrypted(services: PlatformServices) -> bool:
@@ -134,6 +176,19 @@ def source_of(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
+def _compressed(request: Request, reply: Response) -> Response:
+    """Return a page compressed, where the browser takes it so and it is worth it."""
+    takes_it = "gzip" in request.headers.get("accept-encoding", "").lower()
+    is_page = not isinstance(reply, StreamingResponse) and (reply.media_type or "").startswith("text/html")
+    if not is_page or not takes_it or len(reply.body) < _COMPRESSED_FROM_BYTES:
+        return reply
+    reply.body = gzip.compress(bytes(reply.body), compresslevel=5, mtime=0)
+    reply.headers.update(
+        {"Content-Encoding": "gzip", "Content-Length": str(len(reply.body)), "Vary": "Accept-Encoding"}
+    )
+    return reply
+
+
 @lru_cache
 def _warn_of_unnamed_proxy() -> None:
     """Say it once: whoever set the header may be anybody, so it is not read."""
@@ -143,26 +198,6 @@ def _warn_of_unnamed_proxy() -> None:
     )
 
 
-def _csrf_cookie(request: Request) -> str:
-    return request.cookies.get(_CSRF_COOKIE, "")
-
-
 @lru_cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-@lru_cache
-def _style() -> tuple[str, str]:
-    """Return the style sheet and the name by which the policy lets it in."""
-    style = (_TEMPLATES / "page.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return style, f"sha256-{digest}"
+    return templates(_TEMPLATES)

@@ -64,7 +64,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
         """Ask for a run to stop; what it has done stays, and one that has ended stays as it is."""
-        return _stop(services.runs_of(kind), scope, name_or_id)
+        return stop_run(services.runs_of(kind), scope.workspace_id, name_or_id, by=scope.user.email)
 
     @router.delete("/{name_or_id}")
     def delete(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
@@ -175,14 +175,14 @@ def missing_secrets(
     return ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra)
 
 
-def _stop(runs: RunStore, scope: Scope, name_or_id: str) -> StopReply:
+def stop_run(runs: RunStore, workspace_id: str, name_or_id: str, *, by: str) -> StopReply:
     """Ask for a run to stop; one that waited still has stopped with that.
 
     Raises:
         ApiError: 409 with its `status` when it had ended before.
     """
     try:
-        run = runs.stop(scope.workspace_id, name_or_id, by=scope.user.email)
+        run = runs.stop(workspace_id, name_or_id, by=by)
     except RunEndedError as error:
         refusal = ApiError(409, "RUN_ENDED", error.message, id=error.run.id)
         refusal.extra["status"] = error.run.status

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import Form, Request
@@ -18,8 +18,15 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http.authentication import Services
-from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor, begin_session, end_session
-from osmosis_ai.platform.http.page_shell import STALE_FORM, is_own_form, page_router, render_page, source_of
+from osmosis_ai.platform.http.browser_sessions import (
+    SignedIn,
+    Visitor,
+    begin_session,
+    end_session,
+    page_not_found,
+)
+from osmosis_ai.platform.http.csrf import MAX_TOKEN_CHARS, STALE_FORM, is_own_form
+from osmosis_ai.platform.http.page_shell import asset_reply, page_router, render_page, source_of
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
 
@@ -31,7 +38,16 @@ _STATE = re.compile(r"[A-Za-z0-9._~-]{1,256}")
 
 _WRONG_PASSWORD = "This e-mail address and password do not belong together."
 
-Csrf = Annotated[str, Form(max_length=64)]
+Csrf = Annotated[str, Form(max_length=MAX_TOKEN_CHARS)]
+
+
+@router.get("/assets/{name}", include_in_schema=False)
+def asset(request: Request, name: str) -> Response:
+    """Return a style sheet or a module; whoever signs in needs them, too."""
+    reply = asset_reply(request, name)
+    if reply is None:
+        raise page_not_found(request)
+    return reply
 
 
 @router.get("/login", response_class=HTMLResponse, include_in_schema=False)
@@ -50,7 +66,7 @@ def login(
     csrf: Csrf = "",
 ) -> Response:
     """Sign somebody in and send them on."""
-    shown = {"wanted": wanted, "email": email}
+    shown: dict[str, Any] = {"wanted": wanted, "email": email}
     problem = STALE_FORM
     if is_own_form(request, csrf):
         try:
@@ -250,7 +266,7 @@ def _nothing_waits(request: Request, services: PlatformServices, code: str) -> H
 
 
 def _too_many(
-    request: Request, services: PlatformServices, error: TooManyAttempts, template: str, **shown: str
+    request: Request, services: PlatformServices, error: TooManyAttempts, template: str, **shown: Any
 ) -> HTMLResponse:
     problem = error.message[:1].upper() + error.message[1:]
     reply = render_page(request, services, template, status=429, problem=problem, **shown)

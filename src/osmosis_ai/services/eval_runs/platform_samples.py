@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.classify import STATUSES
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import (
-    PENDING,
     ComparedInputs,
     CountsOnly,
-    RowTable,
     RunSamples,
-    SampleTable,
 )
+from osmosis_ai.evaluation.comparison.told_samples import with_told_samples
 from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
@@ -25,13 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Integers
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
-_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
-_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
 _MOST_ATTEMPTS = 10**8
-_WITHOUT_DIGESTS = (
-    "the platform does not tell what the rows of {name} are (an imported run, or one of 0.3.10): they are known by the "
-    "dataset's digest and their place in it."
-)
 
 
 def read_platform_samples(client: PlatformClient, name: str) -> RunSamples:
@@ -84,52 +74,9 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
 
 
 def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamples:
-    empty, detail = _without_samples(found), found.detail
-    rows, n = _size(detail)
-    table, digests, places = SampleTable(rows, n), [""] * rows, [-1] * rows
-    for count, sample in enumerate(_samples(client, detail.eval_run.id)):
-        if count >= rows * n:
-            raise OsmosisError(f"{client.platform_url} tells of more attempts than the run {empty.name} has.")
-        if sample.row >= rows or sample.attempt >= n:
-            raise OsmosisError(
-                f"{client.platform_url} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
-                f"{empty.name} does not have."
-            )
-        item = sample.row * n + sample.attempt
-        table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
-        for field in _FLOATS:
-            value = getattr(sample, field)
-            table.floats[field][item] = math.nan if value is None else value
-        digests[sample.row] = digests[sample.row] or sample.row_digest or ""
-        if sample.source_row_index is not None:
-            places[sample.row] = sample.source_row_index
-    dataset = empty.inputs.dataset_sha256 or empty.run_id
-    return _keyed(empty, table, digests, places, dataset)
-
-
-def _keyed(
-    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
-) -> RunSamples:
-    """Return the run with its samples, its rows known by their digests where all have one."""
-    import numpy as np
-
-    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
-    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
-    keyed = all(digests[row] for row in tried)
-    if not keyed and any(places[row] < 0 for row in tried):
-        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
-    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
-    for row in tried:
-        place = places[row]
-        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
-    return replace(
-        empty,
-        row_keys=distinct.keys,
-        keyed_by="row_digest" if keyed else "dataset-and-index",
-        source_rows=distinct.source_rows(),
-        samples=table.structured(row_of),
-        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
-    )
+    rows, n = _size(found.detail)
+    told = _samples(client, found.detail.eval_run.id)
+    return with_told_samples(_without_samples(found), told, rows=rows, n=n, teller=client.platform_url)
 
 
 def _samples(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:

@@ -57,6 +57,14 @@ class RunFamily:
         return (self.original, *self.retries)
 
     @property
+    def version(self) -> tuple[object, ...]:
+        """What was counted of the samples holds as long as this is the same."""
+        return tuple(
+            (run.id, run.status, (run.progress or {}).get("completed"), run.samples_filled_at)
+            for run in self.runs
+        )
+
+    @property
     def still_open(self) -> DbRun | None:
         """One that has not ended."""
         return next((run for run in self.runs if run.status in OPEN), None)

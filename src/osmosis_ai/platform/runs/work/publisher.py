@@ -179,7 +179,7 @@ class Publisher:
             session,
             DbSample,
             [
-                {**_row(run.id, record), "resumed": offset < self._resumed_bytes, "position": end}
+                {**sample_row(run.id, record), "resumed": offset < self._resumed_bytes, "position": end}
                 for offset, end, record in records
             ],
         )
@@ -216,7 +216,8 @@ def _grader_digest(directory: RunDirectory) -> str | None:
     return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None
 
 
-def _row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
+def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
+    """Return the columns that a journal's record fills."""
     return {
         "run_id": run_id,
         "row_index": record.row_index,

@@ -1,0 +1,107 @@
+"""Samples of a run that somebody tells one by one: a platform's pages, or its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.run_samples import PENDING, RowTable, RunSamples, SampleTable
+
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
+_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
+_WITHOUT_DIGESTS = (
+    "the platform does not tell what the rows of {name} are (an imported run, or one of 0.3.10): they are known by the "
+    "dataset's digest and their place in it."
+)
+
+
+class ToldSample(Protocol):
+    """What a sample came to; ``row`` and ``attempt`` as the run numbers them, with the fields of a comparison."""
+
+    @property
+    def row(self) -> int:
+        """The selected row, from 0."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The attempt on it, from 0."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def row_digest(self) -> str | None:
+        """What the row is."""
+        ...
+
+    @property
+    def source_row_index(self) -> int | None:
+        """The row's place in the dataset."""
+        ...
+
+
+def with_told_samples(
+    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
+) -> RunSamples:
+    """Return a run with its samples, its rows known by their digests where all have one.
+
+    Args:
+        empty: the run, without samples.
+        samples: each attempt once, in any order.
+        rows, n: how many rows the run has, and attempts on each.
+        teller: who tells, for errors.
+
+    Raises:
+        OsmosisError: what is told makes no sense.
+    """
+    table, digests, places = SampleTable(rows, n), [""] * rows, [-1] * rows
+    for count, sample in enumerate(samples):
+        if count >= rows * n:
+            raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
+        if sample.row >= rows or sample.attempt >= n:
+            raise OsmosisError(
+                f"{teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{empty.name} does not have."
+            )
+        item = sample.row * n + sample.attempt
+        table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        for field in _FLOATS:
+            value = getattr(sample, field)
+            table.floats[field][item] = math.nan if value is None else value
+        digests[sample.row] = digests[sample.row] or sample.row_digest or ""
+        if sample.source_row_index is not None:
+            places[sample.row] = sample.source_row_index
+    dataset = empty.inputs.dataset_sha256 or empty.run_id
+    return _keyed(empty, table, digests, places, dataset)
+
+
+def _keyed(
+    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
+) -> RunSamples:
+    import numpy as np
+
+    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
+    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
+    keyed = all(digests[row] for row in tried)
+    if not keyed and any(places[row] < 0 for row in tried):
+        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
+    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
+    for row in tried:
+        place = places[row]
+        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+    return replace(
+        empty,
+        row_keys=distinct.keys,
+        keyed_by="row_digest" if keyed else "dataset-and-index",
+        source_rows=distinct.source_rows(),
+        samples=table.structured(row_of),
+        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
+    )

@@ -1,0 +1,188 @@
+"""What a button of a run would do, said before it is done: by the functions that the REST API's routes call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_ai.api.wire.runs import RunAgain
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.db.tables import DbRepository, DbRun
+from osmosis_ai.platform.http.authentication import Scope
+from osmosis_ai.platform.http.eval_retries import plan_retry
+from osmosis_ai.platform.http.run_buttons import RunAction
+from osmosis_ai.platform.http.runs import refusals, stop_run
+from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
+from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
+from osmosis_ai.platform.runs.submit.submitter import CheckedSubmission, RunSubmission
+from osmosis_ai.ui.numbers import money
+
+
+@dataclass(frozen=True)
+class ActionProposal:
+    """What an action would do.
+
+    Attributes:
+        sentence, facts, config: for who is asked.
+        do: does it, and returns the run that was made, if one was.
+    """
+
+    sentence: str
+    facts: Sequence[tuple[str, Any]] = ()
+    config: Sequence[tuple[str, Any]] = ()
+    do: Callable[[], DbRun | None] = field(default=lambda: None, repr=False)
+
+
+def propose(page: WorkspaceVisit, run: DbRun, action: RunAction) -> ActionProposal:
+    """Return what an action would do now.
+
+    Raises:
+        ApiError, OsmosisError: it cannot be done; why.
+    """
+    kind: RunKind = "eval" if run.kind == "eval" else "training"
+    if action == "stop":
+        return _stopping(page, run, kind)
+    if action == "retry":
+        return _retrying(page, run)
+    if action == "resume":
+        return _resuming(page, run)
+    return _resubmitting(page, run, kind)
+
+
+def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal:
+    def stop() -> None:
+        stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=page.visitor.user.email)
+
+    if run.status not in OPEN:
+        raise ConflictError(f"the run {run.name} has ended already: {run.status}.")
+    done = run.progress or {}
+    facts = [("Done so far", f"{done['completed']:,} of {done.get('total') or 0:,} samples")] if done else []
+    goes_on = "can be resumed" if kind == "training" else "is not gone on with, but can be retried"
+    return ActionProposal(
+        f"What it has done stays. An ended {KIND_NAMES[kind]} run {goes_on}.", facts, do=stop
+    )
+
+
+def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
+    scope = scope_of(page, repository_of(page, run))
+    with refusals(page.services, scope):
+        planned = plan_retry(page.services, scope, run.id, RunAgain())
+    left, original = planned.left, planned.family.original
+
+    def retry() -> DbRun:
+        with refusals(page.services, scope):
+            made = page.services.submitter.create(planned.checked)
+        note_in_log(page, made.id, f"submitted the retry of {original.name}")
+        note_in_log(page, original.id, f"submitted the retry {made.name}")
+        return made
+
+    failed = sum(left.failed.values())
+    facts = [
+        ("Samples to make again", f"{len(left.items):,} of {planned.family.planned:,}"),
+        ("Of these", f"{failed:,} failed, {left.no_reward:,} without a reward, {left.missing:,} never made"),
+        ("Commit", original.commit_sha),
+        ("Cost, at most about", _bound(original, len(left.items))),
+    ]
+    return ActionProposal(
+        "A new run makes the samples that have no score, on the same commit and rows; of each the newest result counts.",
+        facts,
+        do=retry,
+    )
+
+
+def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
+    if not page.services.resumption.resumable(run):
+        raise ConflictError(
+            f"the run '{run.name}' cannot go on: it {run.status}, and no checkpoint of it is on this platform.",
+            hint="submit it again",
+        )
+
+    def resume() -> None:
+        scope = scope_of(page, repository_of(page, run))
+        with refusals(page.services, scope):
+            page.services.resumption.resume(page.workspace.id, run.id, by=page.visitor.user.email)
+
+    return ActionProposal(
+        "It goes on from its last checkpoint; the steps behind that are made again.", do=resume
+    )
+
+
+def _resubmitting(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal:
+    if run.imported is not None:
+        raise ConflictError(
+            f"the run '{run.name}' was imported: submit its config with `{COMMAND_GROUPS[kind]} submit`."
+        )
+    scope = scope_of(page, repository_of(page, run))
+    submission = RunSubmission(
+        kind, page.workspace.id, scope.repository, page.visitor.user, dict(run.request)
+    )
+    with refusals(page.services, scope):
+        checked = page.services.submitter.check(submission)
+
+    def resubmit() -> DbRun:
+        with refusals(page.services, scope):
+            made = page.services.submitter.create(checked)
+        note_in_log(page, made.id, f"submitted {run.name} again")
+        return made
+
+    config = [
+        (f"{section.removesuffix('_config')}.{key}", value if isinstance(value, str) else repr(value))
+        for section, keys in run.request.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    ]
+    return ActionProposal(
+        "A new run of the same config, on what its branch and dataset are now.",
+        _new_run_facts(run, checked),
+        config,
+        do=resubmit,
+    )
+
+
+def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, Any]]:
+    rows = len(checked.rows.rows())
+    facts: list[tuple[str, Any]] = [
+        (
+            "Commit",
+            f"{checked.commit_sha} ({'as before' if checked.commit_sha == run.commit_sha else 'it was another'})",
+        ),
+        ("Rows", f"{rows:,} of {checked.rows.total_rows:,}"),
+    ]
+    if run.kind == "eval":
+        attempts = getattr(getattr(checked.request, "evaluation", None), "n", 1)
+        facts += [
+            ("Samples", f"{rows * attempts:,}"),
+            ("Cost, at most about", _bound(run, rows * attempts)),
+        ]
+    return facts
+
+
+def _bound(run: DbRun, samples: int) -> str:
+    """Return what so many samples cost, if each costs what those of ``run`` did on average; failed ones count in full."""
+    cost = ((run.metrics or {}).get("estimates") or {}).get("cost_usd") or {}
+    total, known = cost.get("total"), cost.get("known_samples")
+    if total is None or not known:
+        return "not known: the run before recorded no prices"
+    return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}; no budget stops it"
+
+
+def scope_of(page: WorkspaceVisit, repository: DbRepository) -> Scope:
+    """Return the visitor as the REST API knows somebody."""
+    return Scope(page.visitor.principal, page.workspace, repository, page.role)
+
+
+def repository_of(page: WorkspaceVisit, run: DbRun | None) -> DbRepository:
+    """Return the repository of a run; without one, any of the workspace's."""
+    for repository in page.services.workspaces.repositories(page.workspace.id):
+        if run is None or repository.id == run.repository_id:
+            return repository
+    raise ConflictError(
+        "its repository is not connected any more.", hint="connect it with `osmosis platform connect`"
+    )
+
+
+def note_in_log(page: WorkspaceVisit, run_id: str, what: str) -> None:
+    line = LogLine(f"{page.visitor.user.email} {what}, on the run's page", step="run")
+    page.services.logs.append(run_id, [line])

@@ -1,0 +1,94 @@
+"""How a run stands, and what is new in it: cheap enough to be asked every second.
+
+A cursor says how the run and its retries stood, up to where of each its journal had been published, and the last line
+of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.runs.eval_results import headline_of
+from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
+from osmosis_ai.viewer.source import Changes, RunKind
+
+_CURSOR = re.compile(r"([0-9a-f]{12})-(\d{1,18}(?:\.\d{1,18})*)-(\d{1,18})", re.ASCII)
+_MOST_SAMPLES = 300
+_POSITION = (
+    select(func.max(DbSample.position)).where(DbSample.run_id == DbRun.id).correlate(DbRun).scalar_subquery()
+)
+_LINE = (
+    select(func.max(DbLogLine.id)).where(DbLogLine.subject_id == DbRun.id).correlate(DbRun).scalar_subquery()
+)
+
+
+def read_changes(
+    session: Session, workspace_id: str, kind: RunKind, name: str, *, since: str | None
+) -> Changes:
+    """Return how a run stands, and what finished since a cursor.
+
+    Raises:
+        NotFoundError: there is no such run.
+        OsmosisError: the cursor is none.
+    """
+    asked = of_family(
+        select(DbRun, _POSITION.label("position"), _LINE.label("line")), workspace_id, kind, name
+    )
+    found = session.execute(asked).all()
+    named = [row[0] for row in found if name in (row[0].name, row[0].id)]
+    if not named:
+        raise no_such_run(session, workspace_id, kind, name)
+    run = named[0]
+    family = [row for row in found if run.id in (row[0].id, row[0].retry_of_id)]
+    positions = [row.position or 0 for row in family]
+    log_line = next(row.line for row in family if row[0].id == run.id) or 0
+    cursor = f"{_standing([row[0] for row in family])}-{'.'.join(map(str, positions))}-{log_line}"
+    samples: list[tuple[int, int]] = []
+    if since is not None and since != cursor:
+        samples = _finished(session, [row[0].id for row in family], positions, _positions(since))
+    return Changes(
+        cursor,
+        run.status,
+        headline_of(run) if kind == "eval" else None,
+        samples=samples[:_MOST_SAMPLES],
+        more=len(samples) > _MOST_SAMPLES,
+        log_cursor=str(log_line),
+    )
+
+
+def _finished(
+    session: Session, ids: Sequence[str], positions: Sequence[int], seen: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return (row, attempt) of what was published behind the positions ``seen``; a retry may be new itself."""
+    seen = [*seen, *[0] * len(ids)][: len(ids)]
+    news = [
+        and_(DbSample.run_id == id, DbSample.position > before)
+        for id, now, before in zip(ids, positions, seen, strict=True)
+        if now > before
+    ]
+    if not news:
+        return []
+    asked = select(DbSample.row_index, DbSample.run_index).where(or_(*news)).limit(_MOST_SAMPLES + 1)
+    return [(row, attempt) for row, attempt in session.execute(asked)]
+
+
+def _standing(runs: Sequence[DbRun]) -> str:
+    """Return a digest of all that can change of runs but their samples and lines."""
+    known: list[Any] = [[run.id, run.status, run.results, run.progress, run.error] for run in runs]
+    return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
+
+
+def _positions(cursor: str) -> list[int]:
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": cursor[:80]})
+    return [int(position) for position in match[2].split(".")]

@@ -1,0 +1,178 @@
+"""Pages of a table in the order of an index, whatever their number: no page sorts, and none skips.
+
+An order has two parts in either direction, first the rows with a value, then those without one: SQLite and PostgreSQL
+put NULL at opposite ends, and each part is a range of the same index. What several ranges have to say (two parts, two
+kinds of runs, a run and its retries) is asked in one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Select, and_, literal, select, tuple_, union_all
+from sqlalchemy.orm import Session
+
+from osmosis_ai.viewer.source import ItemPage
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class KeysetOrder:
+    """An order of rows.
+
+    Attributes:
+        value: the column that is sorted by; None where the ties alone say it.
+        ties: columns that together tell every row from the others.
+        descending: the direction of values and ties; rows without a value are by ascending ties.
+        nullable: whether there are rows without a value.
+    """
+
+    value: Any | None
+    ties: tuple[Any, ...]
+    descending: bool = False
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KeysetPlace:
+    """A place in an order: behind the row with this value and these ties, or before it."""
+
+    value: Any
+    ties: tuple[Any, ...]
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One range of an index: the rows with a value, or those without, from a place on."""
+
+    conditions: tuple[ColumnElement[bool], ...]
+    columns: tuple[Any, ...]
+    descending: bool
+
+    def of(self, rows: Select[Any], tag: int, limit: int) -> Select[Any]:
+        """Return its first rows, each with ``tag`` before its columns."""
+        order = [column.desc() if self.descending else column for column in self.columns]
+        piece = (
+            rows.where(*self.conditions).add_columns(literal(tag).label("part")).order_by(*order).limit(limit)
+        )
+        return select(piece.subquery())
+
+
+def read_page(
+    session: Session,
+    ranges: Sequence[Select[Any]],
+    order: KeysetOrder,
+    place: KeysetPlace | None,
+    *,
+    limit: int,
+) -> list[Any]:
+    """Return the first rows behind (or before) a place, the nearest first; one statement.
+
+    Args:
+        session: of the database.
+        ranges: what is listed, each a range of the order's index; the keys' columns are among the selected ones.
+        order: the order of all of them together.
+        place: where to begin; None for the order's beginning.
+        limit: how many, at most.
+    """
+    return read_pages(session, ranges, order, [place], limit=limit)[0]
+
+
+def read_pages(
+    session: Session,
+    ranges: Sequence[Select[Any]],
+    order: KeysetOrder,
+    places: Sequence[KeysetPlace | None],
+    *,
+    limit: int,
+) -> list[list[Any]]:
+    """As :func:`read_page` for each of some places, in one statement."""
+    parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
+    pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
+    found: list[list[Any]] = [[] for _ in parts]
+    for row in session.execute(union_all(*pieces) if len(pieces) > 1 else pieces[0]):
+        found[row.part].append(row)
+    pages: list[list[Any]] = [[] for _ in places]
+    for (number, part), rows in zip(parts, found, strict=True):
+        if len(ranges) > 1:
+            names = [column.key for column in part.columns]
+            rows.sort(key=lambda row: [getattr(row, name) for name in names], reverse=part.descending)
+        pages[number] += rows
+    return [page[:limit] for page in pages]
+
+
+def item_page(
+    found: Sequence[Any],
+    place: KeysetPlace | None,
+    *,
+    limit: int,
+    entry: Callable[[Any], ItemT],
+    cursor: Callable[[Any, bool], str],
+) -> ItemPage[ItemT]:
+    """Return a page of ``found``, which has one row more than the page where there are more.
+
+    Args:
+        found: of :func:`read_page`.
+        place: where it began.
+        limit: of the page.
+        entry: makes an item of a row.
+        cursor: makes the cursor of a row, and of the direction (whether backward).
+    """
+    backward = place is not None and place.backward
+    rows, more = list(found[:limit]), len(found) > limit
+    if backward:
+        rows.reverse()
+    if not rows:
+        return ItemPage(())
+    follows, precedes = (True, more) if backward else (more, place is not None)
+    return ItemPage(
+        [entry(row) for row in rows],
+        next=cursor(rows[-1], False) if follows else None,
+        previous=cursor(rows[0], True) if precedes else None,
+    )
+
+
+def reversed_place(place: KeysetPlace) -> KeysetPlace:
+    """Return the same place, looked back from."""
+    return replace(place, backward=not place.backward)
+
+
+def _parts(order: KeysetOrder, place: KeysetPlace | None) -> list[_Part]:
+    backward = place is not None and place.backward
+    if order.value is None:
+        return [_part((), order.ties, order.descending != backward, place.ties if place else None)]
+    key = (order.value, *order.ties)
+    has_value = (order.value.is_not(None),) if order.nullable else ()
+    begins_at = None if place is None or place.value is None else (place.value, *place.ties)
+    valued = _part(has_value, key, order.descending != backward, begins_at)
+    if not order.nullable:
+        return [valued]
+    at_missing = place is not None and place.value is None
+    missing = _part(
+        (order.value.is_(None),), order.ties, backward, place.ties if place and at_missing else None
+    )
+    if place is None:
+        return [valued, missing]
+    if backward:
+        return [missing, valued] if at_missing else [valued]
+    return [missing] if at_missing else [valued, missing]
+
+
+def _part(
+    conditions: Sequence[ColumnElement[bool]],
+    columns: tuple[Any, ...],
+    descending: bool,
+    key: tuple[Any, ...] | None,
+) -> _Part:
+    if key is None:
+        return _Part(tuple(conditions), columns, descending)
+    if len(columns) == 1:
+        behind = columns[0] < key[0] if descending else columns[0] > key[0]
+    else:
+        values = tuple_(*(literal(value, column.type) for value, column in zip(key, columns, strict=True)))
+        behind = tuple_(*columns) < values if descending else tuple_(*columns) > values
+    return _Part((and_(*conditions, behind),), columns, descending)

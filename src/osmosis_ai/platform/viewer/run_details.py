@@ -1,0 +1,149 @@
+"""A run in full, as its row, its retries and its samples tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.eval_results import rows_of
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
+from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.platform.runs.read.training_curves import MetricCurve, validation_of
+from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
+from osmosis_ai.platform.viewer.sample_lists import FamilySamples
+from osmosis_ai.ui.numbers import date
+from osmosis_ai.viewer.source import RunDetail, RunEntry
+
+
+def eval_detail(
+    entry: RunEntry,
+    family: RunFamily,
+    samples: FamilySamples,
+    estimates: Estimates | None,
+    *,
+    previous: str | None,
+) -> RunDetail:
+    """Return an evaluation in full.
+
+    Args:
+        entry: its line.
+        family: the run, with its retries where they are read as one.
+        samples: those of the family.
+        estimates: over these samples; None before anything is counted.
+        previous: the run before on its config.
+    """
+    run = family.original
+    if family.retries and estimates is not None:
+        entry = _as_one(entry, Headline.of(estimates, rows_of(run)), estimates)
+    return RunDetail(
+        entry,
+        estimates=estimates,
+        summary_numbers=(run.metrics or {}).get("summary") or {},
+        config_effective=_eval_config(run),
+        facts=[fact for fact in _eval_facts(run, family) if fact[1]],
+        secret_names=_secret_names(run),
+        failures=samples.failures(),
+        rewards=samples.rewards(),
+        previous=previous,
+        commands=_commands(run),
+    )
+
+
+def training_detail(
+    entry: RunEntry, run: DbRun, curves: Sequence[MetricCurve], *, previous: str | None, resumable: bool
+) -> RunDetail:
+    """Return a training run in full, but for its curves."""
+    request = read_training_request(run.request)
+    commands = _commands(run)
+    if resumable:
+        commands.append(f"{COMMAND_GROUPS[run.kind]} resume {run.name}")
+    return RunDetail(
+        entry,
+        summary_numbers=run.results or {},
+        config_effective=effective_training_config(request),
+        facts=[fact for fact in _training_facts(run, curves) if fact[1]],
+        secret_names=_secret_names(run),
+        previous=previous,
+        commands=commands,
+    )
+
+
+def _as_one(entry: RunEntry, headline: Headline, estimates: Estimates) -> RunEntry:
+    reward = estimates.reward
+    return replace(
+        entry,
+        headline=headline,
+        reward=reward.value if reward is not None else None,
+        reward_low=reward.low if reward is not None else None,
+        reward_high=reward.high if reward is not None else None,
+        cost_usd=estimates.cost_usd.total,
+    )
+
+
+def _eval_facts(run: DbRun, family: RunFamily) -> Iterator[tuple[str, str]]:
+    rows = rows_of(run)
+    if run.imported is not None:
+        yield "Imported", RunOrigin.model_validate(run.imported).words
+    if run.retry_of_id is not None:
+        yield "Retry of", run.retry_of_name or run.retry_of_id
+    for retry in family.retries:
+        yield "Retry", f"{retry.name} ({retry.status})"
+    yield "Rows", rows.words if rows is not None else ""
+    yield from _common_facts(run)
+    yield "Grader", run.grader_digest or ""
+
+
+def _training_facts(run: DbRun, curves: Sequence[MetricCurve]) -> Iterator[tuple[str, str]]:
+    results = run.results or {}
+    if "current_step" in results:
+        yield "Step", f"{results['current_step']:,} of {results.get('total_steps') or 0:,}"
+    validation = validation_of(curves)
+    if validation is not None:
+        yield from validation.facts()
+    yield from _common_facts(run)
+    yield "Ended because", str(results.get("ending") or "")
+
+
+def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
+    done = run.progress or {}
+    if done:
+        yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} samples"
+    yield "Entrypoint", str((run.request.get("experiment_config") or {}).get("entrypoint") or "")
+    yield "Branch", run.branch or ""
+    yield "Seed", str(run.seed) if run.imported is None else ""
+    yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
+    yield "Submitted", date(run.created_at)
+    yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""
+    yield "Platform", run.platform_version or ""
+
+
+def _eval_config(run: DbRun) -> Mapping[str, Any]:
+    seeds: dict[str, Any] = {"seed": run.seed} if run.imported is None else {}
+    draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
+    if draw_seed is not None:
+        seeds["row_draw_seed"] = draw_seed
+    found = {
+        "experiment": run.request.get("experiment_config"),
+        "evaluation": {**effective_eval_settings(run.request), **seeds},
+        "env": run.request.get("env_config"),
+        "advanced": run.request.get("advanced_config"),
+    }
+    return {name: section for name, section in found.items() if section}
+
+
+def _secret_names(run: DbRun) -> list[str]:
+    required = (run.request.get("secrets") or {}).get("required") or ()
+    return sorted({*(run.secret_scopes or {}), *map(str, required)})
+
+
+def _commands(run: DbRun) -> list[str]:
+    group = COMMAND_GROUPS[run.kind]
+    commands = [f"{group} info {run.name}", f"{group} logs {run.name}"]
+    return [*commands, f"{group} download {run.name}"] if run.kind == "eval" else commands

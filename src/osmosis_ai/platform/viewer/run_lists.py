@@ -1,0 +1,241 @@
+"""Pages of a workspace's runs, whatever their number, and each run's line.
+
+The order comes from an index alone; whole rows are read of the page's runs, which are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, get_args
+
+from sqlalchemy import ColumnElement, Row, Select, func, literal, or_, select, tuple_, union_all
+from sqlalchemy.orm import Session
+
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.platform.db.tables import DbRun, DbUser
+from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.runs.eval_results import headline_of
+from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, item_page, read_page
+from osmosis_ai.viewer.cursors import decode, encode, refused
+from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
+
+KINDS: tuple[RunKind, ...] = get_args(RunKind)
+_ORDERS: Mapping[str, Any] = {
+    "started": DbRun.created_at,
+    "status": DbRun.status,
+    "reward": DbRun.reward,
+    "pass_rate": DbRun.pass_rate,
+    "cost": DbRun.cost_usd,
+    "duration": DbRun.duration_ms,
+}
+_NEVER_NULL = ("started", "status")
+_EQUAL = {
+    "status": DbRun.status,
+    "model": DbRun.model_path,
+    "dataset": DbRun.dataset_name,
+    "rollout": DbRun.rollout_name,
+}
+_SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+_TREND = 10
+
+
+@dataclass(frozen=True)
+class WorkspaceRuns:
+    """The runs of a workspace, as lists show them.
+
+    Attributes:
+        now: what a run that goes on has taken until.
+    """
+
+    session: Session
+    workspace_id: str
+    now: datetime
+
+    def page(self, query: RunQuery, *, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
+        """Return runs, and how many there are.
+
+        Raises:
+            OsmosisError: the cursor is none of this order.
+        """
+        place = _place(query, cursor) if cursor else None
+        kinds = KINDS if query.kind is None else tuple(kind for kind in KINDS if kind == query.kind)
+        if not kinds:
+            return ItemPage((), counts={"total": 0, "unfiltered": 0})
+        conditions = _conditions(query)
+        order = _order(query)
+        keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
+        ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
+        found = read_page(self.session, ranges, order, place, limit=limit + 1)
+        entries = self.entries([row.id for row in found[:limit]])
+        page = item_page(
+            found,
+            place,
+            limit=limit,
+            entry=lambda row: entries[row.id],
+            cursor=lambda row, back: _cursor(query, row, back),
+        )
+        return ItemPage(page.items, page.next, page.previous, self._counts(kinds, conditions))
+
+    def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
+        """Return the lines of some runs, each with how its config's last runs went, by their ids."""
+        rows = self.session.execute(_SUMMARIES.where(DbRun.id.in_(ids))).all() if ids else []
+        trends = self._trends([row[0] for row in rows])
+        return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
+
+    def before(self, run: DbRun) -> str | None:
+        """Return the name of the run before this one on its config."""
+        earlier = self._of_config(select(DbRun.name), run).where(DbRun.id != run.id)
+        name: str | None = self.session.scalar(earlier.limit(1))
+        return name
+
+    def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
+        return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
+
+    def _of_config(self, statement: Select[Any], run: DbRun) -> Select[Any]:
+        """Return the runs of a run's config up to it, the newest first."""
+        up_to = tuple_(literal(run.created_at, DbRun.created_at.type), literal(run.id))
+        return (
+            self._of_kind(statement, run.kind)
+            .where(
+                DbRun.rollout_name == run.rollout_name,
+                DbRun.dataset_name == run.dataset_name,
+                tuple_(DbRun.created_at, DbRun.id) <= up_to,
+            )
+            .order_by(DbRun.created_at.desc(), DbRun.id.desc())
+        )
+
+    def _trends(self, runs: Sequence[DbRun]) -> dict[str, list[float | None]]:
+        """Return of each run the numbers of its config's last ones, in one statement."""
+        trends: dict[str, list[float | None]] = {run.id: [] for run in runs}
+        pieces: list[Select[Any]] = []
+        for run in runs:
+            number = DbRun.pass_rate if run.kind == "eval" else DbRun.reward
+            shown: tuple[Any, ...] = (
+                literal(run.id).label("of"),
+                DbRun.created_at,
+                DbRun.id,
+                number.label("number"),
+            )
+            pieces.append(select(self._of_config(select(*shown), run).limit(_TREND).subquery()))
+        found: Sequence[Row[Any]] = self.session.execute(union_all(*pieces)).all() if pieces else []
+        for row in sorted(found, key=lambda row: (row.created_at, row.id)):
+            trends[row.of].append(row.number)
+        return trends
+
+    def _counts(self, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> dict[str, int]:
+        mine = select(func.count()).select_from(DbRun)
+        mine = mine.where(DbRun.workspace_id == self.workspace_id, DbRun.kind.in_(kinds))
+        asked = [mine.scalar_subquery(), *([mine.where(*conditions).scalar_subquery()] if conditions else [])]
+        counted = self.session.execute(select(*asked)).one()
+        return {"unfiltered": counted[0], "total": counted[-1]}
+
+
+def run_entry(
+    run: DbRun,
+    creator_name: str | None,
+    creator_email: str | None,
+    *,
+    now: datetime,
+    trend: Sequence[float | None] = (),
+) -> RunEntry:
+    """Return the line of a run."""
+    estimates = Estimates.read((run.metrics or {}).get("estimates")) if run.kind == "eval" else None
+    reward = estimates.reward if estimates is not None else None
+    imported = run.imported or {}
+    return RunEntry(
+        "eval" if run.kind == "eval" else "training",
+        run.name,
+        run.id,
+        run.status,
+        started_at=run.started_at or run.created_at,
+        ended_at=run.completed_at,
+        model=run.model_path,
+        dataset=run.dataset_name,
+        rollout=run.rollout_name,
+        person=creator_name or creator_email,
+        commit=run.commit_sha or imported.get("git_head"),
+        dirty=imported.get("git_dirty"),
+        config=f"{run.rollout_name} on {run.dataset_name}",
+        headline=headline_of(run) if run.kind == "eval" else None,
+        reward=reward.value if reward is not None else run.reward,
+        reward_low=reward.low if reward is not None else None,
+        reward_high=reward.high if reward is not None else None,
+        cost_usd=run.cost_usd,
+        duration_s=_duration_s(run, now),
+        trend=trend,
+        error=run.error,
+    )
+
+
+def _duration_s(run: DbRun, now: datetime) -> float | None:
+    if run.duration_ms is not None and run.status not in OPEN:
+        return run.duration_ms / 1000
+    if run.started_at is None:
+        return None
+    return max(0.0, ((run.completed_at or now) - run.started_at).total_seconds())
+
+
+def _order(query: RunQuery) -> KeysetOrder:
+    if query.sort == "name":
+        return KeysetOrder(None, (DbRun.name,), query.descending)
+    return KeysetOrder(
+        _ORDERS[query.sort], (DbRun.id,), query.descending, nullable=query.sort not in _NEVER_NULL
+    )
+
+
+def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
+    found = [column == getattr(query, name) for name, column in _EQUAL.items() if getattr(query, name)]
+    if query.person:
+        people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
+        found.append(DbRun.creator_id.in_(people))
+    if query.commit:
+        found.append(DbRun.commit_sha.startswith(query.commit, autoescape=True))
+    if query.since is not None:
+        found.append(DbRun.created_at >= query.since)
+    if query.until is not None:
+        found.append(DbRun.created_at <= query.until)
+    if query.text:
+        found.append(DbRun.name.icontains(storable(query.text), autoescape=True))
+    return found
+
+
+def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
+    if query.sort == "name":
+        return encode(_list_of(query), [row.name], backward=backward)
+    value = getattr(row, _ORDERS[query.sort].key)
+    key = value.isoformat() if isinstance(value, datetime) else value
+    return encode(_list_of(query), [key, row.id], backward=backward)
+
+
+def _place(query: RunQuery, cursor: str) -> KeysetPlace:
+    is_named = query.sort == "name"
+    (value, *rest), backward = decode(cursor, _list_of(query), parts=1 if is_named else 2)
+    if is_named:
+        if not isinstance(value, str):
+            raise refused(cursor)
+        return KeysetPlace(None, (value,), backward)
+    (id,) = rest
+    if not isinstance(id, str):
+        raise refused(cursor)
+    return KeysetPlace(_value(query, value, cursor), (id,), backward)
+
+
+def _value(query: RunQuery, value: Any, cursor: str) -> Any:
+    if value is None and query.sort not in _NEVER_NULL:
+        return None
+    if query.sort in _NEVER_NULL:
+        try:
+            if isinstance(value, str):
+                return datetime.fromisoformat(value) if query.sort == "started" else value
+        except ValueError:
+            pass
+    elif isinstance(value, (int, float)):
+        return float(value)
+    raise refused(cursor)
+
+
+def _list_of(query: RunQuery) -> str:
+    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"

@@ -1,0 +1,295 @@
+"""Pages of a run's samples, of which the newest result counts where retries made one again; and what there is of them.
+
+A list reads its page by an index (``keyset``); what has to look at every sample is counted once for as long as the run
+has no new ones (:class:`SampleCounts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Select, and_, case, exists, func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.viewer.keyset import (
+    KeysetOrder,
+    KeysetPlace,
+    item_page,
+    read_page,
+    read_pages,
+    reversed_place,
+)
+from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor, sample_position
+from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
+
+CountedT = TypeVar("CountedT")
+
+_PLACE = (DbSample.row_index, DbSample.run_index)
+_VALUES: Mapping[str, Any] = {
+    "row": None,
+    "reward": DbSample.reward,
+    "duration": DbSample.duration_ms,
+    "tokens": DbSample.tokens,
+    "cost": DbSample.cost_usd,
+}
+_FIELDS = (
+    "status",
+    "row_digest",
+    "reward",
+    "tokens",
+    "duration_ms",
+    "model_latency_ms",
+    "cost_usd",
+    "boundary",
+    "error",
+)
+_SHOWN = (
+    *_PLACE,
+    *(getattr(DbSample, name) for name in (*_FIELDS, "input", "output", "run_id", "error_type")),
+)
+_COLUMNS = (*_SHOWN, DbSample.category, DbSample.source_row_index)
+_category = func.coalesce(DbSample.category, DbSample.error_type)
+_SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
+_TEXTS = (DbSample.input, DbSample.output, DbSample.error)
+_BARS = 20
+
+
+@dataclass(frozen=True)
+class FamilySamples:
+    """The samples of a run, with those of its retries where they are read as one."""
+
+    session: Session
+    family: RunFamily
+    counts: SampleCounts
+
+    def page(self, query: SampleQuery, *, limit: int, cursor: str | None) -> ItemPage[SampleEntry]:
+        """Return samples, and how many there are.
+
+        Raises:
+            OsmosisError: the cursor is none of this order.
+        """
+        position = sample_position(cursor, query.sort, query.descending) if cursor else None
+        place = None
+        if position is not None:
+            place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
+        found = read_page(self.session, self._ranges(query), _order(query), place, limit=limit + 1)
+        flaky = self._flaky_among({row.row_index for row in found[:limit]})
+        page = item_page(
+            found,
+            place,
+            limit=limit,
+            entry=lambda row: self._entry(row, flaky),
+            cursor=lambda row, backward: sample_cursor(
+                query.sort, query.descending, _position(query, row, backward)
+            ),
+        )
+        return replace(page, counts=self.count(query))
+
+    def attempts(self, row: int) -> list[SampleEntry]:
+        """Return the samples of a row, by attempt."""
+        found = read_page(
+            self.session, self._ranges(SampleQuery(row=row)), _order(SampleQuery()), None, limit=self.family.n
+        )
+        flaky = self._flaky_among({row}) if found else set()
+        return [self._entry(each, flaky) for each in found]
+
+    def neighbours(
+        self, query: SampleQuery, entry: SampleEntry
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """Return (row, attempt) of the next and the previous sample of a query."""
+        column = _VALUES[query.sort]
+        value = getattr(entry, column.key) if column is not None else None
+        place = KeysetPlace(value, (entry.row, entry.attempt))
+        found = read_pages(
+            self.session, self._ranges(query), _order(query), [place, reversed_place(place)], limit=1
+        )
+        following, preceding = [(page[0].row_index, page[0].run_index) if page else None for page in found]
+        return following, preceding
+
+    def count(self, query: SampleQuery) -> Mapping[str, int]:
+        """Return how many samples there are, of the query and of each outcome."""
+        asked = replace(query, sort="row", descending=False)
+        whole = self._once("outcomes", self._count_outcomes)
+        if asked == SampleQuery():
+            return {**whole, "total": whole["unfiltered"]}
+        return {**whole, "total": self._once(asked, lambda: self._count(query))}
+
+    def failures(self) -> list[FailureCount]:
+        """Return the kinds of failures, the most frequent first."""
+        return self._once("failures", self._count_failures)
+
+    def rewards(self) -> Histogram | None:
+        """Return the scored samples by reward; None where there are none."""
+        return self._once("rewards", self._count_rewards)
+
+    def of_attempts(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """Return the rows of some attempts, by (row, attempt)."""
+        keys = [and_(DbSample.row_index == row, DbSample.run_index == attempt) for row, attempt in wanted]
+        if not keys:
+            return {}
+        found = self.session.execute(self._all(select(*_COLUMNS)).where(or_(*keys)))
+        return {(row.row_index, row.run_index): row for row in found}
+
+    def _once(self, what: Hashable, count: Callable[[], CountedT]) -> CountedT:
+        return self.counts.once((self.family.version, what), count)
+
+    def _ranges(self, query: SampleQuery) -> list[Select[Any]]:
+        """Return the samples of a query run by run: each is a range of every index."""
+        conditions = self._conditions(query)
+        ids = [run.id for run in self.family.runs]
+        return [
+            select(*_COLUMNS).where(DbSample.run_id == id, *_not_made_again(ids[age + 1 :]), *conditions)
+            for age, id in enumerate(ids)
+        ]
+
+    def _all(self, statement: Select[Any]) -> Select[Any]:
+        """Return a statement over all samples that count."""
+        ids = [run.id for run in self.family.runs]
+        of_runs = [
+            and_(DbSample.run_id == id, *_not_made_again(ids[age + 1 :])) for age, id in enumerate(ids)
+        ]
+        return statement.where(or_(*of_runs))
+
+    def _conditions(self, query: SampleQuery) -> list[ColumnElement[bool]]:
+        passes = DbSample.reward >= self.family.pass_threshold
+        by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
+            None: [],
+            "passed": [_SCORED, passes],
+            "failed": [_SCORED, ~passes],
+            "unscored": [~_SCORED],
+            "flaky": [DbSample.row_index.in_(self._flaky_rows().scalar_subquery())],
+        }
+        found = by_outcome[query.outcome]
+        if query.row is not None:
+            found.append(DbSample.row_index == query.row)
+        if query.category is not None:
+            found += [DbSample.status == "failed", _category == query.category]
+        if query.boundary is not None:
+            found += [DbSample.status == "failed", DbSample.boundary == query.boundary]
+        for name in ("reward", "tokens", "duration_ms", "cost_usd"):
+            low, high = getattr(query, name)
+            column = getattr(DbSample, name)
+            found += [column >= low] if low is not None else []
+            found += [column <= high] if high is not None else []
+        if query.text:
+            text = storable(query.text)
+            found.append(or_(*(column.icontains(text, autoescape=True) for column in _TEXTS)))
+        return found
+
+    def _flaky_rows(self) -> Select[Any]:
+        """Return the rows that pass now and then."""
+        passed = case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)
+        return (
+            self._all(select(DbSample.row_index))
+            .where(_SCORED)
+            .group_by(DbSample.row_index)
+            .having(func.min(passed) < func.max(passed))
+        )
+
+    def _flaky_among(self, rows: set[int]) -> set[int]:
+        if self.family.n < 2 or not rows:
+            return set()
+        return set(self.session.scalars(self._flaky_rows().where(DbSample.row_index.in_(rows))))
+
+    def _count_outcomes(self) -> dict[str, int]:
+        passed = and_(_SCORED, DbSample.reward >= self.family.pass_threshold)
+        counted = self._all(
+            select(
+                func.count(),
+                func.coalesce(func.sum(case((passed, 1), else_=0)), 0),
+                func.coalesce(func.sum(case((_SCORED, 1), else_=0)), 0),
+            ).select_from(DbSample)
+        )
+        recorded, passing, scored = self.session.execute(counted).one()
+        return {
+            "unfiltered": recorded,
+            "passed": int(passing),
+            "failed": int(scored - passing),
+            "unscored": int(recorded - scored),
+            "pending": max(self.family.planned - recorded, 0),
+            "flaky": self._count(SampleQuery(outcome="flaky")) if self.family.n > 1 else 0,
+        }
+
+    def _count(self, query: SampleQuery) -> int:
+        counted = self._all(select(func.count()).select_from(DbSample)).where(*self._conditions(query))
+        return self.session.scalar(counted) or 0
+
+    def _count_failures(self) -> list[FailureCount]:
+        place = DbSample.row_index * self.family.n + DbSample.run_index
+        counted: tuple[Any, ...] = (DbSample.boundary, _category, func.count(), func.min(place))
+        kinds = self.session.execute(
+            self._all(select(*counted))
+            .where(DbSample.status == "failed")
+            .group_by(DbSample.boundary, _category)
+            .order_by(func.count().desc(), func.min(place))
+        ).all()
+        firsts = {first: divmod(first, self.family.n) for *_, first in kinds}
+        examples = self.of_attempts(firsts.values())
+        return [
+            FailureCount(boundary, category, count, firsts[first], examples[firsts[first]].error)
+            for boundary, category, count, first in kinds
+        ]
+
+    def _count_rewards(self) -> Histogram | None:
+        """Return the histogram; rewards are few or many, but each is read once, in the order of its index."""
+        import numpy as np
+
+        counted: tuple[Any, ...] = (DbSample.reward, func.count())
+        found = self.session.execute(
+            self._all(select(*counted)).where(_SCORED).group_by(DbSample.reward)
+        ).all()
+        if not found:
+            return None
+        rewards, weights = zip(*found, strict=True)
+        try:
+            counts, edges = np.histogram(np.array(rewards), bins=_BARS, weights=np.array(weights))
+        except ValueError:
+            return None  # rewards so large that they have no range
+        return Histogram(edges.tolist(), [int(count) for count in counts])
+
+    def _entry(self, row: Any, flaky: set[int]) -> SampleEntry:
+        return replace(sample_entry(row, self.family.pass_threshold), flaky=row.row_index in flaky)
+
+
+def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
+    """Return the line of a table that a row stands for."""
+    known = {name: getattr(row, name) for name in (*_FIELDS, "input", "output")}
+    scored = row.status == "success" and row.reward is not None
+    known["reward"] = row.reward if scored else None
+    return SampleEntry(
+        row.row_index,
+        row.run_index,
+        passed=row.reward >= pass_threshold if scored else None,
+        source_row=row.source_row_index,
+        category=row.category or row.error_type,
+        **known,
+    )
+
+
+SAMPLE_COLUMNS = _COLUMNS
+"""What :func:`sample_entry` reads."""
+
+
+def _order(query: SampleQuery) -> KeysetOrder:
+    return KeysetOrder(_VALUES[query.sort], _PLACE, query.descending, nullable=query.sort != "duration")
+
+
+def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:
+    column = _VALUES[query.sort]
+    value = getattr(row, column.key) if column is not None else None
+    return SamplePosition(value, row.row_index, row.run_index, backward=backward)
+
+
+def _not_made_again(later: list[str]) -> list[ColumnElement[bool]]:
+    """Return the condition that none of the ``later`` runs has a result of the same attempt."""
+    if not later:
+        return []
+    newer = aliased(DbSample)
+    same = (newer.row_index == DbSample.row_index, newer.run_index == DbSample.run_index)
+    return [~exists().where(newer.run_id.in_(later), *same)]

@@ -1,0 +1,250 @@
+"""A platform's runs as one viewer shows them: rows, files and logs of one workspace, and of no other.
+
+Invariant: every statement names the workspace, and no method keeps anything of a run but counts, so that a source may
+be asked for as long as somebody looks, from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+
+from sqlalchemy import case, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.trajectory_export import item_name
+from osmosis_ai.platform.blobs.store import BlobNotFound
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.runs.read.merging import RunFamily, merge
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.runs.read.training_curves import read_curves
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.changes import read_changes
+from osmosis_ai.platform.viewer.found_runs import find_family
+from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail
+from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
+from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
+from osmosis_ai.platform.viewer.training_views import viewed_training
+from osmosis_ai.viewer.source import (
+    Capability,
+    Changes,
+    ItemPage,
+    RunDetail,
+    RunEntry,
+    RunKind,
+    RunQuery,
+    SampleDetail,
+    SampleEntry,
+    SampleQuery,
+    StoredArtifact,
+    StoredConversation,
+    TrainingCurves,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+
+_TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
+_RECORDED = (
+    *(
+        "rollout_id",
+        "prompt_tokens",
+        "completion_tokens",
+        "model_calls",
+        "lost_attempts",
+        "error_type",
+        "resumed",
+    ),
+    *("notes", "parts"),
+)
+
+
+@dataclass(frozen=True)
+class PlatformSource:
+    """The runs of a workspace.
+
+    Args:
+        services: the platform's.
+        workspace_id: whose runs.
+        counts: what was counted, shared by all who look.
+    """
+
+    services: PlatformServices
+    workspace_id: str
+    counts: SampleCounts
+    capabilities: frozenset[Capability] = field(default=frozenset(get_args(Capability)), init=False)
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
+        """Return runs; those of rubrics are no runs of a platform."""
+        with self.services.db.session() as session:
+            return self._runs(session).page(query, limit=limit, cursor=cursor)
+
+    def run(self, kind: RunKind, name: str) -> RunDetail:
+        """Return a run."""
+        with self.services.db.session() as session:
+            family = self._family(session, kind, name)
+            run, lists = family.original, self._runs(session)
+            entry, previous = lists.entries([run.id])[run.id], lists.before(run)
+            if kind == "eval":
+                samples = FamilySamples(session, family, self.counts)
+                return eval_detail(entry, family, samples, self._estimates(family), previous=previous)
+        curves = read_curves(self.services.db, run.id)
+        resumable = self.services.resumption.resumable(run)
+        return training_detail(entry, run, curves, previous=previous, resumable=resumable)
+
+    def samples(
+        self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
+    ) -> ItemPage[SampleEntry]:
+        """Return samples of an evaluation, of which the newest result counts."""
+        with self.services.db.session() as session:
+            return self._samples(session, run).page(query, limit=limit, cursor=cursor)
+
+    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
+        """Return a sample, with its neighbours inside ``query``."""
+        with self.services.db.session() as session:
+            samples = self._samples(session, run)
+            attempts = samples.attempts(row)
+            entry = next((each for each in attempts if each.attempt == attempt), None)
+            if entry is None:
+                raise _no_sample(run, row, attempt)
+            following, preceding = samples.neighbours(query, entry)
+            newest = self._newest(session, samples.family, row, attempt, select(DbSample))
+            return SampleDetail(entry, _record(newest), next=following, previous=preceding, attempts=attempts)
+
+    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+        """Return the trajectory of a sample."""
+        path = f"trajectories/{item_name(row, attempt)}.json"
+        with self.services.db.session() as session:
+            file = self._file(session, run, row, attempt, path)
+        if file is None:
+            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+        if file.size > max_bytes:
+            return StoredConversation(None, file.size)
+        try:
+            with self.services.blobs.open(file.blob_key) as content:
+                return StoredConversation(content.read(max_bytes + 1), file.size)
+        except BlobNotFound:
+            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+
+    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
+        """Return the files that an attempt left."""
+        below = f"artifacts/{item_name(row, attempt)}/"
+        with self.services.db.session() as session:
+            family = self._family(session, "eval", run)
+            owner = self._newest(session, family, row, attempt, select(DbSample.run_id))
+            files = session.execute(
+                select(DbRunFile.path, DbRunFile.size)
+                .where(DbRunFile.run_id == owner, DbRunFile.path.startswith(below, autoescape=True))
+                .order_by(DbRunFile.path)
+            )
+            return [StoredArtifact(path.removeprefix(below), size) for path, size in files]
+
+    def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
+        """Open one of :meth:`artifacts`; a path that is none of them leads nowhere."""
+        stored = f"artifacts/{item_name(row, attempt)}/{path}"
+        with self.services.db.session() as session:
+            file = self._file(session, run, row, attempt, stored)
+        if file is None:
+            raise NotFoundError(
+                f"row {row}, attempt {attempt} of the run '{run[:200]}' has left no such file."
+            )
+        return self.services.blobs.open(file.blob_key)
+
+    def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
+        """Return samples of the same row in other runs, the newest run first."""
+        newest_first = (DbRun.created_at.desc(), DbRun.id.desc(), DbSample.row_index, DbSample.run_index)
+        with self.services.db.session() as session:
+            found = session.execute(
+                select(*SAMPLE_COLUMNS)
+                .join(DbRun, DbRun.id == DbSample.run_id)
+                .where(DbSample.row_digest == row_digest, DbRun.workspace_id == self.workspace_id)
+                .order_by(*newest_first)
+                .limit(limit)
+            ).all()
+            entries = self._runs(session).entries(list({row.run_id for row in found}))
+        return [(entries[row.run_id], sample_entry(row, _threshold(entries[row.run_id]))) for row in found]
+
+    def log(
+        self,
+        kind: RunKind,
+        run: str,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        direction: Literal["older", "newer"] = "older",
+    ) -> LogPage:
+        """Return lines of a run's log, oldest first; without a cursor its end."""
+        with self.services.db.session() as session:
+            found = self._family(session, kind, run).original
+        return self.services.logs.page(found.id, limit=limit, direction=direction, cursor=cursor)
+
+    def curves(self, run: str) -> TrainingCurves:
+        """Return the curves of a training run."""
+        with self.services.db.session() as session:
+            found = self._family(session, "training", run).original
+        curves = read_curves(self.services.db, found.id)
+        return viewed_training(found, curves, self.services.lora_models.of_run(found.id))
+
+    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
+        """Return how a run stands: one statement, and one more where samples have finished since."""
+        with self.services.db.session() as session:
+            return read_changes(session, self.workspace_id, kind, run, since=since)
+
+    def run_samples(self, run: str) -> RunSamples:
+        """Return an evaluation as ``evaluation.comparison`` reads it."""
+        from osmosis_ai.platform.viewer.compared_runs import compared_run
+
+        with self.services.db.session() as session:
+            return compared_run(session, self._family(session, "eval", run))
+
+    def _runs(self, session: Session) -> WorkspaceRuns:
+        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now())
+
+    def _samples(self, session: Session, run: str) -> FamilySamples:
+        return FamilySamples(session, self._family(session, "eval", run), self.counts)
+
+    def _family(self, session: Session, kind: RunKind, name: str) -> RunFamily:
+        return find_family(session, self.workspace_id, kind, name)
+
+    def _estimates(self, family: RunFamily) -> Estimates | None:
+        """Return the numbers of a run; with its retries they are worked out from all samples, once."""
+        if family.retries:
+            return self.counts.once(
+                (family.version, "estimates"), lambda: merge(self.services.db, family).estimates
+            )
+        return Estimates.read((family.original.metrics or {}).get("estimates"))
+
+    def _newest(self, session: Session, family: RunFamily, row: int, attempt: int, asked: Any) -> Any:
+        """Return what is asked of the newest result of an attempt; None where there is none."""
+        ages = {run.id: age for age, run in enumerate(family.runs)}
+        of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
+        return session.scalar(
+            asked.where(DbSample.run_id.in_(ages), *of_attempt)
+            .order_by(case(ages, value=DbSample.run_id).desc())
+            .limit(1)
+        )
+
+    def _file(self, session: Session, run: str, row: int, attempt: int, path: str) -> DbRunFile | None:
+        family = self._family(session, "eval", run)
+        owner = self._newest(session, family, row, attempt, select(DbSample.run_id))
+        if owner is None:
+            raise _no_sample(run, row, attempt)
+        return session.get(DbRunFile, (owner, path)) if "\0" not in path else None
+
+
+def _record(sample: DbSample) -> dict[str, Any]:
+    """Return what else is known of a sample."""
+    known = {name: getattr(sample, name) for name in _RECORDED}
+    return {name: value for name, value in known.items() if value not in (None, False)}
+
+
+def _threshold(run: RunEntry) -> float:
+    return run.headline.pass_threshold if run.headline is not None else 1.0
+
+
+def _no_sample(run: str, row: int, attempt: int) -> NotFoundError:
+    return NotFoundError(f"the run '{run[:200]}' has no sample of row {row}, attempt {attempt}.")

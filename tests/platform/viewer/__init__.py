@@ -1,0 +1,1 @@
+"""A platform as the viewer shows it."""

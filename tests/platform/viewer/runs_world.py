@@ -1,0 +1,129 @@
+"""Runs of a platform as their workers have left them, written straight into its tables."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import event, insert
+
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
+from tests.platform.conftest import Member
+
+REQUEST = {
+    "experiment_config": {
+        "rollout": "multiply",
+        "entrypoint": "main.py",
+        "model_path": "osmosis/tiny",
+        "dataset": "multiply",
+    },
+    "evaluation_config": {"limit": 3, "n": 2},
+    "secrets": {"required": ["MARAS_KEY"]},
+}
+
+
+def run_row(services: PlatformServices, member: Member, name: str, **changes: Any) -> dict[str, Any]:
+    """Return the columns of a finished evaluation that was submitted now."""
+    now = services.clock.now()
+    return {
+        "id": new_id("run"),
+        "workspace_id": member.workspace.id,
+        "repository_id": member.repository.id,
+        "kind": "eval",
+        "name": name,
+        "status": "finished",
+        "creator_id": member.user.id,
+        "created_at": now,
+        "started_at": now,
+        "completed_at": now + timedelta(minutes=1),
+        "request": REQUEST,
+        "rollout_name": "multiply",
+        "dataset_name": "multiply",
+        "model_path": "osmosis/tiny",
+        "commit_sha": "c0ffee" * 6 + "c0ff",
+        "results": {"sampled_rows": 3, "total_dataset_rows": 200, "pass_threshold": 1.0},
+        "selection": {
+            "total_rows": 200,
+            "limit": 3,
+            "draw_seed": None,
+            "sha256": "ab" * 32,
+            "extension": "jsonl",
+            "chosen": False,
+        },
+        **changes,
+    }
+
+
+def add_run(services: PlatformServices, member: Member, name: str, **changes: Any) -> DbRun:
+    """Add an evaluation, or a run of another kind."""
+    run = DbRun(**run_row(services, member, name, **changes))
+    with services.db.transaction() as session:
+        session.add(run)
+    return run
+
+
+def sample_row(run_id: str, row: int, attempt: int, **known: Any) -> dict[str, Any]:
+    """Return the columns of a sample without a reward."""
+    return {
+        "run_id": run_id,
+        "row_index": row,
+        "run_index": attempt,
+        "source_row_index": row,
+        "rollout_id": f"r{row}-{attempt}",
+        "status": "success",
+        "duration_ms": 10.0 * row + attempt,
+        "row_digest": f"{row:032x}",
+        "position": 100 * (row * 10 + attempt + 1),
+        "reward": None,
+        "tokens": None,
+        "cost_usd": None,
+        "boundary": None,
+        "category": None,
+        "error": None,
+        "input": f"What is {row} times {attempt}?",
+        "output": None,
+        **known,
+    }
+
+
+def add_samples(services: PlatformServices, run: DbRun, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Add samples to a run; each has ``row`` and ``attempt``, and what is known of it."""
+    rows = [sample_row(run.id, **each) for each in samples]
+    with services.db.transaction() as session:
+        session.execute(insert(DbSample), rows)
+
+
+def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) -> None:
+    """Add a file that a run has left."""
+    key = f"runs/{run.id}/files/{new_id('f')}"
+    services.blobs.put(key, io.BytesIO(content))
+    kind = path.partition("/")[0]
+    with services.db.transaction() as session:
+        session.add(DbRunFile(run_id=run.id, path=path, kind=kind, size=len(content), blob_key=key))
+
+
+def source_of(services: PlatformServices, member: Member) -> PlatformSource:
+    """Return the runs of a member's workspace, as one visitor sees them."""
+    return PlatformSource(services, member.workspace.id, SampleCounts())
+
+
+@contextmanager
+def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
+    """Note every statement with its parameters."""
+    noted: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        noted.append((statement, parameters))
+
+    event.listen(db._engine, "before_cursor_execute", note)
+    try:
+        yield noted
+    finally:
+        event.remove(db._engine, "before_cursor_execute", note)

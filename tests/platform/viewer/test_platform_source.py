@@ -1,0 +1,383 @@
+"""A platform's runs as the viewer reads them: whole, by index, and of one workspace alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from sqlalchemy import insert, text
+
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.databases import postgres_database, put_migrated_database
+from tests.platform.viewer.runs_world import (
+    add_file,
+    add_run,
+    add_samples,
+    run_row,
+    sample_row,
+    source_of,
+    statements_of,
+)
+
+SAMPLES: list[dict[str, Any]] = [
+    {"row": 0, "attempt": 0, "reward": 1.0, "tokens": 10, "cost_usd": 0.5, "output": "Zero <b>it is</b>"},
+    {"row": 0, "attempt": 1, "reward": 0.0, "tokens": 30},
+    {"row": 1, "attempt": 0, "reward": 0.5, "tokens": 10, "cost_usd": 0.25},
+    {
+        "row": 1,
+        "attempt": 1,
+        "status": "failed",
+        "boundary": "provider",
+        "category": "timeout",
+        "error": "too late",
+    },
+    {
+        "row": 2,
+        "attempt": 0,
+        "status": "failed",
+        "boundary": "agent",
+        "error_type": "crash",
+        "error": "100% wrong_",
+    },
+]
+
+
+@pytest.fixture
+def source(services: PlatformServices, member: Member) -> PlatformSource:
+    return source_of(services, member)
+
+
+@pytest.fixture
+def run(services: PlatformServices, member: Member) -> DbRun:
+    made = add_run(services, member, "first")
+    known = [{"error_type": None, **each} for each in SAMPLES]
+    add_samples(services, made, known)
+    return made
+
+
+def places(samples: Any) -> list[tuple[int, int]]:
+    return [(each.row, each.attempt) for each in samples]
+
+
+def every_page(
+    source: PlatformSource, run: str, query: SampleQuery, *, limit: int
+) -> list[list[tuple[int, int]]]:
+    """Return the places of each page, followed to the end and back again."""
+    found, cursor = [], None
+    while True:
+        page = source.samples(run, query, limit=limit, cursor=cursor)
+        found.append(places(page.items))
+        if page.next is None:
+            break
+        cursor = page.next
+    back, cursor = [found[-1]], page.previous
+    while cursor is not None:
+        page = source.samples(run, query, limit=limit, cursor=cursor)
+        back.insert(0, places(page.items))
+        cursor = page.previous
+    assert back == found
+    return found
+
+
+# Samples
+
+
+@pytest.mark.parametrize("sort", get_args(SampleSort))
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_pages_in_every_order_hold_each_sample_once(
+    source: PlatformSource, run: DbRun, sort: SampleSort, descending: bool, limit: int
+) -> None:
+    query = SampleQuery(sort=sort, descending=descending)
+    found = [place for page in every_page(source, run.name, query, limit=limit) for place in page]
+    assert sorted(found) == sorted((each["row"], each["attempt"]) for each in SAMPLES)
+
+
+def test_what_has_no_value_comes_last_in_either_direction(source: PlatformSource, run: DbRun) -> None:
+    rising, falling = (
+        places(source.samples("first", SampleQuery(sort="reward", descending=down), limit=9).items)
+        for down in (False, True)
+    )
+    assert rising == [(0, 1), (1, 0), (0, 0), (1, 1), (2, 0)]
+    assert falling == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (SampleQuery(outcome="passed"), [(0, 0)]),
+        (SampleQuery(outcome="failed"), [(0, 1), (1, 0)]),
+        (SampleQuery(outcome="unscored"), [(1, 1), (2, 0)]),
+        (SampleQuery(outcome="flaky"), [(0, 0), (0, 1)]),
+        (SampleQuery(row=1), [(1, 0), (1, 1)]),
+        (SampleQuery(category="crash"), [(2, 0)]),
+        (SampleQuery(boundary="provider"), [(1, 1)]),
+        (SampleQuery(reward=(0.25, 0.75)), [(1, 0)]),
+        (SampleQuery(tokens=(11, None)), [(0, 1)]),
+        (SampleQuery(text="IT IS"), [(0, 0)]),
+        (SampleQuery(text="% wrong_"), [(2, 0)]),
+        (SampleQuery(text="_____"), []),
+    ],
+)
+def test_a_filter_finds_what_it_names(
+    source: PlatformSource, run: DbRun, query: SampleQuery, found: list[tuple[int, int]]
+) -> None:
+    page = source.samples(run.name, query, limit=9)
+    assert places(page.items) == found
+    assert page.counts == {
+        "unfiltered": 5, "total": len(found), "passed": 1, "failed": 2, "unscored": 2, "pending": 1, "flaky": 2,
+    }  # fmt: skip
+
+
+def test_a_sample_knows_its_neighbours_inside_the_filter_and_its_other_attempts(
+    source: PlatformSource, run: DbRun
+) -> None:
+    query = SampleQuery(outcome="failed", sort="reward", descending=True)
+    found = source.sample(run.name, 1, 0, query)
+    assert (found.next, found.previous) == ((0, 1), None)
+    assert places(found.attempts) == [(1, 0), (1, 1)]
+    assert found.record["rollout_id"] == "r1-0"
+    assert [each.flaky for each in source.sample(run.name, 0, 0, query).attempts] == [True, True]
+
+
+def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+) -> None:
+    clock.advance(60)
+    made = [[1, 1], [2, 0], [2, 1]]
+    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=made)
+    add_samples(services, retry, [{"row": row, "attempt": attempt, "reward": 1.0} for row, attempt in made])
+    for sort in get_args(SampleSort):
+        found = every_page(source, run.name, SampleQuery(sort=sort), limit=2)
+        assert sorted(place for page in found for place in page) == list(product(range(3), range(2)))
+    page = source.samples(run.name, SampleQuery(outcome="passed"), limit=9)
+    assert places(page.items) == [(0, 0), (1, 1), (2, 0), (2, 1)]
+    assert places(source.samples(retry.name, SampleQuery(), limit=9).items) == [
+        tuple(place) for place in made
+    ]
+    detail = source.run("eval", run.name)
+    assert detail.estimates is not None and detail.estimates.counts.scored == 6
+    assert ("Retry", "again (finished)") in detail.facts
+    assert ("Retry of", "first") in source.run("eval", "again").facts
+
+
+def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(
+    source: PlatformSource,
+    services: PlatformServices,
+    member: Member,
+    stranger: Member,
+    run: DbRun,
+    clock: ManualClock,
+) -> None:
+    clock.advance(60)
+    add_samples(services, add_run(services, member, "later"), [{"row": 1, "attempt": 0, "reward": 1.0}])
+    add_samples(services, add_run(services, stranger, "theirs"), [{"row": 1, "attempt": 0, "reward": 1.0}])
+    found = source.elsewhere(f"{1:032x}", limit=9)
+    assert [(entry.name, sample.row, sample.attempt) for entry, sample in found] == [
+        ("later", 1, 0),
+        ("first", 1, 0),
+        ("first", 1, 1),
+    ]
+
+
+# A run
+
+
+def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", "sk-canary-4711", "user")
+    clock.advance(60)
+    add_run(services, member, "second", error="it broke")
+    detail = source.run("eval", run.name)
+    assert [(each.boundary, each.category, each.count, each.example) for each in detail.failures] == [
+        ("provider", "timeout", 1, (1, 1)),
+        ("agent", "crash", 1, (2, 0)),
+    ]
+    assert detail.rewards is not None and sum(detail.rewards.counts) == 3
+    assert detail.secret_names == ["MARAS_KEY"] and "canary" not in repr(detail)
+    assert detail.config_effective["evaluation"]["n"] == 2
+    later = source.run("eval", "second")
+    assert (later.previous, later.summary.error, later.summary.person) == ("first", "it broke", "Mara")
+
+
+def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
+    services: PlatformServices, member: Member, stranger: Member, run: DbRun
+) -> None:
+    theirs = source_of(services, stranger)
+    for ask in (
+        lambda: theirs.run("eval", run.name),
+        lambda: theirs.run("eval", run.id),
+        lambda: theirs.samples(run.name, SampleQuery(), limit=1),
+        lambda: theirs.changes("eval", run.name),
+        lambda: theirs.log("eval", run.name, limit=1),
+        lambda: theirs.conversation(run.name, 0, 0, max_bytes=1),
+        lambda: theirs.run_samples(run.name),
+        lambda: source_of(services, member).run("training", run.name),
+    ):
+        with pytest.raises(NotFoundError):
+            ask()
+    with pytest.raises(NotFoundError) as caught:
+        source_of(services, member).run("eval", "firts\0")
+    assert caught.value.details["nearest"] == ["first"]
+
+
+def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(
+    source: PlatformSource, services: PlatformServices, run: DbRun
+) -> None:
+    add_file(services, run, "trajectories/row_0_run_0.json", b'{"steps": []}')
+    add_file(services, run, "artifacts/row_0_run_0/out/plan.txt", b"canary")
+    add_file(services, run, "artifacts/row_0xrun_0/other.txt", b"not of this sample")
+    assert source.conversation(run.name, 0, 0, max_bytes=100).content == b'{"steps": []}'
+    assert source.conversation(run.name, 0, 0, max_bytes=5).content is None
+    assert "no trajectory" in (source.conversation(run.name, 0, 1, max_bytes=100).missing or "")
+    assert [(each.path, each.size) for each in source.artifacts(run.name, 0, 0)] == [("out/plan.txt", 6)]
+    with source.open_artifact(run.name, 0, 0, "out/plan.txt") as content:
+        assert content.read() == b"canary"
+    for path in ("../row_0_run_0/out/plan.txt", "/etc/passwd", "out", "", "out/plan.txt\0"):
+        with pytest.raises(NotFoundError):
+            source.open_artifact(run.name, 0, 0, path)
+
+
+def test_changes_say_what_finished_since_and_a_cursor_stays_while_nothing_does(
+    source: PlatformSource, services: PlatformServices, run: DbRun
+) -> None:
+    before = source.changes("eval", run.name)
+    assert source.changes("eval", run.name, since=before.cursor) == before
+    add_samples(services, run, [{"row": 2, "attempt": 1, "reward": 1.0}])
+    with statements_of(services.db) as noted:
+        after = source.changes("eval", run.name, since=before.cursor)
+    assert (after.samples, after.more) == ([(2, 1)], False) and after.cursor != before.cursor
+    assert len([each for each, _ in noted if each.startswith("SELECT")]) == 2
+    with pytest.raises(OsmosisError):
+        source.changes("eval", run.name, since="nothing")
+
+
+def test_a_run_and_its_retries_are_compared_as_one(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun
+) -> None:
+    retry = add_run(services, member, "again", retry_of_id=run.id, retried=[[1, 1]])
+    add_samples(services, retry, [{"row": 1, "attempt": 1, "reward": 1.0}])
+    samples = source.run_samples(run.name)
+    assert (samples.samples.size, int(samples.passed.sum()), len(samples.row_keys)) == (5, 2, 3)
+    assert samples.planned == 6
+
+
+# Lists of runs
+
+
+def test_runs_are_found_by_what_is_known_of_them(
+    source: PlatformSource, services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    add_run(services, member, "one", model_path="a/b", results={"score": 0.5, "graded": 2, "passed": 1})
+    clock.advance(60)
+    add_run(services, member, "two_%", status="failed", results={"score": 0.75, "graded": 4, "passed": 3})
+    clock.advance(60)
+    add_run(services, member, "three", kind="training", results={"reward": 0.1})
+    names = {
+        query: [run.name for run in source.runs(query, limit=9).items]
+        for query in (
+            RunQuery(),
+            RunQuery(kind="eval", sort="reward"),
+            RunQuery(kind="rubric"),
+            RunQuery(model="a/b"),
+            RunQuery(status="failed"),
+            RunQuery(text="_%"),
+            RunQuery(person="Mara", sort="name", descending=False),
+            RunQuery(person="Ivo"),
+            RunQuery(commit="c0ffee", since=clock.now()),
+        )
+    }
+    assert list(names.values()) == [
+        ["three", "two_%", "one"], ["two_%", "one"], [], ["one"], ["two_%"], ["two_%"], ["one", "three", "two_%"], [],
+        ["three"],
+    ]  # fmt: skip
+    assert source.runs(RunQuery(model="a/b"), limit=9).counts == {"total": 1, "unfiltered": 3}
+    trend = source.runs(RunQuery(kind="eval"), limit=1).items[0].trend
+    assert list(trend) == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("cursor", ["x", "", "e30", "WyJydW5zOnN0YXJ0ZWQ6ZGVzYyIsMCwiMSIsMl0"])
+def test_a_cursor_that_is_none_is_refused(source: PlatformSource, run: DbRun, cursor: str) -> None:
+    if cursor:
+        with pytest.raises(OsmosisError) as caught:
+            source.runs(RunQuery(), limit=1, cursor=cursor)
+        assert caught.value.code == "VALIDATION"
+        with pytest.raises(OsmosisError):
+            source.samples(run.name, SampleQuery(), limit=1, cursor=cursor)
+
+
+# Whatever the number
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.e2e)])
+def many(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[PlatformSource]:
+    """A workspace of 2,000 runs, the last of 4,000 samples."""
+    home = tmp_path / "many"
+    if request.param == "sqlite":
+        put_migrated_database(home)
+        yield from _crowded(PlatformConfig(home=home, database_url="", port=8734), clock)
+        return
+    with postgres_database() as url:
+        yield from _crowded(PlatformConfig(home=home, database_url=url, port=8734), clock)
+
+
+def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSource]:
+    services = build_services(config, clock=clock)
+    member = World(services).member()
+    runs = []
+    for number in range(2_000):
+        clock.advance(1)
+        reward = number % 7 / 7 if number % 5 else None
+        numbers = {"reward": reward, "pass_rate": reward, "cost_usd": reward, "duration_ms": reward}
+        kind = "training" if number % 4 == 0 else "eval"
+        runs.append(run_row(services, member, f"run-{number}", kind=kind, **numbers))
+    samples = [
+        sample_row(runs[-1]["id"], row, attempt, reward=row % 2 if row % 5 else None, tokens=row % 3)
+        for row, attempt in product(range(2_000), range(2))
+    ]
+    with services.db.transaction() as session:
+        session.execute(insert(DbRun), runs)
+        session.execute(insert(DbSample), samples)
+        session.execute(text("ANALYZE"))
+    yield source_of(services, member)
+    services.db.dispose()
+
+
+def test_every_list_is_read_by_an_index_and_in_few_statements(many: PlatformSource) -> None:
+    db = many.services.db
+    with statements_of(db) as noted:
+        for sort, descending in product(get_args(RunSort), (False, True)):
+            for kind in (None, "eval"):
+                query = RunQuery(kind=kind, sort=sort, descending=descending)
+                page = many.runs(query, limit=50)
+                assert len(page.items) == 50
+                many.runs(query, limit=50, cursor=page.next)
+        runs = len(noted)
+        for sort, descending in product(get_args(SampleSort), (False, True)):
+            query = SampleQuery(sort=sort, descending=descending)
+            page = many.samples("run-1999", query, limit=50)
+            many.samples("run-1999", query, limit=50, cursor=page.next)
+            detail = many.sample("run-1999", 7, 1, query)
+            assert detail.next and detail.previous
+    selects = [each for each in noted if each[0].startswith("SELECT")]
+    assert runs / (2 * 2 * 2 * len(get_args(RunSort))) <= 6 and len(selects) <= len(noted)
+    unsorted = ("TEMP B-TREE", "Sort Key")
+    for statement, parameters in selects:
+        if "LIMIT" not in statement or "AS part" not in statement:
+            continue
+        explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
+        with db.session() as session:
+            for choice in () if db.is_sqlite else ("sort", "incremental_sort"):
+                session.execute(text(f"SET LOCAL enable_{choice} = off"))  # few rows are sorted sooner
+            plan = str(session.connection().exec_driver_sql(explain + statement, parameters).all())
+        assert not any(word in plan for word in unsorted), (statement, plan)

@@ -88,7 +88,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
         if given.is_file():
             raise OsmosisError(
                 f"{reference} is a file, and a viewer shows what is in a directory.",
-                hint=f"osmosis view {given.parent}",
+                hint="osmosis view [RUN|DIR]",
             )
         directory = given.resolve() if given.is_dir() else None
     except (OSError, ValueError) as error:

@@ -200,3 +200,12 @@ def test_a_run_without_anything_has_a_page() -> None:
     text = page_text(visitor(source).get("/evals/new"))
     assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
     assert "No sample is here yet." in page_text(visitor(source).get("/evals/new/samples"))
+
+
+def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:
+    source = FakeSource([a_run("calm-fern-1"), a_run("calm-fern-2")], listed={"calm-fern-1": [a_sample(0)]})
+    pages = visitor(source)
+    page_text(pages.get("/evals/calm-fern-1/samples"))
+    del source.entries[0]
+    for path in ("", "/samples", "/samples/0.0", "/log", "/samples.csv"):
+        assert "calm-fern-2" in page_text(pages.get(f"/evals/calm-fern-1{path}"), status=404)

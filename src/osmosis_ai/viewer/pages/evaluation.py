@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
@@ -60,6 +61,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "here": view.run_href("eval", run),
             "sentence": sentence(headline),
             "few_scored": few_scored_bounds(headline, passed if isinstance(passed, int) else None),
+            "warnings": _warnings(detail),
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
             "counts": list(sample_counts(estimates, headline.rows if headline else None))
             if estimates
@@ -121,6 +123,15 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
     return counted_histogram(
         found.edges, found.counts, name=scored, label="Scored samples by reward", axis="reward"
     )
+
+
+def _warnings(detail: RunDetail) -> Sequence[str]:
+    """Return what stands beside the numbers, but for what stands above them with its bounds."""
+    if detail.estimates is None:
+        return ()
+    counts = detail.estimates.counts
+    above = few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
+    return [warning for warning in detail.estimates.warnings if warning != above]
 
 
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:

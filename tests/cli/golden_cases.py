@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.cli import benchmark_replies, eval_replies, train_replies
 from tests.cli.maze import Maze
@@ -197,7 +199,18 @@ def shaky_run(maze: Maze) -> None:
             [0.0, 0.0, 1.0, 0.0],
         ] * 2
         write_run(directory, outcomes)
+        manifest = directory / "manifest.json"
+        replace(Manifest.load(manifest), created_at="2026-10-02T07:00:00.000Z").write(manifest)
         RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+
+
+def logged_run(maze: Maze) -> None:
+    shaky_run(maze)
+    lines = (
+        '2026-10-02T07:00:00.000Z INFO [run] session begins {"work":8}',
+        '2026-10-02T07:00:01.500Z WARNING [server] it was late {"by_s":2.5}',
+    )
+    (maze.workspace.evals_dir / "shaky" / "logs.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
 def compared_runs(maze: Maze) -> None:
@@ -250,7 +263,13 @@ CASES: tuple[Case, ...] = (
         together(_offering("/datasets/maze-walks", DATASET), answers("delete", "/datasets/ds_31", {})),
     ),
     Case("dataset logs maze-walks", answers("get", "/datasets/maze-walks/logs", LOG)),
-    Case("eval list", page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL)),
+    Case(
+        "eval list",
+        together(
+            shaky_run,
+            page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL),
+        ),
+    ),
     Case(
         "eval info amber-otter-42",
         together(
@@ -259,6 +278,7 @@ CASES: tuple[Case, ...] = (
             answers("get", "/eval-runs/er_8/samples/manifest", {"files": [], "totals": {}}),
         ),
     ),
+    Case("eval info shaky", shaky_run),
     Case("eval compare fern moss --rows 2", compared_runs),
     Case("eval gate good --min pass_rate=0.6", local_run),
     Case(
@@ -272,6 +292,7 @@ CASES: tuple[Case, ...] = (
     Case("eval watch good", local_run),
     Case("eval watch shaky", shaky_run),
     Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG)),
+    Case("eval logs shaky --level warning", logged_run),
     Case("eval stop amber-otter-42 --yes", answers("post", "/eval-runs/amber-otter-42/stop", {"id": "er_8"})),
     Case(
         "eval delete amber-otter-42 --yes",

@@ -13,6 +13,8 @@ import httpx
 import pytest
 import stamina
 
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.services.datasets.cached import CachedDataset
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.eval_replies import (
@@ -370,26 +372,97 @@ def test_a_repeated_call_says_nothing_on_stdout_where_structlog_is_installed(
     assert (outcome.status, outcome.json["items"]) == (0, [])
 
 
-def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_pointed_to(
+@pytest.mark.parametrize("missing", ["login", "origin"])
+def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_listed(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    if missing == "login":
+        monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    else:
+        git(maze.workspace.root, "remote", "remove", "origin")
+    listed = maze.osmosis("eval", "list", "--json")
+    assert listed.status == 0
+    assert listed.json["items"] == []
+    (run,) = listed.json["local_runs"]
+    assert (run["name"], run["status"], run["avg_reward"]) == ("good", "finished", 0.5)
+    assert run["headline"]["scored"] == 2
+    shown = maze.osmosis("eval", "list")
+    assert "good" in shown.out
+    assert "Only the runs of this machine" in shown.err
+
+
+def test_without_a_run_of_this_machine_a_list_says_why_no_platform_was_asked(
     maze: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(maze.workspace.evals_dir / "good", [[1.0]])
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
-    for words in (("list",), ("info", "amber")):
-        hint = maze.osmosis("eval", *words, "--json").error["hint"]
-        assert hint.endswith(
-            "runs of this machine need no platform: `osmosis eval watch NAME` shows them (good)"
-        )
-    git(maze.workspace.root, "remote", "remove", "origin")
-    error = maze.osmosis("eval", "info", "good", "--json").error
-    assert error["hint"].endswith("`osmosis eval watch good` shows the run of that name on this machine")
+    outcome = maze.osmosis("eval", "list", "--json")
+    assert (outcome.status, outcome.error["code"]) == (1, "AUTH_REQUIRED")
 
 
-def test_a_run_that_only_this_machine_has_is_pointed_to(maze: Maze) -> None:
+def test_runs_of_this_machine_stand_beside_those_of_the_platform(maze: Maze) -> None:
     write_run(maze.workspace.evals_dir / "good", [[1.0]])
-    for name, told in (("good", True), ("nosuch", False)):
-        maze.get(f"/eval-runs/{name}").respond(404, json={"error": "there is none"})
-        assert ("osmosis eval watch good" in maze.osmosis("eval", "info", name).err) is told
+    maze.get("/eval-runs").respond(json={"eval_runs": [ROW], "total_count": 1})
+    listed = maze.osmosis("eval", "list", "--json").json
+    assert [item["name"] for item in listed["items"]] == [ROW["name"]]
+    assert [item["name"] for item in listed["local_runs"]] == ["good"]
+    # Whoever cuts columns out of it gets what they always got.
+    assert "good" not in maze.osmosis("eval", "list", "--plain").out
+
+
+def test_a_run_of_this_machine_is_shown_with_the_numbers_of_its_journal_and_needs_no_platform(
+    maze: Maze,
+) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0, 0.0], [0.0, "agent"], [1.0, ""]])
+    metrics = read_local_results(directory).metrics
+    found = maze.osmosis("eval", "info", "goo", "--json")
+    data = found.json["data"]
+    assert found.status == 0
+    assert data["metrics"] == metrics.to_json()
+    assert data["headline"]["words"] == Headline.of(metrics.estimates).words
+    assert data["local_run"]["status"] == "incomplete"
+    assert data["local_run"]["output_path"] == str(directory)
+    shown = maze.osmosis("eval", "info", "@last").out
+    assert "40.0 %" in shown or "50.0 %" in shown
+    assert "osmosis view" in shown
+
+
+def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_named_so(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    asked = maze.get("/eval-runs/good").respond(404, json={"error": "there is none"})
+    assert maze.osmosis("eval", "info", "good").status == 0
+    assert not asked.called
+    assert maze.osmosis("eval", "info", "platform:good").status == 1
+    assert asked.called
+    maze.get("/eval-runs/nosuch").respond(404, json={"error": "there is none"})
+    assert "neither on this machine nor on the platform" in maze.osmosis("eval", "info", "nosuch").err
+
+
+def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    (directory / "events.jsonl").write_bytes(b"no record\n")
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    assert "damaged at line 1" in maze.osmosis("eval", "list", "--json").json["local_runs"][0]["error"]
+    data = maze.osmosis("eval", "info", "good", "--json").json["data"]
+    assert [problem for problem in data["problems"] if "damaged at line 1" in problem]
+    assert data["metrics"] == {"estimates": None}
+
+
+def test_the_log_of_a_run_of_this_machine_is_shown_by_level_and_followed_to_its_end(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    lines = [f"2026-10-02T07:00:{second:02}.000Z INFO [result] success {{}}" for second in range(50)]
+    lines[3] = "2026-10-02T07:00:03.000Z WARNING [run] a server is late {}"
+    lines[44] = "2026-10-02T07:00:44.000Z ERROR [run] a disk is full {}"
+    (directory / "logs.txt").write_text("\n".join(lines) + "\n")
+    page = maze.osmosis("eval", "logs", "good", "--level", "warning", "--limit", "5", "--json").json
+    assert [item["message"] for item in page["items"]] == ["a server is late", "a disk is full"]
+    followed = maze.osmosis("eval", "logs", "good", "--follow", "--level", "error", "--limit", "5", "--plain")
+    assert followed.out.splitlines() == ["2026-10-02T07:00:44Z\tERROR\trun\ta disk is full"]
+    newest = maze.osmosis("eval", "logs", "good", "--limit", "2", "--json").json
+    older = maze.osmosis("eval", "logs", "good", "--cursor", newest["next_cursor"], "--json").json
+    assert len(older["items"]) == 48
+    assert maze.osmosis("eval", "logs", "good", "--cursor", "x").status == 1
+    assert maze.osmosis("eval", "logs", "good", "--follow", "--cursor", "x").status == 1
 
 
 def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(

@@ -88,7 +88,8 @@ def test_a_suggestion_that_can_not_be_had_changes_nothing(maze: Maze) -> None:
 @pytest.mark.parametrize(
     "words, fitting",
     [
-        (("eval", "info", ""), ["amber-otter-42", "quiet-fern-7"]),
+        (("eval", "stop", ""), ["amber-otter-42", "quiet-fern-7"]),
+        (("eval", "info", ""), ["good", "amber-otter-42", "quiet-fern-7"]),
         (("eval", "download", "am"), ["amber-otter-42"]),
         (("train", "stop", "c"), ["copper-finch"]),
         (("dataset", "info", "m"), ["maze-walks"]),

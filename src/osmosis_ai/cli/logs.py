@@ -1,13 +1,14 @@
-"""Logs of the platform, as a page and as they grow."""
+"""Logs of runs, as a page and as they grow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from osmosis_ai.cli.output.results import Cell, Column, ListResult, StreamResult, Styled, Timestamp, Tone
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogEntry, LogPage
@@ -19,6 +20,10 @@ CursorOption = Annotated[
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on showing lines until the run has ended.")
 ]
+LevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option(help="Only lines of this level and above.", show_default=False),
+]
 _TONES: dict[str, Tone] = {
     "error": "bad",
     "critical": "bad",
@@ -26,6 +31,16 @@ _TONES: dict[str, Tone] = {
     "warn": "warn",
     "debug": "dim",
 }
+
+
+def require_no_cursor(cursor: str | None) -> None:
+    """Refuse a place to go back from to who wants what comes.
+
+    Raises:
+        OsmosisError: there is one.
+    """
+    if cursor is not None:
+        raise OsmosisError("--follow and --cursor are mutually exclusive.")
 
 
 def page_result(page: LogPage, *, older: str, extra: Mapping[str, Any]) -> ListResult:

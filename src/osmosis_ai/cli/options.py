@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.name_completion import complete_run
+from osmosis_ai.cli.name_completion import complete_run, complete_run_anywhere
 
 if TYPE_CHECKING:
     from osmosis_ai.services.runs.lifecycle import RunKind
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 RunArgument = Annotated[
     str, typer.Argument(help="Name or id of a run.", show_default=False, autocompletion=complete_run)
+]
+RunAnywhereArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run of this machine (its name or the beginning of one, a directory, @last), else one of the platform "
+        "by name or id.",
+        show_default=False,
+        autocompletion=complete_run_anywhere,
+    ),
 ]
 
 LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many at most.")]

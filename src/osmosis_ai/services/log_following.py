@@ -17,6 +17,46 @@ _PAGE = 200
 _REMEMBERED = 200
 
 
+LEVELS = ("debug", "info", "warning", "error", "critical")
+"""By rising weight; ``warn`` is another word for ``warning``."""
+_MOST_PAGES = 50
+
+
+def at_level(entry: LogEntry, level: str | None) -> bool:
+    """Tell whether a line is of ``level`` or above; one without a level that we know is of ``info``."""
+    if level is None:
+        return True
+    own = {"warn": "warning"}.get(word := (entry.level or "").lower(), word)
+    return (LEVELS.index(own) if own in LEVELS else LEVELS.index("info")) >= LEVELS.index(level)
+
+
+def page_of_level(
+    fetch: Callable[[int, str | None], LogPage], *, limit: int, cursor: str | None, level: str | None
+) -> LogPage:
+    """Return a page with lines of a level and above, for which up to 50 pages are looked through.
+
+    Args:
+        fetch: returns a page towards older lines; called with the page size and the cursor.
+        limit: lines at most.
+        cursor: where to begin; None for the newest lines.
+        level: the least; None for all lines.
+    """
+    page = fetch(limit, cursor)
+    if level is None:
+        return page
+    found = [entry for entry in page.logs if at_level(entry, level)]
+    following = page.next_cursor
+    for _ in range(_MOST_PAGES - 1):
+        if following is None:
+            break
+        page = fetch(limit, following)
+        older = [entry for entry in page.logs if at_level(entry, level)]
+        if len(found) + len(older) > limit:
+            break
+        found, following = older + found, page.next_cursor
+    return page.model_copy(update={"logs": found, "next_cursor": following})
+
+
 class LogFollower:
     """Reads one log again and again.
 

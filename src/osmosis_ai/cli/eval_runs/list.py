@@ -7,14 +7,18 @@ from osmosis_ai.cli.output.results import ListResult
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the evaluation runs of the workspace, the newest first.
+    """List the evaluation runs of the platform's workspace and those of this machine, the newest first.
+
+    Without a login, or an origin that tells the workspace, the runs of this machine alone. For scripts these are
+    under `local_runs`; --plain shows them where no platform was asked.
 
     Examples:
         osmosis eval list
         osmosis eval list --limit 5 --json
     """
+    from osmosis_ai.cli.eval_runs.local_view import with_local_runs
     from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.services.eval_runs.local_runs import pointing_to_local_runs
+    from osmosis_ai.services.eval_runs.local_runs import list_local_runs
 
-    with pointing_to_local_runs():
-        return VIEW.list_runs(limit=limit, everything=everything)
+    local = list_local_runs(limit=limit, everything=everything)
+    return with_local_runs(local, lambda: VIEW.list_runs(limit=limit, everything=everything))

@@ -153,7 +153,8 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
 
 def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
-        _print_text(console, "Nothing here yet.", style="dim")
+        if not result.blocks:
+            _print_text(console, "Nothing here yet.", style="dim")
         return
     columns = [column for column in result.columns if column.in_rich]
     rows = [[column.cell(item) for column in columns] for item in result.items]

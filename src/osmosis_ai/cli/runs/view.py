@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from osmosis_ai.cli.connection import list_result, platform_context
-from osmosis_ai.cli.logs import page_result, stream_result
+from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -28,7 +28,6 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
 )
 from osmosis_ai.cli.runs import following
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.deletion import count_adapters, delete_run, find_deletable_run
 from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
@@ -157,7 +156,9 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
                 hints=[*self._hints(described, followed=False), *([f"Metrics: {path}"] if path else [])],
             )
 
-    def logs(self, name: str, *, limit: int, cursor: str | None, follow: bool) -> ListResult | StreamResult:
+    def logs(
+        self, name: str, *, limit: int, cursor: str | None, follow: bool, level: str | None = None
+    ) -> ListResult | StreamResult:
         """Return a page of a run's log, or its lines as they come.
 
         Args:
@@ -165,16 +166,16 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             limit: lines of the page, or those to begin with.
             cursor: where the page begins; None for the newest lines.
             follow: go on until the run has ended.
+            level: the least; None for all lines.
 
         Raises:
             OsmosisError: ``follow`` and ``cursor`` were both asked for.
         """
         if follow:
-            if cursor is not None:
-                raise OsmosisError("--follow and --cursor are mutually exclusive.")
-            return stream_result(self._lines(name, limit))
+            require_no_cursor(cursor)
+            return stream_result(self._lines(name, limit, level))
         with platform_context() as context, current().status("Fetching logs"):
-            page = run_log(context.client, self.kind, name, limit=limit, cursor=cursor)
+            page = run_log(context.client, self.kind, name, limit=limit, cursor=cursor, level=level)
             return page_result(page, older=f"osmosis {self.kind} logs {name}", extra=context.resource())
 
     def stop(self, name: str, *, yes: bool) -> OperationResult:
@@ -280,9 +281,11 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             next_steps_structured=next_steps_structured,
         )
 
-    def _lines(self, name: str, first: int) -> Iterator[LogEntry]:
+    def _lines(self, name: str, first: int, level: str | None) -> Iterator[LogEntry]:
         with platform_context() as context:
-            yield from follow_run_log(context.client, self.kind, name, first=first, pause=following.pause)
+            yield from follow_run_log(
+                context.client, self.kind, name, first=first, pause=following.pause, level=level
+            )
 
     def _rows(self, described: DescribedT) -> Iterator[Row]:
         run, detail, progress = described.run, described.detail, described.summary.get("progress")

@@ -1,46 +1,151 @@
-"""Pointing to the evaluations of this machine where a platform cannot be asked, or has no such run."""
+"""The evaluations of this machine for commands that also know those of a platform: listed, described, their logs.
+
+Their numbers are those of `osmosis view`: one source reads both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 
-_LATEST = 5
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.viewer.local.source import LocalSource
+    from osmosis_ai.viewer.source import RunDetail, RunEntry
+
+_PAGE = 200
+
+
+@dataclass(frozen=True)
+class LocalRuns:
+    """The newest evaluations of this machine; ``total`` is how many there are."""
+
+    items: Sequence[RunEntry]
+    total: int
+
+
+def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) -> LocalRuns:
+    """Return the workspace's evaluations on this machine, the newest first; none where there is no workspace."""
+    from osmosis_ai.services.eval_runs.resolver import evals_directory
+    from osmosis_ai.viewer.source import RunQuery
+
+    try:
+        directory = evals_directory(start)
+    except OsmosisError:
+        return LocalRuns((), 0)
+    with _source(directory) as source:
+        found: list[RunEntry] = []
+        cursor = None
+        while True:
+            page = source.runs(RunQuery(kind="eval"), limit=_PAGE if everything else limit, cursor=cursor)
+            found += page.items
+            cursor = page.next
+            if cursor is None or not everything:
+                return LocalRuns(found, page.counts["total"])
+
+
+def describe_local_run(directory: Path) -> RunDetail:
+    """Return an evaluation of this machine with its numbers.
+
+    Raises:
+        OsmosisError: nothing of it can be read.
+    """
+    with _source(directory) as source:
+        return source.run("eval", directory.name)
+
+
+def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> LogPage:
+    """Return lines of a run's log, oldest first: of a level and above, from as far back as it takes.
+
+    Raises:
+        OsmosisError: the cursor is none of a log.
+    """
+    from osmosis_ai.services.log_following import page_of_level
+    from osmosis_ai.viewer.local.log_file import read_log
+
+    log = directory / "logs.txt"
+    return page_of_level(
+        lambda size, place: read_log(log, limit=size, cursor=place), limit=limit, cursor=cursor, level=level
+    )
+
+
+def follow_local_log(
+    directory: Path, *, first: int, level: str | None, pause: Callable[[], None]
+) -> Iterator[LogEntry]:
+    """Yield the last lines of a run's log, then every new one until nobody works on the run.
+
+    Args:
+        directory: the run's.
+        first: how many lines to begin with.
+        level: the least; None for all.
+        pause: waits between two looks.
+    """
+    from osmosis_ai.evaluation.run_lock import is_running
+    from osmosis_ai.services.log_following import at_level
+    from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
+
+    log = directory / "logs.txt"
+    cursor = cursor_at(log_size(log))
+    begun = local_log(directory, limit=first, cursor=cursor, level=level)
+    yield from begun.logs
+    while True:
+        # Asked first: what is written before the end is then in the lines read after it.
+        last = not is_running(directory.parent, directory.name)
+        while True:
+            page = read_log(log, limit=_PAGE, cursor=cursor, direction="newer")
+            yield from (entry for entry in page.logs if at_level(entry, level))
+            cursor = page.next_cursor or cursor
+            if not page.logs:
+                break
+        if last:
+            return
+        pause()
+
+
+def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]:
+    """Return a run of this machine as scripts see it, by the names that a platform's has."""
+    from osmosis_ai.api.wire.base import wire_time
+
+    headline = entry.headline
+    moments = {"started_at": entry.started_at, "completed_at": entry.ended_at}
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "status": entry.status,
+        **{name: wire_time(moment) if moment is not None else None for name, moment in moments.items()},
+        "model": entry.model,
+        "dataset": entry.dataset,
+        "rollout": entry.rollout,
+        "config": entry.config,
+        "commit": entry.commit,
+        "dirty": entry.dirty,
+        "avg_reward": entry.reward,
+        "cost_usd": entry.cost_usd,
+        "duration_s": entry.duration_s,
+        "headline": headline.to_json() if headline is not None else None,
+        "rows": headline.rows.words if headline is not None and headline.rows is not None else None,
+        **({"error": entry.error} if entry.error else {}),
+        **({"output_path": str(directory)} if directory is not None else {}),
+    }
+
+
+def nobody_asked(error: OsmosisError) -> bool:
+    """Tell whether no platform could be asked: there is no login, no origin, or no address of one."""
+    return getattr(error, "status", None) is None and error.code in ("AUTH_REQUIRED", "VALIDATION")
 
 
 @contextmanager
-def pointing_to_local_runs(run: str | None = None) -> Iterator[None]:
-    """Where nobody can ask a platform, or it has no such run, say also what this machine has.
+def _source(root: Path) -> Iterator[LocalSource]:
+    from osmosis_ai.files import cache_dir
+    from osmosis_ai.viewer.local.source import LocalSource
 
-    Args:
-        run: the one that is asked for; None for all.
-    """
+    source = LocalSource(root, cache_dir=cache_dir())
     try:
-        yield
-    except OsmosisError as error:
-        nobody_asked = getattr(error, "status", None) is None and error.code in (
-            "AUTH_REQUIRED",
-            "VALIDATION",
-        )
-        if nobody_asked or (run is not None and error.code == "NOT_FOUND"):
-            error.hint = _with_local_runs(error.hint, run, asked=not nobody_asked)
-        raise
-
-
-def _with_local_runs(hint: str | None, run: str | None, *, asked: bool) -> str | None:
-    from osmosis_ai.services.eval_runs.resolver import local_names
-
-    try:
-        names = local_names()
-    except (OsmosisError, OSError):
-        return hint
-    if run in names:
-        here = f"`osmosis eval watch {run}` shows the run of that name on this machine"
-    elif names and not asked:
-        listed = ", ".join(names[:_LATEST])
-        here = f"runs of this machine need no platform: `osmosis eval watch NAME` shows them ({listed})"
-    else:
-        return hint
-    return f"{hint}; {here}" if hint else here
+        yield source
+    finally:
+        source.close()

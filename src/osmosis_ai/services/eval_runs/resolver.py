@@ -135,9 +135,24 @@ def names_commit(reference: str) -> bool:
     return _forced(reference)[1].startswith(GIT)
 
 
+def evals_directory(start: Path | None = None) -> Path:
+    """Return where the runs of this machine are.
+
+    Raises:
+        WorkspaceRequiredError: there is no workspace, nor are there runs in the current directory.
+    """
+    return _workspace(start).evals_dir
+
+
+def named_on_platform(reference: str) -> str | None:
+    """Return the name of a run that is asked for as the platform's, `platform:NAME`; None for any other."""
+    place, word = _forced(reference)
+    return word if place == "platform" else None
+
+
 def local_names(start: Path | None = None) -> list[str]:
     """Return the names of the workspace's runs on this machine, the newest first."""
-    return [directory.name for directory in _newest(_workspace(start).evals_dir)]
+    return [directory.name for directory in _newest(evals_directory(start))]
 
 
 def name_elsewhere(reference: str, missing: NotFoundError) -> str:

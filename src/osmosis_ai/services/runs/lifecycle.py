@@ -165,13 +165,32 @@ def is_away(error: PlatformError) -> bool:
     return error.status is None or error.status >= 500 or error.status == 429
 
 
-def run_log(client: PlatformClient, kind: RunKind, name: str, *, limit: int, cursor: str | None) -> LogPage:
-    """Return a page of a run's log, the oldest line first."""
-    return _runs(client, kind).logs(name, limit=limit, cursor=cursor)
+def run_log(
+    client: PlatformClient,
+    kind: RunKind,
+    name: str,
+    *,
+    limit: int,
+    cursor: str | None,
+    level: str | None = None,
+) -> LogPage:
+    """Return a page of a run's log, the oldest line first; of a level and above, all lines when None."""
+    from osmosis_ai.services.log_following import page_of_level
+
+    runs = _runs(client, kind)
+    return page_of_level(
+        lambda size, place: runs.logs(name, limit=size, cursor=place), limit=limit, cursor=cursor, level=level
+    )
 
 
 def follow_run_log(
-    client: PlatformClient, kind: RunKind, name: str, *, first: int, pause: Callable[[], None]
+    client: PlatformClient,
+    kind: RunKind,
+    name: str,
+    *,
+    first: int,
+    pause: Callable[[], None],
+    level: str | None = None,
 ) -> Iterator[LogEntry]:
     """Yield the last ``first`` lines of a run's log, then every new one until the run has ended.
 
@@ -179,17 +198,19 @@ def follow_run_log(
         client: the platform.
         kind: of the run.
         name: the run's name or id.
-        first: how many lines to begin with.
+        first: how many lines to begin with, of every level.
         pause: waits between two looks.
+        level: the least; None for all lines.
     """
-    from osmosis_ai.services.log_following import LogFollower, follow_log
+    from osmosis_ai.services.log_following import LogFollower, at_level, follow_log
 
     run_id = get_run(client, kind, name).id
     runs = _runs(client, kind)
     follower = LogFollower(lambda size, cursor: runs.logs(run_id, limit=size, cursor=cursor), first=first)
-    return follow_log(
+    lines = follow_log(
         follower, ended=lambda: get_run(client, kind, run_id).status in TERMINAL[kind], pause=pause
     )
+    return (entry for entry in lines if at_level(entry, level))
 
 
 def stop_run(client: PlatformClient, kind: RunKind, name: str) -> str | None:

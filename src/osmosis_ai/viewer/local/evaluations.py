@@ -83,7 +83,7 @@ def read_evaluation(
         rollout=inputs.rollout,
         commit=inputs.commit,
         dirty=inputs.dirty,
-        config=inputs.config or f"{inputs.rollout} on {inputs.dataset_name}",
+        config=inputs.config or series_of(inputs.rollout, inputs.dataset_name),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -195,6 +195,11 @@ def moment(written: Any) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo is not None else None
+
+
+def series_of(rollout: str | None, dataset: str | None) -> str | None:
+    """Return what runs have in common of which no config is known."""
+    return " on ".join(name for name in (rollout, dataset) if name) or None
 
 
 def _seconds(milliseconds: Any) -> float | None:

@@ -42,13 +42,15 @@ class RunList:
 
     def __init__(self, root: Path, *, cache_dir: Path) -> None:
         self._lock = Lock()
-        self._kept = KeptLines(root, cache_dir=cache_dir)
-        self._known: dict[Path, KeptLine] = self._kept.read()
+        self._root, self._cache_dir = root, cache_dir
+        self._kept: KeptLines | None = None  # nobody may ask for a list
+        self._known: dict[Path, KeptLine] = {}
         self._series: dict[tuple[RunKind, str | None], list[RunEntry]] = {}
 
     def close(self) -> None:
         """Release the cache's file."""
-        self._kept.close()
+        if self._kept is not None:
+            self._kept.close()
 
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
@@ -107,6 +109,9 @@ class RunList:
 
     def _entries(self, places: Sequence[RunPlace]) -> list[RunEntry]:
         with self._lock:
+            if self._kept is None:
+                self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
+                self._known = self._kept.read()
             known, read = {}, {}
             for place in places:
                 if place.archived:

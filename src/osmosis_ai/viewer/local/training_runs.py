@@ -29,7 +29,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.evaluations import moment
+from osmosis_ai.viewer.local.evaluations import moment, series_of
 from osmosis_ai.viewer.local.log_file import parse_line
 from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
 from osmosis_ai.viewer.training_curves import viewed_curves
@@ -86,7 +86,7 @@ def read_training(path: Path, name: str) -> KnownTraining:
         rollout=_text(rollout),
         commit=_text(provenance.get("git_head")),
         dirty=provenance.get("git_dirty") if isinstance(provenance.get("git_dirty"), bool) else None,
-        config=_text(provenance.get("config")) or (f"{rollout} on {dataset}" if dataset else _text(rollout)),
+        config=_text(provenance.get("config")) or series_of(_text(rollout), dataset),
         reward=reward if of_validation else _newest(records, TRAINING_REWARD),
         reward_low=_newest(records, VALIDATION_REWARD_LOW) if of_validation else None,
         reward_high=_newest(records, VALIDATION_REWARD_HIGH) if of_validation else None,

@@ -58,6 +58,7 @@ class FakeSource:
     files: Mapping[tuple[str, int, int], Mapping[str, bytes]] = field(default_factory=dict)
     lines: Sequence[LogEntry] = ()
     curves_of: Mapping[str, TrainingCurves] = field(default_factory=dict)
+    samples_of: Mapping[str, RunSamples] = field(default_factory=dict)
     capabilities: frozenset[Capability] = frozenset(get_args(Capability))
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
@@ -162,7 +163,8 @@ class FakeSource:
         return Changes(f"{len(self.listed.get(run, []))}", self.run(kind, run).summary.status)
 
     def run_samples(self, run: str) -> RunSamples:
-        raise NotImplementedError
+        self.run("eval", run)
+        return self.samples_of[run]
 
 
 def _outcome(sample: SampleEntry) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.viewer.source import CurveValue, RunDetail, TrainingCurves, ViewedCurve
 from tests.evaluation.comparison.builders import run_of
 from tests.viewer.browsing import page_text, visitor
@@ -17,18 +16,7 @@ from tests.viewer.fake_source import FakeSource, a_run, a_sample
 ROWS = 30
 
 
-@dataclass
-class ComparedSource(FakeSource):
-    """Runs whose samples a test has written."""
-
-    samples_of: dict[str, RunSamples] = field(default_factory=dict)
-
-    def run_samples(self, run: str) -> RunSamples:
-        self.run("eval", run)
-        return self.samples_of[run]
-
-
-def two_runs() -> ComparedSource:
+def two_runs() -> FakeSource:
     """Return a baseline, and a candidate that passes twenty rows more often and one row less."""
     keys = [f"{row:064x}" for row in range(ROWS)]
     before = run_of([[0.0] * 6 if row else [1.0] * 6 for row in range(ROWS)], name="old", keys=keys)
@@ -37,9 +25,7 @@ def two_runs() -> ComparedSource:
         "old": [a_sample(row, passed=not row, reward=float(not row)) for row in range(ROWS)],
         "new": [a_sample(row + 5, row_digest=f"{row:064x}") for row in range(ROWS)],
     }
-    return ComparedSource(
-        [a_run("old"), a_run("new")], listed=listed, samples_of={"old": before, "new": after}
-    )
+    return FakeSource([a_run("old"), a_run("new")], listed=listed, samples_of={"old": before, "new": after})
 
 
 def test_the_page_says_what_the_command_says_first_and_its_numbers_to_the_digit() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,8 @@ from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
+from tests.datasets.builders import jsonl
+from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
 from tests.viewer.browsing import gzipped, page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
@@ -209,3 +213,16 @@ def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:
     del source.entries[0]
     for path in ("", "/samples", "/samples/0.0", "/log", "/samples.csv"):
         assert "calm-fern-2" in page_text(pages.get(f"/evals/calm-fern-1{path}"), status=404)
+
+
+def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) -> None:
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text(
+        jsonl([{"user_prompt": "x", "level": "hard" if row < 2 else "easy"} for row in range(4)])
+    )
+    run = run_of([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]], name="calm-fern-1")
+    run = replace(run, open_dataset=lambda: dataset)
+    pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": run}))
+    text = page_text(pages.get("/evals/calm-fern-1?slice=level"))
+    assert "25.0 %" in text and ">hard</th>" in text and ">easy</th>" in text
+    assert "has no column &#39;colour&#39;" in page_text(pages.get("/evals/calm-fern-1?slice=colour"))

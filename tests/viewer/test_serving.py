@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.viewing import viewed_place
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
+from osmosis_ai.services.viewing import open_viewer, viewed_place
 from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys
 from osmosis_ai.viewer.serving.meeting import (
     OpenViewer,
@@ -179,6 +180,13 @@ def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
             prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingExtraError, match="`eval` extra") as refused:
+        open_viewer(None, host="127.0.0.1", port=0)
+    assert "[eval]" in (refused.value.hint or "")
 
 
 def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,18 @@ class LocalSource:
         root: a directory that holds runs somewhere below, or one run's.
         cache_dir: the user's cache directory, where indexes are kept and judging sessions leave their results.
         patience_s: how long a call reads on in a journal before it answers with what it has; to its end when None.
+        open_dataset: finds the dataset of a run, given its samples and directory; None where nobody can.
     """
 
-    def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cache_dir: Path,
+        patience_s: float | None = None,
+        open_dataset: Callable[[RunSamples, Path], Path] | None = None,
+    ) -> None:
+        self._open_dataset = open_dataset
         self._cache_dir = cache_dir
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
@@ -207,7 +216,9 @@ class LocalSource:
         """Return an evaluation as ``evaluation.comparison`` reads it."""
         from osmosis_ai.evaluation.local_samples import read_local_samples
 
-        return read_local_samples(self._place("eval", run).path)
+        directory = self._place("eval", run).path
+        samples, find = read_local_samples(directory), self._open_dataset
+        return samples if find is None else replace(samples, open_dataset=lambda: find(samples, directory))
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
         places = [place for place in self._places.all() if place.kind == kind]

@@ -24,6 +24,7 @@ SMALLEST = {
     "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
     "served_agent": "--rollouts 4 --in-flight 2 --turns 1 --latency-ms 1",
     "startup": "--runs 1",
+    "viewer": "--samples 40 --runs 3 --repeat 1",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }
 TRAINS = ("inference", "training")

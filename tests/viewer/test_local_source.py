@@ -275,3 +275,13 @@ def test_a_log_is_paged_from_its_end_and_followed(local: LocalPlace) -> None:
     assert following
     new = local.source.log("eval", "run", limit=5, cursor=end.next_cursor, direction="newer")
     assert [entry.message for entry in new.logs] == ["torn and whole"]
+
+
+def test_a_run_whose_journal_is_not_there_is_shown_without_samples(tmp_path: Path) -> None:
+    directory = tmp_path / ".osmosis" / "evals" / "bare"
+    directory.mkdir(parents=True)
+    inputs = {"dataset": {"sha256": "d" * 64, "selected_source_rows": "0-3"}, "n": 2, "seed": 1}
+    Manifest.new("bare", inputs, {}).write(directory / "manifest.json")
+    source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
+    assert list(source.samples("bare", SampleQuery(), limit=5).items) == []
+    assert source.run("eval", "bare").failures == []

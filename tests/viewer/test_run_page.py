@@ -51,7 +51,7 @@ def pages() -> TestClient:
             FailureCount("provider", None, 2, (3, 0)),
         ],
         rewards=Histogram([0.0, 0.5, 1.0], [4, 4]),
-        previous="calm-fern-0",
+        previous=before,
         problems=["The journal ends in a torn line."],
         commands=["osmosis eval run configs/eval/rows.toml --name calm-fern-1 --retry-failed"],
     )

@@ -133,6 +133,7 @@ class RunDetail:
         facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
         secret_names: never their values.
         failures: the most frequent first.
+        previous: the run before it on the same config.
         problems: sentences about what could not be read.
         commands: what to type for what this source does not do (resume, retry, stop …).
     """
@@ -146,7 +147,7 @@ class RunDetail:
     secret_names: Sequence[str] = ()
     failures: Sequence[FailureCount] = ()
     rewards: Histogram | None = None
-    previous: str | None = None
+    previous: RunEntry | None = None
     problems: Sequence[str] = ()
     commands: Sequence[str] = ()
 

@@ -207,7 +207,8 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
     assert detail.secret_names == ["MARAS_KEY"] and "canary" not in repr(detail)
     assert detail.config_effective["evaluation"]["n"] == 2
     later = source.run("eval", "second")
-    assert (later.previous, later.summary.error, later.summary.person) == ("first", "it broke", "Mara")
+    assert later.previous is not None and later.previous.name == "first"
+    assert (later.summary.error, later.summary.person) == ("it broke", "Mara")
 
 
 def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(

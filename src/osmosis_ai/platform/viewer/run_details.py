@@ -28,7 +28,7 @@ def eval_detail(
     samples: FamilySamples,
     estimates: Estimates | None,
     *,
-    previous: str | None,
+    previous: RunEntry | None,
 ) -> RunDetail:
     """Return an evaluation in full.
 
@@ -57,7 +57,7 @@ def eval_detail(
 
 
 def training_detail(
-    entry: RunEntry, run: DbRun, curves: Sequence[MetricCurve], *, previous: str | None, resumable: bool
+    entry: RunEntry, run: DbRun, curves: Sequence[MetricCurve], *, previous: RunEntry | None, resumable: bool
 ) -> RunDetail:
     """Return a training run in full, but for its curves."""
     request = read_training_request(run.request)

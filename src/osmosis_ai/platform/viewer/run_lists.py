@@ -85,11 +85,12 @@ class WorkspaceRuns:
         trends = self._trends([row[0] for row in rows])
         return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
 
-    def before(self, run: DbRun) -> str | None:
-        """Return the name of the run before this one on its config."""
-        earlier = self._of_config(select(DbRun.name), run).where(DbRun.id != run.id)
-        name: str | None = self.session.scalar(earlier.limit(1))
-        return name
+    def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
+        """Return a run's line, and that of the run before it on its config."""
+        earlier = self._of_config(select(DbRun.id), run).where(DbRun.id != run.id)
+        before: str | None = self.session.scalar(earlier.limit(1))
+        found = self.entries([run.id] if before is None else [run.id, before])
+        return found[run.id], found.get(before) if before is not None else None
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)

@@ -88,7 +88,7 @@ class PlatformSource:
         with self.services.db.session() as session:
             family = self._family(session, kind, name)
             run, lists = family.original, self._runs(session)
-            entry, previous = lists.entries([run.id])[run.id], lists.before(run)
+            entry, previous = lists.with_previous(run)
             if kind == "eval":
                 samples = FamilySamples(session, family, self.counts)
                 return eval_detail(entry, family, samples, self._estimates(family), previous=previous)

@@ -190,7 +190,8 @@ class RunIndex:
         if self._read == size and self._is_indexed:
             return None
         try:
-            for batch, end, digest in self._batches(self._read, last):
+            # A run that has not begun, or whose journal is gone, has no samples.
+            for batch, end, digest in self._batches(self._read, last) if size else ():
                 self._write(batch, end, digest)
                 if time.monotonic() > deadline and self._read < size:
                     return self._read / size

@@ -91,11 +91,11 @@ class RunList:
             (entry for entry in self._entries(places) if entry.kind == kind), key=_started, reverse=True
         )
 
-    def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, str | None]:
-        """Return a run's line with those before it, and the name of the run before it on the same config."""
+    def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
+        """Return a run's line with those before it, and the run before it on the same config."""
         self._entries(places)
         before = self._before(entry)
-        return self._with_trend(entry), before[-1].name if before else None
+        return self._with_trend(entry), before[-1] if before else None
 
     def _with_trend(self, entry: RunEntry) -> RunEntry:
         series = [*self._before(entry), entry]

@@ -162,12 +162,9 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, s
 
 
 def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
-    """Return the run before on the same config; None where there is none, or where it was deleted meanwhile."""
-    if detail.previous is None:
-        return None
-    try:
-        before = view.source.run("eval", detail.previous).summary
-    except NotFoundError:
+    """Return the run before on the same config; None where there is none."""
+    before = detail.previous
+    if before is None:
         return None
     ours, theirs = (run.headline.pass_rate if run.headline else None for run in (detail.summary, before))
     compare = f"{view.href('compare')}?" + "&".join(

@@ -179,7 +179,7 @@ def _rows(detail: RunDetail) -> Iterator[Row]:
     if entry.duration_s is not None:
         yield "Duration", formats.duration(entry.duration_s)
     if detail.previous is not None:
-        yield "Run Before", detail.previous
+        yield "Run Before", detail.previous.name
 
 
 def _table(local: LocalRuns, *, in_plain: bool) -> Table:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -17,6 +19,7 @@ from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import Outcome, RunQuery, SampleQuery, SampleSort
+from tests.datasets.builders import jsonl, prompt_rows
 from tests.viewer.source_contract import (
     ORDERS,
     SourceContract,
@@ -243,6 +246,27 @@ def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local:
     (trial / "trajectory.json").write_text("x" * 101)
     assert local.source.conversation("run", 0, 0, max_bytes=100).size == 101
     assert local.source.conversation("run", 0, 0, max_bytes=101).content == b"x" * 101
+
+
+@pytest.mark.parametrize("by", ["row", "file"])
+def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(local: LocalPlace, by: str) -> None:
+    data = local.root / "walks.jsonl"
+    data.write_text(jsonl(prompt_rows(3)))
+    rows = list(iter_rows(data))
+    local.start("run", rows=3, n=1)
+    path = local.evals / "run" / "manifest.json"
+    manifest = Manifest.load(path)
+    dataset = {"selected_source_rows": "0-2", "sha256": file_digest(data)}
+    replace(
+        manifest, inputs={**manifest.inputs, "dataset": dataset}, provenance={"dataset_path": str(data)}
+    ).write(path)
+    digest = row_digest(rows[1]) if by == "row" else None
+    local.add("run", [sample_record(1, 0, 1.0, row_digest=digest)])
+    assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth == rows[1].label
+    data.write_text(jsonl(prompt_rows(3)).replace(str(rows[1].label), "changed"))
+    assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
+    data.unlink()
+    assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
 
 
 def test_two_runs_of_one_name_have_names_of_their_own(local: LocalPlace) -> None:

@@ -30,32 +30,18 @@ def local_dataset(
     """
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.local_samples import recorded_dataset
+    from osmosis_ai.evaluation.run_dataset_files import dataset_files
 
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
     changed = None
-    for path in _places(run, recorded_dataset(directory), start or directory):
+    for path in dataset_files(run.inputs, recorded_dataset(directory), start or directory):
         if file_digest(path) == run.inputs.dataset_sha256:
             return path
         changed = changed or path
     if changed is not None:
         require_unchanged(run, "", where=f"`{changed}`")
     return _of_platform(run, client)
-
-
-def _places(run: RunSamples, recorded: Path | None, start: Path) -> list[Path]:
-    """Return the files that may be the dataset, the likeliest first."""
-    from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
-
-    found = [recorded] if recorded is not None else []
-    name = run.inputs.dataset_name
-    try:
-        data = find_workspace(start, require_scaffold=False).data_dir
-    except OsmosisError:
-        data = None
-    if data is not None and name and Path(name).name == name:
-        found += [data / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
-    return [path for path in dict.fromkeys(found) if path.is_file()]
 
 
 def _of_platform(run: RunSamples, client: Callable[[], PlatformClient]) -> Path:

@@ -138,6 +138,7 @@ class LocalSource:
         return SampleDetail(
             summary=entry,
             record=_known(record) if record is not None else {},
+            ground_truth=_ground_truth(samples.index.directory, entry),
             next=(following.row, following.attempt) if following is not None else None,
             previous=(previous.row, previous.attempt) if previous is not None else None,
             attempts=samples.attempts(row),
@@ -332,6 +333,21 @@ def _modified(path: Path) -> int:
 
 def _known(record: TerminalRecord) -> dict[str, Any]:
     return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def _ground_truth(directory: RunDirectory, sample: SampleEntry) -> str | None:
+    """Return the answer that a sample's row expects, where its dataset still has that row."""
+    from osmosis_ai.evaluation.local_samples import read_inputs, recorded_dataset
+    from osmosis_ai.evaluation.run_dataset_files import dataset_files, same_row
+
+    if sample.source_row is None:
+        return None
+    inputs = read_inputs(directory.path)
+    for path in dataset_files(inputs, recorded_dataset(directory.path), directory.path):
+        row = same_row(path, sample.source_row, digest=sample.row_digest, file_sha256=inputs.dataset_sha256)
+        if row is not None:
+            return row.label
+    return None
 
 
 def _bytes_seen(since: str) -> int:

@@ -16,10 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert, update
 
 from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
+from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 
@@ -46,7 +48,7 @@ class Code:
     def __init__(self, path: Path) -> None:
         self.path = path
         made, self.head = _first_commit()
-        shutil.copytree(made.name, path)
+        shutil.copytree(Path(made.name, "code"), path)
 
     def write(self, name: str, text: str) -> None:
         target = self.path / name
@@ -64,12 +66,43 @@ class Code:
 def _first_commit() -> tuple[TemporaryDirectory[str], str]:
     """The repository as every test begins with it, and its commit: made once, for that takes four processes."""
     directory = TemporaryDirectory()
-    path = Path(directory.name)
+    path = Path(directory.name, "code")
     shutil.copytree(ROLLOUT, path / "rollouts" / "multiply", ignore=shutil.ignore_patterns("__pycache__"))
     git(path, "init", "-q", "-b", "main", "--template=")
     git(path, "add", "-A")
     git(path, "commit", "-q", "-m", "first")
     return directory, git(path, "rev-parse", "HEAD")
+
+
+def put_mirror(services: PlatformServices, member: Member) -> None:
+    """Give ``member``'s repository, which is a :class:`Code`, the mirror it has after its first fetch."""
+    shutil.copytree(_first_mirror(), services.config.git_dir / f"{member.repository.id}.git")
+
+
+@cache
+def _first_mirror() -> Path:
+    made = Path(_first_commit()[0].name)
+    MirrorStore(made).sync(Source("fern/agents", str(made / "code"), id="first"))
+    (made / "first.git" / "osmosis-fetched").unlink()  # it is asked for news all the same
+    return made / "first.git"
+
+
+def read_commits_once(patch: pytest.MonkeyPatch) -> None:
+    """Let a commit be read by the first test that asks: they begin with the same one, and it does not change."""
+    for name in ("list_rollouts", "read_file"):
+        patch.setattr(MirrorStore, name, _remembering(name))
+
+
+@cache
+def _remembering(name: str) -> Callable[..., Any]:
+    read, known = getattr(MirrorStore, name), {}
+
+    def remembered(mirrors: MirrorStore, repository: Any, *what: str) -> Any:
+        if what not in known:
+            known[what] = read(mirrors, repository, *what)
+        return known[what]
+
+    return remembered
 
 
 def add_dataset(

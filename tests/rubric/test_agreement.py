@@ -145,6 +145,7 @@ def test_reliability_is_the_share_of_variance_between_records_also_with_gaps() -
         assert found.high - found.low < 0.02
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("measure", [krippendorff_alpha, lambda r: one_way_icc(r).single])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(measure: object) -> None:
     rng = np.random.default_rng(11)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.rubric import report_records
+from osmosis_ai.rubric import report_records, resampling
 from osmosis_ai.rubric.report import ReportRecord, write_report
 from osmosis_ai.rubric.scores import ScoreTable
 from osmosis_ai.rubric.trust import TrustReport, trust_report
@@ -28,6 +28,14 @@ HOSTILE = (
     "\u202egpj.exe\u2066 \x1b[31m\u200b",
     "</noscript></details></style><style>*{display:none}</style>",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _intervals_of_a_few_draws() -> Iterator[None]:
+    """A page shows intervals and does not care how sure they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampling, "RESAMPLES", 200)
+        yield
 
 
 class Page(HTMLParser):

@@ -33,6 +33,7 @@ def test_one_attempt_a_row_breaks_nothing_for_sure() -> None:
     assert found.unstable.tolist() == [0, 2]
 
 
+@pytest.mark.integration
 def test_rows_that_only_chance_changed_are_seldom_called_broken() -> None:
     draw = np.random.default_rng(1)
     shape = (400, 100)

@@ -48,7 +48,7 @@ def db(url: str) -> Database:
     return opened
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
 def any_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
     """Every engine that a platform runs on."""
     if request.param == "sqlite":

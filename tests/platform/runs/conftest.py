@@ -11,12 +11,13 @@ import pytest
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.evaluations import Code, add_dataset
+from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
 from tests.platform.runs.pretended_workers import Bench
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Code:
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
+    read_commits_once(monkeypatch)
     return Code(tmp_path / "code")
 
 
@@ -31,6 +32,7 @@ def member(world: World, code: Code, services: PlatformServices, rows: list[dict
     """Mara, whose repository is ``code``, with the dataset ``multiply``."""
     found = world.member(clone_url=str(code.path))
     add_dataset(services, found, rows=rows)
+    put_mirror(services, found)
     return found
 
 

@@ -256,7 +256,7 @@ class Workers(RuleBasedStateMachine):
 Workers.TestCase.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestWorkers = Workers.TestCase
+TestWorkers = pytest.mark.integration(Workers.TestCase)
 
 
 def test_names_can_be_said_and_there_are_enough_of_them() -> None:

@@ -28,6 +28,8 @@ from tests.training.policy_world import (
     tool_answer,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 async def world() -> AsyncIterator[PolicyWorld]:

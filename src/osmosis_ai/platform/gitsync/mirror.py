@@ -157,11 +157,9 @@ class MirrorStore:
         Raises:
             SyncError: when the repository was never fetched.
         """
-        mirror = self._existing(repository)
-        branch = repository.default_branch
-        if branch is None:
-            branch = self._read(mirror, "symbolic-ref", "HEAD").strip().removeprefix("refs/heads/")
-        sha = self.branches(repository).get(branch)
+        branches, checked_out = self._branches(repository)
+        branch = repository.default_branch or checked_out
+        sha = branches.get(branch) if branch else None
         return MirrorHead(branch if sha else None, sha)
 
     def branches(self, repository: RepositorySource) -> dict[str, str]:
@@ -170,11 +168,7 @@ class MirrorStore:
         Raises:
             SyncError: when the repository was never fetched.
         """
-        listed = self._read(
-            self._existing(repository), "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/"
-        )
-        lines = (line.partition(" ") for line in listed.splitlines())
-        return {name.removeprefix("refs/heads/"): sha for sha, _, name in lines}
+        return self._branches(repository)[0]
 
     def resolve(
         self, repository: RepositorySource, *, branch: str | None = None, commit: str | None = None
@@ -244,6 +238,24 @@ class MirrorStore:
         """Delete the mirror, to be called when its repository is disconnected; harmless when there is none."""
         with self._only_one(repository):
             shutil.rmtree(self._path(repository), ignore_errors=True)
+
+    def _branches(self, repository: RepositorySource) -> tuple[dict[str, str], str | None]:
+        """Return the commit of every branch, and the branch that is the remote's own."""
+        # One process tells both: a submit asks several times, and starting Git is what takes the time.
+        listed = self._read(
+            self._existing(repository),
+            "for-each-ref",
+            "--format=%(HEAD)%(objectname) %(refname)",
+            "refs/heads/",
+        )
+        branches, checked_out = {}, None
+        for line in listed.splitlines():
+            sha, _, ref = line[1:].partition(" ")
+            name = ref.removeprefix("refs/heads/")
+            branches[name] = sha
+            if line[0] == "*":
+                checked_out = name
+        return branches, checked_out
 
     def _commit(self, repository: RepositorySource, commit: str) -> str:
         if not _COMMIT.fullmatch(commit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -223,6 +224,31 @@ def compared_runs(maze: Maze) -> None:
             )
 
 
+def spoken_run(maze: Maze) -> None:
+    """Leave two runs of two rows, one of which has a conversation in each."""
+    call = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+    for name, answer in (("quartz", "5"), ("slate", "6")):
+        directory = maze.workspace.evals_dir / name
+        if directory.exists():
+            continue
+        rewards = [[float(answer == "6")], [None]]
+        write_journalled_run(directory, rewards, digests=["a" * 32, "b" * 32])
+        steps = [
+            {"source": "user", "message": "2 * 3?"},
+            {
+                "source": "agent",
+                "message": "",
+                "reasoning_content": "I multiply.",
+                "tool_calls": [call],
+                "observation": {"results": [{"source_call_id": "c1", "content": answer}]},
+            },
+            {"source": "agent", "message": f"#### {answer}"},
+        ]
+        (directory / "trajectories").mkdir()
+        told = {"steps": steps, "extra": {"osmosis": {"label": "6"}}}
+        (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(told))
+
+
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
     """Answer as a platform of ours, which deletes."""
     return lambda maze: maze.get(path).respond(
@@ -280,6 +306,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case("eval info shaky", shaky_run),
     Case("eval compare fern moss --rows 2", compared_runs),
+    Case("eval show quartz --side-by-side slate --limit 1", spoken_run),
     Case("eval gate good --min pass_rate=0.6", local_run),
     Case(
         "eval gate near --against base --margin pass_rate=0.03 --min reward=0.4 --slice difficulty",

@@ -169,6 +169,8 @@ def read_conversation(content: bytes) -> Conversation:
 def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
     """Yield who spoke and what, calls of tools and their results included."""
     for step in conversation.steps:
+        if step.reasoning:
+            yield SpokenTurn(step.role, step.reasoning, "reasoning")
         calls = [exchange for exchange in step.exchanges if exchange.call_id is not None]
         said = [*([step.text] if step.text else []), *(exchange.call for exchange in calls)]
         if said:

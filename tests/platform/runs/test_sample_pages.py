@@ -112,3 +112,19 @@ def test_a_detail_and_a_list_tell_commit_and_digests(
     detail = api.get(f"{RUNS}/{run['id']}").json()
     assert len(detail["dataset_sha256"]) == 64
     assert "grader_digest" not in detail
+
+
+def test_previews_errors_and_notes_come_when_they_are_asked_for(
+    api: TestClient, services: PlatformServices, run: dict[str, Any]
+) -> None:
+    noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
+    with services.db.transaction() as session:
+        session.execute(
+            update(DbSample).where(DbSample.row_index == 0, DbSample.run_index == 0).values(**noted)
+        )
+    path = f"{RUNS}/{run['name']}/samples"
+    (plain, _), (told, failed) = (
+        api.get(path, params={"limit": 2, **more}).json()["samples"] for more in ({}, {"details": "true"})
+    )
+    assert {**plain, **noted} == told and not noted.keys() & plain.keys()
+    assert failed["boundary"] == "provider"

@@ -58,10 +58,24 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
 
     def samples(
-        self, name_or_id: str, *, limit: int = LARGEST_SAMPLE_PAGE, cursor: str | None = None
+        self,
+        name_or_id: str,
+        *,
+        limit: int = LARGEST_SAMPLE_PAGE,
+        cursor: str | None = None,
+        details: bool = False,
     ) -> EvalSamplePage:
-        """Return one page of what a run's attempts came to, those of its retries in place of what they replace."""
+        """Return one page of what a run's attempts came to, those of its retries in place of what they replace.
+
+        Args:
+            name_or_id: the run.
+            limit: how many at most.
+            cursor: where the page before ended.
+            details: with previews, errors and what graders noted.
+        """
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
+        if details:
+            params["details"] = "true"
         path = routes.eval_run_samples(name_or_id)
         return self._client.get(path, model=EvalSamplePage, params=params)
 

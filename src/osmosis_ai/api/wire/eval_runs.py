@@ -176,7 +176,7 @@ class EvalSample(WireModel):
     """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows.
 
     ``row_digest`` says what the row is, ``source_row_index`` where it stands in the dataset. ``reward`` is absent
-    where there is none, and so is what is not known.
+    where there is none, and so is what is not known. What follows ``model_latency_ms`` comes when it is asked for.
     """
 
     row: int = Field(ge=0)
@@ -189,6 +189,13 @@ class EvalSample(WireModel):
     cost_usd: float | None = None
     duration_ms: float | None = None
     model_latency_ms: float | None = None
+    boundary: str | None = None
+    category: str | None = None
+    error: str | None = None
+    input: str | None = None
+    output: str | None = None
+    notes: str | None = None
+    parts: dict[str, float] | None = None
 
 
 class EvalSamplePage(WireModel):

@@ -17,6 +17,7 @@ from osmosis_ai.cli.eval_runs.plan import plan
 from osmosis_ai.cli.eval_runs.resubmit import resubmit
 from osmosis_ai.cli.eval_runs.retry import retry
 from osmosis_ai.cli.eval_runs.run import run
+from osmosis_ai.cli.eval_runs.show import show
 from osmosis_ai.cli.eval_runs.stop import stop
 from osmosis_ai.cli.eval_runs.submit import submit
 from osmosis_ai.cli.eval_runs.upload import upload
@@ -30,6 +31,7 @@ app.command("rubric")(rubric)
 app.command("submit")(submit)
 app.command("list")(list_)
 app.command("info")(info)
+app.command("show")(show)
 app.command("compare")(compare)
 app.command("gate")(gate)
 app.command("plan")(plan)

@@ -20,6 +20,7 @@ from osmosis_ai.cli.output.results import (
     Result,
     Row,
     SectionedListResult,
+    SideBySide,
     Status,
     Styled,
     Table,
@@ -57,6 +58,9 @@ def lines_of(result: Result) -> Iterator[str]:
 def block_lines(blocks: Sequence[Block]) -> Iterator[str]:
     """Yield the lines of those blocks that ask to be shown in plain mode."""
     for block in blocks:
+        if isinstance(block, SideBySide):
+            yield from block_lines([block.left, block.right])
+            continue
         if not block.in_plain:
             continue
         if block.title:

@@ -123,6 +123,14 @@ class ConversationBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Two conversations, beside each other where there is room. Modes as those of ``left``."""
+
+    left: ConversationBlock
+    right: ConversationBlock
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """A named curve: points by rising x."""
 
@@ -144,7 +152,7 @@ class Chart:
     in_plain: bool = False
 
 
-Block = Table | Text | ConversationBlock | Chart
+Block = Table | Text | ConversationBlock | SideBySide | Chart
 
 
 @dataclass(frozen=True, slots=True)

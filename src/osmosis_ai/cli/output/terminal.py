@@ -39,6 +39,7 @@ from osmosis_ai.cli.output.results import (
     Result,
     Row,
     SectionedListResult,
+    SideBySide,
     Status,
     StreamResult,
     Styled,
@@ -132,7 +133,9 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             if block.note:
                 _print_text(console, block.note, style="dim")
         elif isinstance(block, ConversationBlock):
-            _print_conversation(console, block)
+            console.print(_conversation(console, block))
+        elif isinstance(block, SideBySide):
+            _print_side_by_side(console, block)
         elif isinstance(block, Chart):
             _print_chart(console, block)
         else:
@@ -247,7 +250,7 @@ def _cell_text(text: str) -> str:
 # -- conversations -------------------------------------------------------------------------
 
 
-def _print_conversation(console: Console, conversation: ConversationBlock) -> None:
+def _conversation(console: Console, conversation: ConversationBlock, *, width: int | None = None) -> Panel:
     drawn: list[RenderableType] = []
     for turn in conversation.turns:
         drawn.append(_turn_heading(turn))
@@ -256,8 +259,23 @@ def _print_conversation(console: Console, conversation: ConversationBlock) -> No
         closing = conversation.closing
         drawn.append(RichText(formats.literal(closing.text), style=_STYLES[closing.tone]))
     title = RichText(formats.one_line(conversation.title)) if conversation.title else None
-    width = min(console.width, _READING_WIDTH)
-    console.print(Panel(Group(*drawn), title=title, title_align="left", border_style="dim", width=width))
+    width = width or min(console.width, _READING_WIDTH)
+    return Panel(Group(*drawn), title=title, title_align="left", border_style="dim", width=width)
+
+
+def _print_side_by_side(console: Console, pair: SideBySide) -> None:
+    """Draw two conversations beside each other; one below the other where lines would be too short to be read."""
+    both = (pair.left, pair.right)
+    if console.width < _READING_WIDTH:
+        for each in both:
+            console.print(_conversation(console, each))
+        return
+    width = min(console.width, 2 * _READING_WIDTH) // 2
+    grid = RichTable.grid()
+    for _ in both:
+        grid.add_column(overflow="fold")
+    grid.add_row(*(_conversation(console, each, width=width) for each in both))
+    console.print(grid)
 
 
 def _turn_heading(turn: ConversationTurn) -> RichText:

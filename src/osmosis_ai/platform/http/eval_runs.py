@@ -80,11 +80,16 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 @router.get("/{name_or_id}/samples")
 def eval_run_samples(
-    services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
+    services: Services,
+    scope: WorkspaceScope,
+    name_or_id: str,
+    page: SamplePaging,
+    details: Annotated[bool, Query(description="With previews, errors and what graders noted.")] = False,
 ) -> wire.EvalSamplePage:
     """Return what the attempts of a run came to, by row and attempt; of each the newest result of it and its retries."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
-    return sample_page(services.db, family_of(services.db, run), limit=page.limit, cursor=page.cursor)
+    family = family_of(services.db, run)
+    return sample_page(services.db, family, limit=page.limit, cursor=page.cursor, details=details)
 
 
 @router.get("/{name_or_id}/samples/manifest")

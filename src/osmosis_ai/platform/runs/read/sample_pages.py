@@ -21,21 +21,28 @@ from osmosis_ai.platform.runs.read.merging import RunFamily
 
 _CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")
+_DETAILS = ("boundary", "category", "error", "input", "output", "notes", "parts")
+_DETAILED = tuple(getattr(DbSample, name) for name in _DETAILS)
 _COLUMNS = tuple(
     getattr(DbSample, name)
     for name in ("run_id", "row_index", "run_index", "status", "source_row_index", "row_digest", *_MEASURED)
 )
 
 
-def sample_page(db: Database, family: RunFamily, *, limit: int, cursor: str | None) -> EvalSamplePage:
+def sample_page(
+    db: Database, family: RunFamily, *, limit: int, cursor: str | None, details: bool = False
+) -> EvalSamplePage:
     """Return the ``limit`` samples behind ``cursor``, by row and attempt: of each the newest result.
+
+    ``details`` are previews, errors and what graders noted: ten times as much as the rest, which a comparison needs.
 
     Raises:
         OsmosisError: the cursor did not come from a page.
     """
     ages = {run.id: age for age, run in enumerate(family.runs)}
     place = (DbSample.row_index, DbSample.run_index)
-    wanted = select(*_COLUMNS).where(DbSample.run_id.in_(ages)).order_by(*place)
+    columns = (*_COLUMNS, *_DETAILED) if details else _COLUMNS
+    wanted = select(*columns).where(DbSample.run_id.in_(ages)).order_by(*place)
     if cursor is not None:
         row, attempt = _position(cursor)
         wanted = wanted.where(
@@ -48,7 +55,7 @@ def sample_page(db: Database, family: RunFamily, *, limit: int, cursor: str | No
     newest = [
         max(results, key=lambda sample: ages[sample.run_id]) for _, results in islice(attempts, limit + 1)
     ]
-    page = [_sample(sample) for sample in newest[:limit]]
+    page = [_sample(sample, details=details) for sample in newest[:limit]]
     if len(newest) <= limit:
         return EvalSamplePage(samples=page)
     return EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
@@ -61,11 +68,14 @@ def _position(cursor: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _sample(sample: Any) -> EvalSample:
+def _sample(sample: Any, *, details: bool) -> EvalSample:
     measured = {name: getattr(sample, name) for name in _MEASURED}
     known = {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
     if sample.row_digest is not None:
         known["row_digest"] = sample.row_digest
+    if details:
+        told = {name: getattr(sample, name) for name in _DETAILS}
+        known |= {name: value for name, value in told.items() if value is not None}
     return EvalSample(
         row=sample.row_index,
         attempt=sample.run_index,

@@ -1,0 +1,131 @@
+"""Conversations on a terminal: text that does nothing there, of long messages the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.results import (
+    Block,
+    ConversationBlock,
+    ConversationTurn,
+    DetailResult,
+    SideBySide,
+    Styled,
+    Tone,
+)
+from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
+
+_LONGEST = 8_000
+"""Characters of a message; JSON has the whole."""
+_LONGEST_NAME = 200
+
+
+def shown_run(found: ShownRun, wanted: WantedSamples) -> DetailResult:
+    """Return the conversations of a run as a command's result."""
+    return DetailResult(
+        data=found.data(),
+        blocks=[_block(each, against=found.beside) for each in found.conversations],
+        hints=list(_hints(found, wanted)),
+    )
+
+
+def _block(shown: ShownConversation, *, against: str | None) -> Block:
+    if against is None:
+        return _conversation(shown)
+    right = (
+        _conversation(shown.beside, named=True)
+        if shown.beside is not None
+        else ConversationBlock(
+            [], title=against, closing=Styled("no attempt on this row", "dim"), in_plain=True
+        )
+    )
+    return SideBySide(_conversation(shown, named=True), right)
+
+
+def _conversation(shown: ShownConversation, *, named: bool = False) -> ConversationBlock:
+    sample = shown.sample
+    place = f"row {sample.row}, attempt {sample.attempt}"
+    return ConversationBlock(
+        turns=[*_turns(shown), *_remarks(shown)],
+        title=f"{shown.run}, {place}" if named else place,
+        closing=_closing(shown),
+        in_plain=True,
+    )
+
+
+def _turns(shown: ShownConversation) -> Iterator[ConversationTurn]:
+    from osmosis_ai.evaluation.conversation import turns_of
+
+    for turn in turns_of(shown.conversation):
+        yield ConversationTurn(_name(turn.role), _text(turn.text), _name(turn.label))
+
+
+def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
+    """Yield what is known beside the messages: the grader's words, an error, what could not be read."""
+    sample = shown.sample
+    notes, parts, judgements = (shown.graded(name) for name in ("notes", "parts", "judgements"))
+    if isinstance(notes, str) and notes:
+        yield ConversationTurn("grader", _text(notes), "notes")
+    if isinstance(parts, dict) and parts:
+        yield ConversationTurn(
+            "grader", _text("\n".join(f"{name}: {value}" for name, value in parts.items())), "parts"
+        )
+    for said in judgements if isinstance(judgements, (list, tuple)) else ():
+        if isinstance(said, dict):
+            words = said.get("explanation") or said.get("error") or ""
+            label = " ".join(str(said[name]) for name in ("model", "score") if said.get(name) is not None)
+            yield ConversationTurn("judge", _text(str(words)), _name(label))
+    if sample.error:
+        label = ", ".join(each for each in (sample.boundary, sample.category) if each)
+        yield ConversationTurn("error", _text(sample.error), _name(label))
+    for problem in shown.problems:
+        yield ConversationTurn("note", _text(problem))
+
+
+def _closing(shown: ShownConversation) -> Styled:
+    sample, truth = shown.sample, shown.ground_truth
+    if sample.reward is None:
+        words, tone = "no reward", "warn"
+    else:
+        words, tone = f"reward {sample.reward:g}", "good" if sample.passed else "bad"
+    if truth is not None:
+        from osmosis_ai.evaluation.conversation import json_text
+
+        words += f", the right answer being {_text(truth if isinstance(truth, str) else json_text(truth))}"
+    known = [
+        f"{formats.count(sample.tokens)} tokens" if sample.tokens is not None else "",
+        formats.money(sample.cost_usd) if sample.cost_usd else "",
+        formats.duration(sample.duration_ms / 1000) if sample.duration_ms is not None else "",
+    ]
+    told = " · ".join(each for each in known if each)
+    tones: dict[str, Tone] = {"good": "good", "bad": "bad", "warn": "warn"}
+    return Styled(f"{words} ({told})" if told else words, tones[tone])
+
+
+def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
+    if not found.conversations:
+        yield f"No sample of {plain(found.name)} is like that."
+    if found.unsearched:
+        yield f"{found.searched:,} conversations were searched, not all: name a --row, or an outcome."
+    if found.more:
+        yield f"There are more than {wanted.limit}: --limit prints more of them, `osmosis view` shows all."
+
+
+def _text(text: str) -> str:
+    """Return text as a terminal may show it, and how much of it is not there."""
+    cut = text[:_LONGEST]
+    _, removed = without_sequences(cut)
+    shown = plain(cut)
+    left = len(text) - len(cut)
+    remarks = [f"{left:,} more characters, which --json has"] if left else []
+    remarks += [removed_words(removed)] if removed else []
+    return f"{shown}\n({'; '.join(remarks)})" if remarks else shown
+
+
+def _name(text: str) -> str:
+    return plain(text[:_LONGEST_NAME])

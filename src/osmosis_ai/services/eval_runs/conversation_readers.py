@@ -1,0 +1,272 @@
+"""Where the conversations of a run come from: a directory of this machine, or a platform's list of files.
+
+A platform that tells its samples is asked for them; of any other the list of samples is a file like the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
+from osmosis_ai.viewer.source import (
+    Outcome,
+    SampleDetail,
+    SampleEntry,
+    SampleQuery,
+    StoredConversation,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.runs.download import DownloadPlan
+
+_PAGE = 200
+_LARGEST_LISTING_BYTES = 512 << 20
+
+
+class RunConversations(Protocol):
+    """A run whose conversations can be had."""
+
+    name: str
+    place: str
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        ...
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return all that is known of a sample."""
+        ...
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``."""
+        ...
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample of this run on the row of another run's sample, the attempt of that number if there is one."""
+        ...
+
+
+class LocalConversations(AbstractContextManager["LocalConversations"]):
+    """A run directory of this machine."""
+
+    def __init__(self, directory: Path, *, place: str) -> None:
+        from osmosis_ai.files import cache_dir
+        from osmosis_ai.viewer.local.source import LocalSource
+
+        self.name, self.place = directory.name, place
+        self._source = LocalSource(directory, cache_dir=cache_dir())
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        query, cursor = SampleQuery(row=row, outcome=outcome), None
+        while True:
+            page = self._source.samples(self.name, query, limit=_PAGE, cursor=cursor)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return all that is known of a sample."""
+        return self._source.sample(self.name, sample.row, sample.attempt, SampleQuery())
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``."""
+        return [
+            self._source.conversation(self.name, each.row, each.attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
+            for each in samples
+        ]
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample on the row of another run's sample."""
+        if sample.row_digest is None:
+            return _nearest(self.samples(sample.row, None), sample)
+        found = self._source.elsewhere(sample.row_digest, limit=_PAGE)
+        return _nearest((each for _, each in found), sample)
+
+
+class PlatformConversations:
+    """A run of a platform; its files come by ``scratch``.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+
+    place = "platform"
+
+    def __init__(self, client: PlatformClient, name: str, scratch: Path) -> None:
+        self._client = client
+        self._scratch = scratch
+        detail = client.eval_runs.get(name)
+        self._run = detail.eval_run
+        self.name = self._run.name or self._run.id
+        threshold = detail.results.pass_threshold if detail.results is not None else None
+        self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
+        self._plans: dict[int | None, DownloadPlan] = {}
+        self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        from osmosis_ai.api.capabilities import Capability
+        from osmosis_ai.services.capabilities import is_offered
+
+        # A reply says what is offered: the run has been asked for already.
+        offered = self._client.offers is not None and is_offered(self._client.offers, Capability.EVAL_SAMPLES)
+        found = self._told() if offered else self._listed()
+        for number, attempts in groupby(found, key=lambda sample: sample.row):
+            if row in (None, number):
+                yield from _of_outcome(list(attempts), outcome)
+            if row is not None and number > row:
+                return
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return what the platform tells of a sample."""
+        return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``."""
+        from osmosis_ai.services.runs.download import run_download
+
+        paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
+        found: dict[str, StoredConversation] = {}
+        for source_row in dict.fromkeys(each.source_row for each in samples):
+            plan = self._plan(source_row)
+            wanted = [file for file in plan.pending if file.path in paths]
+            small = [file for file in wanted if file.size <= LARGEST_CONVERSATION_BYTES]
+            outcome = run_download(self._client, replace(plan, pending=tuple(small), failures=()))
+            found |= {file.path: StoredConversation(None, file.size) for file in wanted}
+            found |= {
+                failed.path: StoredConversation(None, missing=f"it could not be fetched: {failed.error}")
+                for failed in outcome.failures
+            }
+            for file in outcome.fetched:
+                content = (self._scratch / file.path).read_bytes()
+                (self._scratch / file.path).unlink()
+                found[file.path] = StoredConversation(content, len(content))
+        none = StoredConversation(None, missing="the platform has no conversation of it")
+        return [found.get(path, none) for path in paths]
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample on the row of another run's sample."""
+        if sample.row_digest is None:
+            return _nearest(self.samples(sample.row, None), sample)
+        same = (each for each in self.samples(None, None) if each.row_digest == sample.row_digest)
+        return _nearest(same, sample)
+
+    def _plan(self, source_row: int | None) -> DownloadPlan:
+        """Return the list of conversations of a row of the dataset; of all where nobody knows which row it is."""
+        from osmosis_ai.services.runs.download import plan_download
+        from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+        if source_row not in self._plans:
+            self._plans[source_row] = plan_download(
+                self._client,
+                self._run,
+                types=("trajectories",),
+                workspace=WorkspaceDirectory(self._scratch),
+                rows=None if source_row is None else str(source_row),
+                output=self._scratch,
+            )
+        return self._plans[source_row]
+
+    def _told(self) -> Iterator[SampleEntry]:
+        cursor: str | None = None
+        seen: set[str | None] = {None}
+        while True:
+            page = self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True)
+            for each in page.samples:
+                if each.notes is not None or each.parts is not None:
+                    self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
+                known = each.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
+                yield self._entry(
+                    each.row, each.attempt, each.status, each.reward, each.source_row_index, known
+                )
+            cursor = page.next_cursor
+            if cursor in seen or not page.samples:
+                return
+            seen.add(cursor)
+
+    def _listed(self) -> Iterator[SampleEntry]:
+        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are passed over."""
+        from osmosis_ai.services.runs.download import run_download
+
+        plan = self._plan(None)
+        listing = tuple(
+            file
+            for file in plan.pending
+            if file.path == "summary.jsonl" and file.size <= _LARGEST_LISTING_BYTES
+        )
+        outcome = run_download(self._client, replace(plan, pending=listing, failures=()))
+        if not outcome.fetched:
+            return
+        with (self._scratch / "summary.jsonl").open("rb") as lines:
+            for line in lines:
+                try:
+                    found = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(found, dict) and all(
+                    _is_number(found.get(name)) for name in ("row_index", "run_index")
+                ):
+                    known = {name: found.get(name) for name in ("tokens", "duration_ms")}
+                    status = str(found.get("status") or "unknown")
+                    yield self._entry(
+                        found["row_index"], found["run_index"], status, found.get("reward"), None, known
+                    )
+
+    def _entry(
+        self,
+        row: int,
+        attempt: int,
+        status: str,
+        reward: Any,
+        source_row: int | None,
+        known: Mapping[str, Any],
+    ) -> SampleEntry:
+        fields = SampleEntry.__dataclass_fields__
+        numeric = isinstance(reward, (int, float)) and math.isfinite(reward)
+        scored = float(reward) if numeric and status == "success" else None
+        return SampleEntry(
+            row=row,
+            attempt=attempt,
+            status=status,
+            passed=None if scored is None else scored >= self._threshold,
+            source_row=source_row,
+            reward=scored,
+            **{name: value for name, value in known.items() if name in fields and value is not None},
+        )
+
+
+def _of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
+    if outcome is None:
+        return attempts
+    if outcome == "flaky":
+        passed = {each.passed for each in attempts if each.passed is not None}
+        return attempts if passed == {True, False} else ()
+    wanted = {"passed": True, "failed": False, "unscored": None}[outcome]
+    return [each for each in attempts if each.passed is wanted]
+
+
+def _nearest(found: Iterator[SampleEntry], sample: SampleEntry) -> SampleEntry | None:
+    """Return of the attempts on a row that of the same number, else the first."""
+    first: SampleEntry | None = None
+    for each in found:
+        if each.attempt == sample.attempt:
+            return each
+        first = first or each
+    return first
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,244 @@
+"""`osmosis eval show`: the conversations of a run, of this machine or of a platform, those that one asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.conversation import Conversation, as_messages, read_conversation
+from osmosis_ai.services.eval_runs.conversation_readers import (
+    LocalConversations,
+    PlatformConversations,
+    RunConversations,
+)
+from osmosis_ai.services.eval_runs.resolver import resolve_run
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, StoredConversation
+
+MOST_SEARCHED = 2_000
+"""Conversations that one search reads."""
+_AT_ONCE = 20
+
+
+@dataclass(frozen=True)
+class WantedSamples:
+    """Which samples are asked for.
+
+    Attributes:
+        text: what the conversation, its previews or its error hold, without regard to case.
+        limit: how many at most.
+    """
+
+    row: int | None = None
+    attempt: int | None = None
+    outcome: Outcome | None = None
+    text: str = ""
+    limit: int = 5
+
+
+@dataclass(frozen=True)
+class ShownConversation:
+    """A sample with its conversation.
+
+    Attributes:
+        missing: why there is no conversation.
+        beside: the same row in the other run; None where there is none, or nobody asked.
+    """
+
+    run: str
+    detail: SampleDetail
+    conversation: Conversation
+    missing: str | None = None
+    beside: ShownConversation | None = None
+
+    @property
+    def sample(self) -> SampleEntry:
+        """What its line of a table says."""
+        return self.detail.summary
+
+    @property
+    def ground_truth(self) -> Any:
+        """The expected answer: of its row, else as the rollout was told it."""
+        truth = self.detail.ground_truth
+        return self.conversation.label if truth is None else truth
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Sentences about what of the conversation is not there."""
+        return [self.missing] if self.missing is not None else list(self.conversation.problems)
+
+    def graded(self, name: str) -> Any:
+        """Return what the grader left (``notes``, ``parts``, ``judgements``): by the record, else by the rollout."""
+        known = self.detail.record.get(name)
+        return self.conversation.grading.get(name) if known is None else known
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it; what is not known is left out."""
+        sample = self.sample
+        known = {
+            "run": self.run,
+            "row": sample.row,
+            "attempt": sample.attempt,
+            "source_row_index": sample.source_row,
+            "row_digest": sample.row_digest,
+            "status": sample.status,
+            "passed": sample.passed,
+            "reward": sample.reward,
+            "tokens": sample.tokens,
+            "cost_usd": sample.cost_usd,
+            "duration_ms": sample.duration_ms,
+            "boundary": sample.boundary,
+            "category": sample.category,
+            "error": sample.error,
+            "ground_truth": self.ground_truth,
+            **{name: self.graded(name) for name in ("notes", "parts", "judgements")},
+        }
+        return {
+            **{name: value for name, value in known.items() if value is not None},
+            "messages": as_messages(self.conversation),
+            "problems": list(self.problems),
+            **({"beside": self.beside.data()} if self.beside is not None else {}),
+        }
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """What was asked for.
+
+    Attributes:
+        more: whether there are others like them.
+        searched: how many conversations were read for a text; None where none was asked for.
+        unsearched: whether some were not, for their number.
+    """
+
+    name: str
+    place: str
+    conversations: Sequence[ShownConversation]
+    more: bool = False
+    beside: str | None = None
+    searched: int | None = None
+    unsearched: bool = False
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        known: dict[str, Any] = {
+            "run": self.name,
+            "place": self.place,
+            "samples": [each.data() for each in self.conversations],
+            "has_more": self.more,
+        }
+        if self.beside is not None:
+            known["beside"] = self.beside
+        if self.searched is not None:
+            known["search"] = {"conversations": self.searched, "complete": not (self.unsearched or self.more)}
+        return known
+
+
+def show(
+    reference: str,
+    wanted: WantedSamples,
+    *,
+    client: Callable[[], PlatformClient],
+    beside: str | None = None,
+    start: Path | None = None,
+) -> ShownRun:
+    """Return conversations of a run, by row and attempt.
+
+    Args:
+        reference: the run, as the user named it (``services.eval_runs.resolver``).
+        wanted: which.
+        client: connects with the platform, when it has to be asked.
+        beside: another run, whose attempt on the same row is shown with each.
+        start: a directory of the workspace; the current one when None.
+
+    Raises:
+        NotFoundError: there is no such run, or no sample of the row and attempt that were named.
+        OsmosisError: a run can not be read.
+    """
+    with ExitStack() as held:
+        run = _opened(reference, client, start, held)
+        other = _opened(beside, client, start, held) if beside is not None else None
+        scan = _Scan(run, wanted)
+        found = list(islice(scan, wanted.limit + 1))
+        if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
+            attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
+            raise NotFoundError(
+                f"the run `{run.name}` has no result of row {wanted.row}{attempt}.",
+                hint="rows and attempts are numbered from 0, as in `osmosis view`",
+            )
+        shown = [_shown(run, sample, stored, other) for sample, stored in found[: wanted.limit]]
+    return ShownRun(
+        name=run.name,
+        place=run.place,
+        conversations=shown,
+        more=len(found) > wanted.limit,
+        beside=other.name if other is not None else None,
+        searched=scan.searched if wanted.text else None,
+        unsearched=scan.gave_up,
+    )
+
+
+def _opened(
+    reference: str, client: Callable[[], PlatformClient], start: Path | None, held: ExitStack
+) -> RunConversations:
+    found = resolve_run(reference, client=client, start=start)
+    if found.directory is not None:
+        return held.enter_context(LocalConversations(found.directory, place=found.place))
+    scratch = held.enter_context(TemporaryDirectory(prefix="osmosis-show-"))
+    return PlatformConversations(client(), found.name, Path(scratch))
+
+
+class _Scan:
+    """The samples that are wanted, each with its conversation; of a search so many are read, no more."""
+
+    def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
+        self._run = run
+        self._wanted = wanted
+        self.searched = 0
+        self.gave_up = False
+
+    def __iter__(self) -> Iterator[tuple[SampleEntry, StoredConversation]]:
+        samples = self._run.samples(self._wanted.row, self._wanted.outcome)
+        rest = (each for each in samples if self._wanted.attempt in (None, each.attempt))
+        while piece := list(islice(rest, _AT_ONCE)):
+            if self._wanted.text and self.searched >= MOST_SEARCHED:
+                self.gave_up = True
+                return
+            for sample, stored in zip(piece, self._run.conversations(piece), strict=True):
+                self.searched += 1
+                if self._is_found(sample, stored):
+                    yield sample, stored
+
+    def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
+        from osmosis_ai.viewer.conversation_search import holds
+
+        text = self._wanted.text.casefold()
+        said = (sample.input, sample.output, sample.error)
+        return (
+            not text
+            or any(text in each.casefold() for each in said if each)
+            or (stored.content is not None and holds(stored.content, text))
+        )
+
+
+def _shown(
+    run: RunConversations, sample: SampleEntry, stored: StoredConversation, other: RunConversations | None
+) -> ShownConversation:
+    beside = None
+    if other is not None and (same := other.same_row(sample)) is not None:
+        beside = _shown(other, same, other.conversations([same])[0], None)
+    missing = None
+    if stored.content is None:
+        missing = (
+            stored.missing or f"the conversation has {stored.size >> 20:,} MB: that is too long to be read"
+        )
+    conversation = read_conversation(stored.content) if stored.content is not None else Conversation()
+    return ShownConversation(run.name, run.detail(sample), conversation, missing, beside)

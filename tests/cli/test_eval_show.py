@@ -1,0 +1,279 @@
+"""`osmosis eval show`: conversations of runs of this machine, of a platform of ours and of the hosted service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.services.eval_runs import show as service
+from tests.api.blob_server import serve
+from tests.cli.eval_downloads import DownloadableRun
+from tests.cli.eval_replies import DETAIL
+from tests.cli.maze import Maze
+from tests.evaluation.comparison.builders import write_journalled_run
+
+DIGESTS = ["a" * 32, "b" * 32]
+CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+
+
+def trajectory(text: str, **told: Any) -> bytes:
+    steps = [
+        {"source": "user", "message": "2 * 3?"},
+        {
+            "source": "agent",
+            "message": "",
+            "reasoning_content": "I multiply.",
+            "tool_calls": [CALL],
+            "observation": {"results": [{"source_call_id": "c1", "content": text}]},
+        },
+        {"source": "agent", "message": "#### 6"},
+    ]
+    return json.dumps({"steps": steps, "extra": {"osmosis": {"label": "6", **told}}}).encode()
+
+
+def said(maze: Maze, run: str, row: int, attempt: int, content: bytes) -> None:
+    folder = maze.workspace.evals_dir / run / "trajectories"
+    folder.mkdir(exist_ok=True)
+    (folder / f"row_{row}_run_{attempt}.json").write_bytes(content)
+
+
+@pytest.fixture
+def maze(maze: Maze) -> Maze:
+    """With two runs on this machine: the first row passes now and then, the second has an error."""
+    write_journalled_run(maze.workspace.evals_dir / "fern", [[1.0, 0.0], [None, 0.0]], digests=DIGESTS)
+    write_journalled_run(maze.workspace.evals_dir / "moss", [[0.0], [1.0]], digests=DIGESTS[::-1])
+    notes = {"grader_notes": {"notes": "Nearly.", "parts": {"format": 1}}}
+    said(maze, "fern", 0, 0, trajectory("\x1b[31msix\x1b]0;owned\x07", sample_extra_fields=notes))
+    said(maze, "fern", 0, 1, trajectory("seven"))
+    said(maze, "moss", 1, 0, trajectory("from moss"))
+    return maze
+
+
+def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
+    outcome = maze.osmosis("eval", "show", *arguments, "--json")
+    assert outcome.status == 0, outcome.err
+    return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
+
+
+def test_conversations_are_printed_without_what_a_terminal_obeys(maze: Maze) -> None:
+    outcome = maze.osmosis("eval", "show", "fern", "--row", "0", "--attempt", "0", "--plain")
+    assert outcome.status == 0
+    assert outcome.out.splitlines() == [
+        "row 0, attempt 0:",
+        "user: 2 * 3?",
+        "assistant: I multiply.",
+        "assistant: multiply(a=2, b=3)",
+        "tool: six (1 terminal sequence removed)",
+        "assistant: #### 6",
+        "grader: Nearly.",
+        "grader: format: 1",
+        "reward 1, the right answer being 6 (100 tokens · $0.0100 · 1.0s)",
+    ]
+
+
+def test_scripts_get_the_messages_and_what_came_of_them(maze: Maze) -> None:
+    outcome = maze.osmosis("eval", "show", "fern", "--row", "0", "--limit", "1", "--json")
+    data = outcome.json["data"]
+    (sample,) = data["samples"]
+    assert (data["run"], data["place"], data["has_more"]) == ("fern", "local", True)
+    assert (sample["row"], sample["attempt"], sample["reward"], sample["passed"]) == (0, 0, 1.0, True)
+    assert [each["role"] for each in sample["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert sample["messages"][2]["content"] == "\x1b[31msix\x1b]0;owned\x07"
+    assert (sample["ground_truth"], sample["notes"], sample["parts"]) == ("6", "Nearly.", {"format": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples"),
+    [
+        ([], [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        (["--limit", "2"], [(0, 0), (0, 1)]),
+        (["--attempt", "1"], [(0, 1), (1, 1)]),
+        (["--passed"], [(0, 0)]),
+        (["--failed"], [(0, 1), (1, 1)]),
+        (["--unscored"], [(1, 0)]),
+        (["--flaky"], [(0, 0), (0, 1)]),
+        (["--search", "SEVEN"], [(0, 1)]),
+        (["--search", "nowhere said"], []),
+    ],
+)
+def test_one_asks_for_those_one_wants_to_see(
+    maze: Maze, arguments: list[str], samples: list[tuple[int, int]]
+) -> None:
+    assert shown(maze, "fern", *arguments) == samples
+
+
+def test_the_same_row_in_another_run_stands_beside_it_though_it_has_another_place_there(maze: Maze) -> None:
+    outcome = maze.osmosis(
+        "eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss", "--json"
+    )
+    (sample,) = outcome.json["data"]["samples"]
+    assert (sample["run"], sample["beside"]["run"], sample["beside"]["row"]) == ("fern", "moss", 1)
+    assert sample["beside"]["messages"][2]["content"] == "from moss"
+    plain = maze.osmosis(
+        "eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss", "--plain"
+    )
+    assert "fern, row 0, attempt 1:" in plain.out and "moss, row 1, attempt 0:" in plain.out
+
+
+def test_two_conversations_stand_beside_each_other_where_there_is_room(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss")
+    for columns, beside in ((140, True), (80, False)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = maze.osmosis(*arguments).out.splitlines()
+        assert any("seven" in line and "from moss" in line for line in lines) is beside
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fern", "--row", "9"], "has no result of row 9"),
+        (["fern", "--failed", "--passed"], "mutually exclusive"),
+        (["nosuch"], "no run `nosuch`"),
+        (["local:nosuch"], "no run `nosuch`"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_line(maze: Maze, arguments: list[str], sentence: str) -> None:
+    maze.router.get(url__regex=r".*/api/cli/eval-runs.*").respond(404, json={"error": "no run `nosuch`"})
+    outcome = maze.osmosis("eval", "show", *arguments)
+    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+def test_a_broken_conversation_is_shown_as_far_as_it_can_be_read(maze: Maze) -> None:
+    said(maze, "fern", 1, 1, trajectory("kept")[:-60])
+    outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--plain")
+    assert "note: The conversation was not kept" in outcome.out.replace(
+        "the conversation", "The conversation"
+    )
+    assert "cut off" in outcome.out and "tool: kept" in outcome.out
+
+
+def test_a_long_message_is_cut_for_people_and_whole_for_scripts(maze: Maze) -> None:
+    said(maze, "fern", 0, 0, trajectory("x" * 20_000))
+    one = ("eval", "show", "fern", "--limit", "1")
+    assert "12,000 more characters, which --json has" in maze.osmosis(*one, "--plain").out
+    assert maze.osmosis(*one, "--json").out.count("x") > 20_000
+
+
+def test_a_search_reads_so_many_conversations_and_says_so(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOST_SEARCHED", 1)
+    monkeypatch.setattr(service, "_AT_ONCE", 1)
+    outcome = maze.osmosis("eval", "show", "fern", "--search", "seven")
+    assert "1 conversations were searched, not all" in outcome.out
+    told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
+    assert told == {"conversations": 1, "complete": False}
+
+
+# -- platforms -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(maze: Maze) -> Iterator[DownloadableRun]:
+    """A run of a platform with two conversations, and the contract's list of samples."""
+    with serve() as store:
+        run = DownloadableRun(maze, store)
+        listed = [
+            {
+                "row_index": 0,
+                "run_index": 0,
+                "status": "success",
+                "reward": 1.0,
+                "tokens": 5,
+                "duration_ms": 9,
+            },
+            {"row_index": 0, "run_index": 1, "status": "failed", "duration_ms": 9},
+            {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0, "duration_ms": 9},
+        ]
+        lines = b"".join(json.dumps(each).encode() + b"\n" for each in listed) + b"not JSON\n[]\n"
+        run.holds(
+            {
+                "summary.jsonl": lines,
+                "trajectories/row_0_run_0.json": trajectory("six"),
+                "trajectories/row_1_run_0.json": trajectory("seven"),
+            }
+        )
+        yield run
+
+
+def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: DownloadableRun) -> None:
+    maze = stored.maze
+    outcome = maze.osmosis("eval", "show", "platform:amber-otter-42", "--json")
+    samples = outcome.json["data"]["samples"]
+    assert [(each["row"], each["attempt"], each.get("passed")) for each in samples] == [
+        (0, 0, True),
+        (0, 1, None),
+        (1, 0, False),
+    ]
+    assert samples[0]["messages"][2]["content"] == "six"
+    assert samples[1]["problems"] == ["the platform has no conversation of it"]
+    assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
+    assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
+    assert stored.found() == {}, "nothing is left in the workspace"
+
+
+def test_a_platform_of_ours_tells_its_samples_with_what_graders_noted(stored: DownloadableRun) -> None:
+    maze = stored.maze
+    ours = {"X-Osmosis-Capabilities": "eval-samples"}
+    maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$").respond(json=DETAIL, headers=ours)
+    told = {
+        "row": 1,
+        "attempt": 0,
+        "status": "success",
+        "reward": 0.0,
+        "source_row_index": 41,
+        "row_digest": "a" * 32,
+    }
+    route = maze.get("/eval-runs/er_8/samples")
+    route.respond(json={"samples": [{**told, "notes": "Almost.", "parts": {"format": 0.5}}]}, headers=ours)
+    (sample,) = maze.osmosis("eval", "show", "platform:amber-otter-42", "--json").json["data"]["samples"]
+    assert (sample["notes"], sample["parts"], sample["source_row_index"]) == ("Almost.", {"format": 0.5}, 41)
+    assert sample["messages"][2]["content"] == "seven"
+    assert route.calls.last.request.url.params["details"] == "true"
+    assert stored.manifest.calls.last.request.url.params["rows"] == "41"
+    beside = maze.osmosis("eval", "show", "platform:amber-otter-42", "--side-by-side", "fern", "--json")
+    assert beside.json["data"]["samples"][0]["beside"]["row"] == 0
+
+
+# -- any conversation ----------------------------------------------------------------------
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
+def test_any_conversation_is_printed_without_escapes(texts: list[str]) -> None:
+    from rich.console import Console
+
+    from osmosis_ai.cli.output.conversations import shown_run
+    from osmosis_ai.cli.output.plain import lines_of
+    from osmosis_ai.cli.output.terminal import print_result
+    from osmosis_ai.evaluation.conversation import read_conversation
+    from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
+    from osmosis_ai.viewer.source import SampleDetail, SampleEntry
+
+    steps = [
+        {"source": text, "message": text, "tool_calls": [{"function_name": text, "arguments": text}]}
+        for text in texts
+    ]
+    conversation = read_conversation(json.dumps({"steps": steps}).encode())
+    entry = SampleEntry(0, 0, "failed", error=texts[0], boundary=texts[-1])
+    detail = SampleDetail(entry, {"notes": texts[0]}, ground_truth=texts)
+    result = shown_run(
+        ShownRun("fern", "local", [ShownConversation("fern", detail, conversation)]), WantedSamples()
+    )
+    stream = StringIO()
+    print_result(Console(file=stream, width=80), result)
+    printed = stream.getvalue() + "\n".join(lines_of(result))
+    unsafe = {
+        chr(code)
+        for code in (*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x202E, 0x2066)
+        if chr(code) not in "\t\n"
+    }
+    assert not unsafe & set(printed)
+    printed.encode()

@@ -6,7 +6,7 @@ has no new ones (:class:`SampleCounts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -128,14 +128,6 @@ class FamilySamples:
         """Return the scored samples by reward; None where there are none."""
         return self._once("rewards", self._count_rewards)
 
-    def of_attempts(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        """Return the rows of some attempts, by (row, attempt)."""
-        keys = [and_(DbSample.row_index == row, DbSample.run_index == attempt) for row, attempt in wanted]
-        if not keys:
-            return {}
-        found = self.session.execute(self._all(select(*_COLUMNS)).where(or_(*keys)))
-        return {(row.row_index, row.run_index): row for row in found}
-
     def _once(self, what: Hashable, count: Callable[[], CountedT]) -> CountedT:
         return self.counts.once((self.family.version, what), count)
 
@@ -221,19 +213,26 @@ class FamilySamples:
         return self.session.scalar(counted) or 0
 
     def _count_failures(self) -> list[FailureCount]:
-        place = DbSample.row_index * self.family.n + DbSample.run_index
-        counted: tuple[Any, ...] = (DbSample.boundary, _category, func.count(), func.min(place))
-        kinds = self.session.execute(
-            self._all(select(*counted))
-            .where(DbSample.status == "failed")
-            .group_by(DbSample.boundary, _category)
-            .order_by(func.count().desc(), func.min(place))
-        ).all()
-        firsts = {first: divmod(first, self.family.n) for *_, first in kinds}
-        examples = self.of_attempts(firsts.values())
+        """Return the kinds with the first of each; the samples are read once, and each first one by its key."""
+        n = self.family.n
+        first = func.min(DbSample.row_index * n + DbSample.run_index).label("first")
+        counted: tuple[Any, ...] = (
+            DbSample.boundary,
+            _category.label("category"),
+            func.count().label("count"),
+            first,
+        )
+        failed = self._all(select(*counted)).where(DbSample.status == "failed")
+        kinds = failed.group_by(DbSample.boundary, _category).subquery()
+        shown: tuple[Any, ...] = (*kinds.c, DbSample.error)
+        at_first = (DbSample.row_index == kinds.c.first // n, DbSample.run_index == kinds.c.first % n)
+        found = self.session.execute(
+            self._all(select(*shown).join_from(kinds, DbSample, and_(*at_first))).order_by(
+                kinds.c.count.desc(), kinds.c.first
+            )
+        )
         return [
-            FailureCount(boundary, category, count, firsts[first], examples[firsts[first]].error)
-            for boundary, category, count, first in kinds
+            FailureCount(row.boundary, row.category, row[2], divmod(row.first, n), row.error) for row in found
         ]
 
     def _count_rewards(self) -> Histogram | None:

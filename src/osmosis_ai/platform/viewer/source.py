@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
-from sqlalchemy import case, select
+from sqlalchemy import ColumnElement, and_, case, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
@@ -19,12 +19,13 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.logs import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
-from osmosis_ai.platform.viewer.found_runs import find_family
+from osmosis_ai.platform.viewer.found_runs import find_family, of_family
 from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
@@ -118,8 +119,7 @@ class PlatformSource:
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""
         path = f"trajectories/{item_name(row, attempt)}.json"
-        with self.services.db.session() as session:
-            file = self._file(session, run, row, attempt, path)
+        file = next(iter(self._files(run, row, attempt, DbRunFile.path == path)), None)
         if file is None:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         if file.size > max_bytes:
@@ -133,21 +133,13 @@ class PlatformSource:
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
         below = f"artifacts/{item_name(row, attempt)}/"
-        with self.services.db.session() as session:
-            family = self._family(session, "eval", run)
-            owner = self._newest(session, family, row, attempt, select(DbSample.run_id))
-            files = session.execute(
-                select(DbRunFile.path, DbRunFile.size)
-                .where(DbRunFile.run_id == owner, DbRunFile.path.startswith(below, autoescape=True))
-                .order_by(DbRunFile.path)
-            )
-            return [StoredArtifact(path.removeprefix(below), size) for path, size in files]
+        files = self._files(run, row, attempt, DbRunFile.path.startswith(below, autoescape=True))
+        return [StoredArtifact(file.path.removeprefix(below), file.size) for file in files]
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
         """Open one of :meth:`artifacts`; a path that is none of them leads nowhere."""
         stored = f"artifacts/{item_name(row, attempt)}/{path}"
-        with self.services.db.session() as session:
-            file = self._file(session, run, row, attempt, stored)
+        file = next(iter(self._files(run, row, attempt, DbRunFile.path == storable(stored))), None)
         if file is None:
             raise NotFoundError(
                 f"row {row}, attempt {attempt} of the run '{run[:200]}' has left no such file."
@@ -228,12 +220,27 @@ class PlatformSource:
             .limit(1)
         )
 
-    def _file(self, session: Session, run: str, row: int, attempt: int, path: str) -> DbRunFile | None:
-        family = self._family(session, "eval", run)
-        owner = self._newest(session, family, row, attempt, select(DbSample.run_id))
-        if owner is None:
-            raise _no_sample(run, row, attempt)
-        return session.get(DbRunFile, (owner, path)) if "\0" not in path else None
+    def _files(self, run: str, row: int, attempt: int, which: ColumnElement[bool]) -> list[DbRunFile]:
+        """Return files that the newest result of an attempt has left, in one statement.
+
+        Raises:
+            NotFoundError: there is no such run, or no such result.
+        """
+        of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
+        asked: Any = select(DbSample.run_id, DbRunFile).select_from(DbRun)
+        with self.services.db.session() as session:
+            found = session.execute(
+                of_family(asked, self.workspace_id, "eval", run)
+                .join(DbSample, DbSample.run_id == DbRun.id)
+                .outerjoin(DbRunFile, and_(DbRunFile.run_id == DbSample.run_id, which))
+                .where(*of_attempt)
+                .order_by(DbRunFile.path)
+            ).all()
+            if not found:
+                self._family(session, "eval", run)
+                raise _no_sample(run, row, attempt)
+        newest = found[-1].run_id
+        return [file for run_id, file in found if run_id == newest and file is not None]
 
 
 def _record(sample: DbSample) -> dict[str, Any]:

@@ -1,0 +1,266 @@
+"""Buttons of a run's page: what they do is what the commands do, once, by who may, and with their name in the log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
+from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
+from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
+
+RUNS = "/api/cli/eval-runs"
+PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
+FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider"}
+
+
+@pytest.fixture
+def member(world: World, services: PlatformServices, tmp_path: Path) -> Member:
+    mara = world.member(password=PASSWORD, clone_url=str(Code(tmp_path / "code").path))
+    add_dataset(services, mara)
+    return mara
+
+
+@pytest.fixture
+def browser(client: TestClient, member: Member) -> TestClient:
+    """Mara's browser, signed in."""
+    client.headers["accept"] = "text/html,application/xhtml+xml"
+    sign_in(client)
+    return client
+
+
+@pytest.fixture
+def run(browser: TestClient, member: Member, services: PlatformServices) -> str:
+    """The name of a finished run of which one sample failed."""
+    made = submitted(browser, RUNS, submit_body(), member)
+    samples = {(row, attempt): PASSED for row in range(3) for attempt in range(2)}
+    end_with(services, made["id"], {**samples, (1, 1): FAILED})
+    return str(made["name"])
+
+
+def form_of(page: Any) -> dict[str, str]:
+    once = re.search(r'name="once" value="([^"]+)"', page.text)
+    assert once, page.text
+    return {"csrf": csrf_of(page), "once": once[1]}
+
+
+def log_of(services: PlatformServices, member: Member, name: str) -> str:
+    run = services.eval_runs.get(member.workspace.id, name).run
+    return "\n".join(line.message or "" for line in services.logs.page(run.id, limit=50).logs)
+
+
+def runs_of(services: PlatformServices, member: Member) -> list[str]:
+    return [run.name for run in services.eval_runs.page(member.workspace.id, limit=50, offset=0)[0]]
+
+
+def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmless(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    name = submitted(browser, RUNS, submit_body(), member)["name"]
+    shown = browser.get(f"/fern/evals/{name}")
+    assert f'href="/fern/evals/{name}/stop"' in shown.text
+    form = form_of(browser.get(f"/fern/evals/{name}/stop"))
+    for _ in range(2):
+        done = browser.post(f"/fern/evals/{name}/stop", data=form)
+        assert (done.status_code, done.headers["location"]) == (303, f"/fern/evals/{name}")
+    assert services.eval_runs.get(member.workspace.id, name).run.status == "stopped"
+    assert log_of(services, member, name).count("mara@fern.example asked for the run to stop") == 1
+    assert "it has ended: stopped" in text_of(browser.get(f"/fern/evals/{name}"))
+    again = browser.get(f"/fern/evals/{name}/stop")
+    assert again.status_code == 409 and "has ended already" in again.text
+
+
+def test_failed_samples_are_made_again_by_one_run_however_often_it_is_clicked(
+    browser: TestClient, member: Member, services: PlatformServices, run: str
+) -> None:
+    asked = browser.get(f"/fern/evals/{run}/retry")
+    assert "1 of 6" in text_of(asked) and "1 failed, 0 without a reward" in text_of(asked)
+    form = form_of(asked)
+    led = [browser.post(f"/fern/evals/{run}/retry", data=form).headers["location"] for _ in range(2)]
+    assert led[0] == led[1] and led[0] != f"/fern/evals/{run}"
+    assert len(runs_of(services, member)) == 2
+    retry = led[0].rpartition("/")[2]
+    assert f"mara@fern.example submitted the retry {retry}" in log_of(services, member, run)
+    assert f"submitted the retry of {run}" in log_of(services, member, retry)
+    refused = browser.post(f"/fern/evals/{run}/retry", data={**form, "once": "another"})
+    assert refused.status_code == 409 and "cannot be retried" in refused.text
+
+
+def test_submitting_again_shows_config_rows_samples_and_cost_first(
+    browser: TestClient, member: Member, services: PlatformServices, run: str
+) -> None:
+    with services.db.transaction() as session:
+        row = session.query(DbRun).filter_by(name=run).one()
+        row.metrics = {"estimates": {"cost_usd": {"total": 3.0, "known_samples": 6}}}
+    asked = browser.get(f"/fern/evals/{run}/resubmit")
+    shown = text_of(asked)
+    assert "3 of 200" in shown and "Samples 6" in shown and "$3.00" in shown
+    assert "experiment.model_path osmosis/tiny" in shown and "evaluation.n 2" in shown
+    form = form_of(asked)
+    led = {browser.post(f"/fern/evals/{run}/resubmit", data=form).headers["location"] for _ in range(3)}
+    assert len(led) == 1 and len(runs_of(services, member)) == 2
+    (name,) = (path.rpartition("/")[2] for path in led)
+    assert f"mara@fern.example submitted {run} again" in log_of(services, member, name)
+
+
+@pytest.mark.parametrize("action", ["stop", "retry", "resubmit"])
+@pytest.mark.parametrize(
+    ("changes", "headers"),
+    [
+        ({"csrf": ""}, {}),
+        ({"csrf": "A" * 86}, {}),
+        ({"csrf": "é"}, {}),
+        ({"once": ""}, {}),
+        ({}, {"Origin": "http://evil.example"}),
+        ({}, {"Sec-Fetch-Site": "cross-site", "Origin": "null"}),
+    ],
+)
+def test_a_form_that_is_not_the_page_s_own_changes_nothing(
+    browser: TestClient,
+    member: Member,
+    services: PlatformServices,
+    run: str,
+    action: str,
+    changes: dict[str, str],
+    headers: dict[str, str],
+) -> None:
+    form = {"csrf": csrf_of(browser.get(f"/fern/evals/{run}")), "once": "1", **changes}
+    refused = browser.post(f"/fern/evals/{run}/{action}", data=form, headers=headers)
+    assert refused.status_code == 403 and "did not come from this page" in refused.text
+    assert runs_of(services, member) == [run]
+
+
+def test_the_token_of_a_form_is_another_one_on_each_page_and_all_of_them_work(
+    browser: TestClient, run: str
+) -> None:
+    pages = [browser.get(f"/fern/evals/{run}/resubmit") for _ in range(3)]
+    tokens = [csrf_of(page) for page in pages]
+    assert len(set(tokens)) == 3
+    assert (
+        browser.post(f"/fern/evals/{run}/resubmit", data={"csrf": tokens[0], "once": "1"}).status_code == 303
+    )
+
+
+def test_buttons_of_another_workspace_s_runs_are_not_there(
+    browser: TestClient, services: PlatformServices, stranger: Member, run: str
+) -> None:
+    theirs = add_run(services, stranger, "theirs", status="pending")
+    form = form_of(browser.get(f"/fern/evals/{run}/resubmit"))
+    for path in ("/moss/evals/theirs/stop", "/fern/evals/theirs/stop", f"/fern/evals/{theirs.id}/stop"):
+        assert browser.get(path).status_code == 404
+        assert browser.post(path, data=form).status_code == 404
+    unknown, foreign = (browser.get(f"/{name}/evals") for name in ("nowhere", "moss"))
+    assert unknown.status_code == foreign.status_code == 404
+    assert text_without_token(unknown).replace("nowhere", "moss") == text_without_token(foreign)
+    assert services.eval_runs.get(stranger.workspace.id, "theirs").run.status == "pending"
+
+
+def text_without_token(page: Any) -> str:
+    return re.sub(r'name="csrf" value="[^"]+"', "", page.text)
+
+
+def test_a_model_is_deployed_and_taken_back_by_who_may(
+    browser: TestClient,
+    member: Member,
+    world: World,
+    services: PlatformServices,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.platform.http.models.is_servable", lambda _model: True)
+    run = add_run(services, member, "trained", kind="training", request=_training_request())
+    with services.db.transaction() as session:
+        known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
+        session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
+    page = browser.get("/fern/models/trained-5")
+    assert 'action="/fern/models/trained-5/deploy"' in page.text
+    form = {"csrf": csrf_of(page)}
+    assert browser.post("/fern/models/trained-5/deploy", data={"csrf": "x"}).status_code == 403
+    for _ in range(2):
+        assert browser.post("/fern/models/trained-5/deploy", data=form).status_code == 303
+    lines = [line.message for line in services.logs.page(run.id, limit=9).logs]
+    assert lines == ["mara@fern.example deployed `trained-5`, on the run's page"]
+    world.member("noa", role="member", password=PASSWORD)
+    browser.cookies.clear()
+    sign_in(browser, "noa@fern.example")
+    theirs = browser.get("/fern/training/trained")
+    assert "disabled" in theirs.text and "that needs the role" in theirs.text
+    form = {"csrf": csrf_of(theirs)}
+    refused = browser.post("/fern/models/trained-5/undeploy", data=form)
+    assert refused.status_code == 409 and "needs the role &#39;admin&#39;" in refused.text
+    assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
+
+
+def _training_request() -> dict[str, Any]:
+    from tests.platform.evaluations import training_body
+
+    return training_body()
+
+
+# Pages of runs
+
+
+def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
+    browser: TestClient, member: Member, services: PlatformServices, run: str, clock: ManualClock
+) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", "sk-canary-4711", "user")
+    hostile = "<script>alert(1)</script>{{ 7*7 }}\u202e"
+    made = add_run(services, member, f"a/b {hostile} ünï", error=hostile, model_path=hostile)
+    texts = {"input": hostile, "output": hostile, "error": hostile, "category": hostile}
+    add_samples(
+        services,
+        made,
+        [
+            {"row": row, "attempt": attempt, "status": "failed", **texts}
+            for row in range(40)
+            for attempt in range(2)
+        ],
+    )
+    below = f"/fern/evals/{quote(made.name, safe='')}"
+    paths = ["/fern", "/fern/evals", "/fern/training", "/fern/rubrics", below, f"{below}/samples"]
+    paths += [f"{below}/samples/3.1", f"{below}/log", f"/fern/evals/{run}", f"{below}/samples.csv"]
+    paths += ["/fern/datasets", "/fern/models", "/fern/secrets", "/fern/members", "/fern/api-keys"]
+    for path in paths:
+        with statements_of(services.db) as noted:
+            page = browser.get(path)
+        assert page.status_code == 200, (path, page.text)
+        assert len([each for each, _ in noted if each.startswith("SELECT")]) <= 12, (path, noted)
+        assert "sk-canary" not in page.text
+        if path.endswith(".csv"):
+            assert page.headers["content-disposition"].startswith("attachment")
+            continue
+        assert "<script>alert" not in page.text and ">49<" not in page.text and "\u202e" not in page.text
+        assert page.headers["cache-control"] == "private, no-cache"
+
+
+def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(
+    browser: TestClient, run: str, clock: ManualClock
+) -> None:
+    path = f"/fern/evals/{run}/changes"
+    asked = {"accept": "application/json"}
+    first = browser.get(path, headers=asked)
+    assert first.status_code == 200 and first.json()["status"] == "finished"
+    assert first.headers["cache-control"] == "private, no-cache"
+    same = browser.get(path, headers={**asked, "if-none-match": first.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    clock.advance(13 * 3600)
+    assert browser.get(path, headers=asked).status_code == 401
+    assert browser.get(f"/fern/evals/{run}").status_code == 303
+
+
+def test_assets_are_there_for_who_has_not_signed_in_and_kept_for_good(client: TestClient) -> None:
+    client.headers["accept"] = "text/html"
+    page = client.get("/login")
+    sources = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page.text)
+    assert len(sources) == 2
+    for source in sources:
+        reply = client.get(source, headers={"accept": "*/*"})
+        assert reply.status_code == 200 and "immutable" in reply.headers["cache-control"]
+    assert client.get("/assets/nothing.css").status_code == 404

@@ -13,8 +13,11 @@ import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
@@ -246,6 +249,36 @@ def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local:
     (trial / "trajectory.json").write_text("x" * 101)
     assert local.source.conversation("run", 0, 0, max_bytes=100).size == 101
     assert local.source.conversation("run", 0, 0, max_bytes=101).content == b"x" * 101
+
+
+def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
+    def shown() -> list[tuple[str, str, int | None]]:
+        entries = local.source.runs(RunQuery(sort="name", descending=False), limit=9).items
+        return [
+            (entry.name, entry.status, entry.headline.scored if entry.headline is not None else None)
+            for entry in entries
+        ]
+
+    local.start("a", rows=2, n=1)
+    assert shown() == [("a", "incomplete", 0)]
+    local.add("a", [sample_record(0, 0, 1.0)])
+    assert shown() == [("a", "incomplete", 1)]
+    with RunLock(local.evals, "a"):
+        assert shown() == [("a", "running", 1)]
+    local.add("a", [sample_record(1, 0, 1.0)])
+    assert shown() == [("a", "finished", 2)]
+    # Done again in part: numbers are written at the end, and a directory knows of that.
+    local.add("a", [sample_record(1, 0, error="boom")])
+    directory = local.evals / "a"
+    RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+    assert shown() == [("a", "finished", 1)]
+    local.start("b", rows=1, n=1)
+    assert shown() == [("a", "finished", 1), ("b", "incomplete", 0)]
+    # Another process finds the lines as they were left.
+    again = LocalSource(local.root, cache_dir=local.root / "cache")
+    names = [entry.name for entry in again.runs(RunQuery(sort="name", descending=False), limit=9).items]
+    assert names == ["a", "b"]
+    again.close()
 
 
 @pytest.mark.parametrize("by", ["row", "file"])

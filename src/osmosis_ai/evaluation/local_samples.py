@@ -56,7 +56,7 @@ def read_local_samples(directory: Path) -> RunSamples:
     if found.events.exists():
         for _ in parsed_lines(found.events, reader.take, chain=chain):
             pass
-    inputs = inputs_of(manifest, found, reader.judges)
+    inputs = _inputs(manifest, found, reader.judges)
     rows, row_of, keyed = reader.rows(places, inputs.dataset_sha256 or manifest.local_run_id)
     samples = reader.table.structured(row_of)
     planned, pending = places.size * n, reader.table.pending
@@ -190,7 +190,7 @@ def read_inputs(directory: Path) -> ComparedInputs:
         OsmosisError: there is no run in ``directory``, or it is of a newer release.
     """
     found = RunDirectory(directory)
-    return inputs_of(Manifest.load(found.manifest), found)
+    return _inputs(Manifest.load(found.manifest), found)
 
 
 def recorded_dataset(directory: Path) -> Path | None:
@@ -199,14 +199,7 @@ def recorded_dataset(directory: Path) -> Path | None:
     return Path(written) if written is not None else None
 
 
-def inputs_of(manifest: Manifest, found: RunDirectory, judges: Collection[str] = ()) -> ComparedInputs:
-    """Return what a run was computed from, whose manifest is read.
-
-    Args:
-        manifest: the run's.
-        found: its directory.
-        judges: the models that its graders asked, as far as somebody has looked.
-    """
+def _inputs(manifest: Manifest, found: RunDirectory, judges: Collection[str] = ()) -> ComparedInputs:
     inputs, provenance = manifest.inputs, manifest.provenance
     rollout, dataset = _table(inputs.get("rollout")), _table(inputs.get("dataset"))
     functions = _table(inputs.get("agent_loop")).get("eval_fns")

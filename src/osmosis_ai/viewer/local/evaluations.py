@@ -17,7 +17,6 @@ from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.local_results import JournalNumbers
-from osmosis_ai.evaluation.local_samples import inputs_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -58,7 +57,6 @@ def read_evaluation(
     found = RunDirectory(directory)
     try:
         manifest = Manifest.load(found.manifest)
-        inputs = inputs_of(manifest, found)
     except OsmosisError as error:
         entry = RunEntry("eval", name, id=str(directory), status="incomplete", error=error.message)
         return KnownEvaluation(entry, problems=(_sentence(error),))
@@ -71,6 +69,9 @@ def read_evaluation(
     headline = Headline.of(estimates, rows_drawn(facts)) if estimates is not None else None
     pending = headline is None or headline.pending > 0
     reward = estimates.reward if estimates is not None else None
+    inputs, provenance = manifest.inputs, manifest.provenance
+    dataset = _text(provenance.get("dataset_name")) or _text(facts.get("dataset_name"))
+    rollout, dirty = _text(_table(inputs.get("rollout")).get("name")), provenance.get("git_dirty")
     entry = RunEntry(
         kind="eval",
         name=name,
@@ -78,12 +79,12 @@ def read_evaluation(
         status="running" if running else "incomplete" if pending else "finished",
         started_at=moment(manifest.created_at),
         ended_at=moment(facts.get("completed_at")),
-        model=inputs.model,
-        dataset=inputs.dataset_name,
-        rollout=inputs.rollout,
-        commit=inputs.commit,
-        dirty=inputs.dirty,
-        config=inputs.config or series_of(inputs.rollout, inputs.dataset_name),
+        model=_text(inputs.get("model_path")),
+        dataset=dataset,
+        rollout=rollout,
+        commit=_text(provenance.get("git_head")),
+        dirty=dirty if isinstance(dirty, bool) else None,
+        config=_text(provenance.get("config")) or series_of(rollout, dataset),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -210,6 +211,10 @@ def _sentence(error: Exception) -> str:
     hint = getattr(error, "hint", None)
     said = str(getattr(error, "message", error))
     return f"{said} ({hint})" if hint else said
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -63,6 +63,7 @@ class RunPlaces:
         self._walked = float("-inf")
         self._found: list[tuple[_Found, ...]] = []
         self._named: list[RunPlace] = []
+        self._by_name: dict[tuple[RunKind, str], RunPlace] = {}
 
     def all(self) -> list[RunPlace]:
         """Return the runs, by path; the same list while there are no others."""
@@ -72,7 +73,13 @@ class RunPlaces:
             found = [tuple(self._single), *(self._folders[path].runs() for path in sorted(self._folders))]
             if found != self._found:
                 self._found, self._named = found, _named([run for runs in found for run in runs])
+                self._by_name = {(place.kind, place.name): place for place in self._named}
             return self._named
+
+    def named(self, kind: RunKind, name: str) -> RunPlace | None:
+        """Return the run of a kind and name; None where there is none."""
+        self.all()
+        return self._by_name.get((kind, name))
 
     def _walk(self) -> None:
         known, self._folders, self._single = self._folders, {}, []

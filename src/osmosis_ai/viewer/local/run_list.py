@@ -1,12 +1,14 @@
 """The list of the runs of this machine: what a line says of each, read again when its files have changed.
 
-Invariant: a line is as old as the newest change of its run's directory or journal; a run under way is looked at each
-time. Lists are made in memory, from lines that are kept.
+Invariant: a line that is shown is as old as the newest change of its run's directory or journal; a run under way is
+looked at each time, all of them every few seconds, for filters and order. Lists are made in memory, from lines that
+are kept.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +30,11 @@ from osmosis_ai.viewer.source import ItemPage, RunEntry, RunKind, RunQuery, RunS
 
 TREND_RUNS = 10
 _NAME_CHARACTERS = 60
+_MOST_SORTED = 16
+_MOST_WATCHED = 200
+_LOOK_AT_ALL_S = 5.0
+_Name = tuple[RunKind, str]
+_Series = tuple[RunKind, str | None]
 _EQUAL = ("kind", "status", "model", "dataset", "rollout", "person")
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -45,7 +52,13 @@ class RunList:
         self._root, self._cache_dir = root, cache_dir
         self._kept: KeptLines | None = None  # nobody may ask for a list
         self._known: dict[Path, KeptLine] = {}
-        self._series: dict[tuple[RunKind, str | None], list[RunEntry]] = {}
+        self._places: Sequence[RunPlace] | None = None
+        self._looked = float("-inf")
+        self._at: dict[_Name, RunPlace] = {}
+        self._going_on: dict[_Name, RunPlace] = {}
+        self._entries: dict[_Name, RunEntry] = {}
+        self._series: dict[_Series, list[RunEntry]] = {}
+        self._sorted: dict[RunQuery, list[RunEntry]] = {}
 
     def close(self) -> None:
         """Release the cache's file."""
@@ -60,14 +73,17 @@ class RunList:
         Raises:
             OsmosisError: the cursor is none of this order.
         """
-        entries = self._entries(places)
-        key = _SORTED_BY[query.sort]
-        keyed = [(key(entry), entry.id, entry) for entry in entries if _fits(entry, query)]
-        valued = sorted(
-            (each for each in keyed if each[0] is not None), key=_first_two, reverse=query.descending
-        )
-        found = [entry for _, _, entry in valued]
-        found += sorted((entry for value, _, entry in keyed if value is None), key=lambda entry: entry.id)
+        with self._lock:
+            self._refresh(places)
+            page = self._page(query, limit, cursor)
+            # Of those that nobody looked at in this moment, what is shown has to be as it is.
+            if any(self._has_changed(entry) for entry in page.items):
+                self._look_at_all(places)
+                page = self._page(query, limit, cursor)
+            return page
+
+    def _page(self, query: RunQuery, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
+        found, key = self._found(query), _SORTED_BY[query.sort]
         order = f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
         first, last = _slice(found, key, order, query.descending, limit, cursor)
         items = [self._with_trend(entry) for entry in found[first:last]]
@@ -77,9 +93,24 @@ class RunList:
             previous=_cursor(items[0], key, order, backward=True) if items and first > 0 else None,
             counts={
                 "total": len(found),
-                "unfiltered": sum(query.kind in (None, each.kind) for each in entries),
+                "unfiltered": sum(query.kind in (None, kind) for kind, _ in self._entries),
             },
         )
+
+    def _found(self, query: RunQuery) -> list[RunEntry]:
+        """Return all that a query asks for, in its order; sorted once while nothing changes."""
+        found = self._sorted.get(query)
+        if found is None:
+            key = _SORTED_BY[query.sort]
+            keyed = [(key(entry), entry.id, entry) for entry in self._entries.values() if _fits(entry, query)]
+            valued = [each for each in keyed if each[0] is not None]
+            valued.sort(key=_first_two, reverse=query.descending)
+            found = [entry for _, _, entry in valued]
+            found += sorted((entry for value, _, entry in keyed if value is None), key=lambda entry: entry.id)
+            if len(self._sorted) >= _MOST_SORTED:
+                self._sorted.clear()
+            self._sorted[query] = found
+        return found
 
     def entry(self, place: RunPlace) -> RunEntry:
         """Return a run's line."""
@@ -87,15 +118,16 @@ class RunList:
 
     def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
         """Return the runs of a kind, the newest first."""
-        return sorted(
-            (entry for entry in self._entries(places) if entry.kind == kind), key=_started, reverse=True
-        )
+        with self._lock:
+            self._refresh(places)
+            return self._found(RunQuery(kind=kind))
 
     def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line with those before it, and the run before it on the same config."""
-        self._entries(places)
-        before = self._before(entry)
-        return self._with_trend(entry), before[-1] if before else None
+        with self._lock:
+            self._refresh(places)
+            before = self._before(entry)
+            return self._with_trend(entry), before[-1] if before else None
 
     def _with_trend(self, entry: RunEntry) -> RunEntry:
         series = [*self._before(entry), entry]
@@ -107,27 +139,60 @@ class RunList:
         place = bisect_left(series, _started(entry), key=_started)
         return series[max(0, place - TREND_RUNS + 1) : place]
 
-    def _entries(self, places: Sequence[RunPlace]) -> list[RunEntry]:
-        with self._lock:
-            if self._kept is None:
-                self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
-                self._known = self._kept.read()
-            known, read = {}, {}
-            for place in places:
-                if place.archived:
-                    continue
-                line = self._known.get(place.path)
-                stamp = _stamp(place.path, going_on=line is None or line.entry.status != "finished")
-                if line is None or line.stamp[: len(stamp)] != stamp or line.entry.name != place.name:
-                    line = read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
-                known[place.path] = line
-            if read or len(known) != len(self._known):
-                self._kept.write(read, gone=self._known.keys() - known.keys())
-                self._known = known
-                self._series = _in_series(line.entry for line in known.values())
-            elif not self._series:
-                self._series = _in_series(line.entry for line in known.values())
-            return [_as_it_stands(place, known[place.path].entry) for place in places if not place.archived]
+    def _refresh(self, places: Sequence[RunPlace]) -> None:
+        """Bring the lines up to date: at once of runs that go on, of all when runs came or went, and now and then."""
+        if places is not self._places or time.monotonic() - self._looked > _LOOK_AT_ALL_S:
+            self._look_at_all(places)
+            return
+        going_on = list(self._going_on.values())
+        stale = [place for place in going_on if self._stamp_of(place) != self._known[place.path].stamp]
+        if stale:
+            self._look_at_all(places)
+            return
+        now = {(place.kind, place.name): self._as_it_stands(place) for place in going_on}
+        if any(self._entries[key] != entry for key, entry in now.items()):
+            self._entries.update(now)
+            self._sorted.clear()
+
+    def _look_at_all(self, places: Sequence[RunPlace]) -> None:
+        if self._kept is None:
+            self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
+            self._known = self._kept.read()
+        listed = [place for place in places if not place.archived]
+        known, read = {}, {}
+        for place in listed:
+            line, stamp = self._known.get(place.path), self._stamp_of(place)
+            if line is None or line.stamp[: len(stamp)] != stamp or line.entry.name != place.name:
+                line = read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
+            known[place.path] = line
+        if read or len(known) != len(self._known):
+            self._kept.write(read, gone=self._known.keys() - known.keys())
+        self._known = known
+        entries = {(place.kind, place.name): self._as_it_stands(place) for place in listed}
+        if entries != self._entries:
+            self._entries, self._series = entries, _in_series(entries.values())
+            self._sorted.clear()
+        going_on = {(place.kind, place.name): place for place in listed if _goes_on(known[place.path].entry)}
+        self._going_on = dict(list(going_on.items())[-_MOST_WATCHED:])
+        self._at = {(place.kind, place.name): place for place in listed}
+        self._places, self._looked = places, time.monotonic()
+
+    def _has_changed(self, entry: RunEntry) -> bool:
+        place = self._at[entry.kind, entry.name]
+        stamp = self._stamp_of(place)
+        return self._known[place.path].stamp[: len(stamp)] != stamp
+
+    def _stamp_of(self, place: RunPlace) -> Stamp:
+        line = self._known.get(place.path)
+        return _stamp(place.path, going_on=line is None or _goes_on(line.entry))
+
+    def _as_it_stands(self, place: RunPlace) -> RunEntry:
+        return _as_it_stands(place, self._known[place.path].entry)
+
+
+def _goes_on(entry: RunEntry) -> bool:
+    """Tell whether a run may change without a change of its directory: its journal grows."""
+    return entry.status != "finished"
 
 
 _READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
@@ -180,9 +245,9 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
     return query.text.lower() in entry.name.lower() or query.text.lower() in (entry.config or "").lower()
 
 
-def _in_series(entries: Iterable[RunEntry]) -> dict[tuple[RunKind, str | None], list[RunEntry]]:
+def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
     """Return the runs by what those of a config have in common, each time the oldest first."""
-    series: dict[tuple[RunKind, str | None], list[RunEntry]] = {}
+    series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
         series.setdefault((entry.kind, entry.config), []).append(entry)
     return series

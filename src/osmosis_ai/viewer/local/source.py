@@ -222,11 +222,10 @@ class LocalSource:
         return samples if find is None else replace(samples, open_dataset=lambda: find(samples, directory))
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
-        places = [place for place in self._places.all() if place.kind == kind]
-        for place in places:
-            if place.name == name:
-                return place
-        names = [place.name for place in places]
+        place = self._places.named(kind, name)
+        if place is not None:
+            return place
+        names = [place.name for place in self._places.all() if place.kind == kind]
         near = get_close_matches(name[:255], names[:_MOST_COMPARED], n=3, cutoff=0.5) or names[:3]
         raise NotFoundError(
             f"there is no run `{name[:100]}`.",

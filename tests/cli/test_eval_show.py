@@ -72,7 +72,7 @@ def test_conversations_are_printed_without_what_a_terminal_obeys(maze: Maze) -> 
         "tool: six (1 terminal sequence removed)",
         "assistant: #### 6",
         "grader: Nearly.",
-        "grader: format: 1",
+        "grader: format: 1.000",
         "reward 1, the right answer being 6 (100 tokens · $0.0100 · 1.0s)",
     ]
 
@@ -214,7 +214,7 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
         (1, 0, False),
     ]
     assert samples[0]["messages"][2]["content"] == "six"
-    assert samples[1]["problems"] == ["the platform has no conversation of it"]
+    assert samples[1]["problems"] == ["The platform has no conversation of it."]
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
     assert stored.found() == {}, "nothing is left in the workspace"
@@ -255,7 +255,7 @@ def test_any_conversation_is_printed_without_escapes(texts: list[str]) -> None:
     from osmosis_ai.cli.output.terminal import print_result
     from osmosis_ai.evaluation.conversation import read_conversation
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
-    from osmosis_ai.viewer.source import SampleDetail, SampleEntry
+    from osmosis_ai.viewer.source import SampleDetail, SampleEntry, StoredConversation
 
     steps = [
         {"source": text, "message": text, "tool_calls": [{"function_name": text, "arguments": text}]}
@@ -265,7 +265,10 @@ def test_any_conversation_is_printed_without_escapes(texts: list[str]) -> None:
     entry = SampleEntry(0, 0, "failed", error=texts[0], boundary=texts[-1])
     detail = SampleDetail(entry, {"notes": texts[0]}, ground_truth=texts)
     result = shown_run(
-        ShownRun("fern", "local", [ShownConversation("fern", detail, conversation)]), WantedSamples()
+        ShownRun(
+            "fern", "local", [ShownConversation("fern", detail, StoredConversation(b"{}"), conversation)]
+        ),
+        WantedSamples(),
     )
     stream = StringIO()
     print_result(Console(file=stream, width=80), result)

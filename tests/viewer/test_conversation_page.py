@@ -205,7 +205,7 @@ def test_a_message_over_2_mb_is_a_download_and_pages_stay_small() -> None:
 def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", 100)
     text = shown(trajectory(*STEPS))
-    assert "it is not shown, the download has it" in text and text_by_class(text, "said") == []
+    assert "it is not read, a download has it" in text and text_by_class(text, "said") == []
 
 
 @pytest.mark.parametrize(

@@ -68,18 +68,14 @@ def _turns(shown: ShownConversation) -> Iterator[ConversationTurn]:
 def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     """Yield what is known beside the messages: the grader's words, an error, what could not be read."""
     sample = shown.sample
-    notes, parts, judgements = (shown.graded(name) for name in ("notes", "parts", "judgements"))
-    if isinstance(notes, str) and notes:
-        yield ConversationTurn("grader", _text(notes), "notes")
-    if isinstance(parts, dict) and parts:
+    if shown.notes is not None:
+        yield ConversationTurn("grader", _text(shown.notes), "notes")
+    if shown.parts:
         yield ConversationTurn(
-            "grader", _text("\n".join(f"{name}: {value}" for name, value in parts.items())), "parts"
+            "grader", _text("\n".join(f"{name}: {value}" for name, value in shown.parts)), "parts"
         )
-    for said in judgements if isinstance(judgements, (list, tuple)) else ():
-        if isinstance(said, dict):
-            words = said.get("explanation") or said.get("error") or ""
-            label = " ".join(str(said[name]) for name in ("model", "score") if said.get(name) is not None)
-            yield ConversationTurn("judge", _text(str(words)), _name(label))
+    for title, words in shown.judgements:
+        yield ConversationTurn("judge", _text(words), _name(title))
     if sample.error:
         label = ", ".join(each for each in (sample.boundary, sample.category) if each)
         yield ConversationTurn("error", _text(sample.error), _name(label))
@@ -94,9 +90,7 @@ def _closing(shown: ShownConversation) -> Styled:
     else:
         words, tone = f"reward {sample.reward:g}", "good" if sample.passed else "bad"
     if truth is not None:
-        from osmosis_ai.evaluation.conversation import json_text
-
-        words += f", the right answer being {_text(truth if isinstance(truth, str) else json_text(truth))}"
+        words += f", the right answer being {_text(truth)}"
     known = [
         f"{formats.count(sample.tokens)} tokens" if sample.tokens is not None else "",
         formats.money(sample.cost_usd) if sample.cost_usd else "",

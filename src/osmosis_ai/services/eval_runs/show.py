@@ -11,17 +11,18 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.conversation import Conversation, as_messages, read_conversation
+from osmosis_ai.evaluation.conversation import as_messages
 from osmosis_ai.services.eval_runs.conversation_readers import (
     LocalConversations,
     PlatformConversations,
     RunConversations,
 )
 from osmosis_ai.services.eval_runs.resolver import resolve_run
+from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, StoredConversation
+    from osmosis_ai.viewer.source import Outcome, SampleEntry, StoredConversation
 
 MOST_SEARCHED = 2_000
 """Conversations that one search reads."""
@@ -45,40 +46,10 @@ class WantedSamples:
 
 
 @dataclass(frozen=True)
-class ShownConversation:
-    """A sample with its conversation.
+class ShownConversation(ReadSample):
+    """A sample with its conversation, and beside it the same row in the other run where one asked for it."""
 
-    Attributes:
-        missing: why there is no conversation.
-        beside: the same row in the other run; None where there is none, or nobody asked.
-    """
-
-    run: str
-    detail: SampleDetail
-    conversation: Conversation
-    missing: str | None = None
     beside: ShownConversation | None = None
-
-    @property
-    def sample(self) -> SampleEntry:
-        """What its line of a table says."""
-        return self.detail.summary
-
-    @property
-    def ground_truth(self) -> Any:
-        """The expected answer: of its row, else as the rollout was told it."""
-        truth = self.detail.ground_truth
-        return self.conversation.label if truth is None else truth
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """Sentences about what of the conversation is not there."""
-        return [self.missing] if self.missing is not None else list(self.conversation.problems)
-
-    def graded(self, name: str) -> Any:
-        """Return what the grader left (``notes``, ``parts``, ``judgements``): by the record, else by the rollout."""
-        known = self.detail.record.get(name)
-        return self.conversation.grading.get(name) if known is None else known
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it; what is not known is left out."""
@@ -235,10 +206,4 @@ def _shown(
     beside = None
     if other is not None and (same := other.same_row(sample)) is not None:
         beside = _shown(other, same, other.conversations([same])[0], None)
-    missing = None
-    if stored.content is None:
-        missing = (
-            stored.missing or f"the conversation has {stored.size >> 20:,} MB: that is too long to be read"
-        )
-    conversation = read_conversation(stored.content) if stored.content is not None else Conversation()
-    return ShownConversation(run.name, run.detail(sample), conversation, missing, beside)
+    return ShownConversation(run.name, run.detail(sample), stored, conversation_in(stored), beside)

@@ -15,7 +15,6 @@ from osmosis_ai.evaluation.conversation import (
     as_dataset_row,
     as_messages,
     json_text,
-    read_conversation,
     spans,
 )
 from osmosis_ai.ui import numbers
@@ -23,6 +22,7 @@ from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, sample_query, word, words_of_sample_query
+from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery, StoredConversation
 
@@ -34,106 +34,38 @@ _COPIED = 16 << 10
 """Characters that stand in a page to be copied; what is longer is a download alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class ViewedSample:
-    """A sample with its conversation.
+@dataclass(frozen=True)
+class ViewedSample(ReadSample):
+    """A sample as a page shows it.
 
     Attributes:
-        anchor: what its steps' permalinks begin with.
-        stored: how the conversation lies there; its content is in ``conversation``.
+        href: of its own page.
         shown: the steps of this page.
+        anchor: what its steps' permalinks begin with.
     """
 
-    run: str
     href: str
-    detail: SampleDetail
-    stored: StoredConversation
-    conversation: Conversation
     shown: ShownSteps
     anchor: str = "step"
 
     @property
-    def sample(self) -> SampleEntry:
-        """What its line of the table says."""
-        return self.detail.summary
-
-    @property
-    def ground_truth(self) -> str | None:
-        """The expected answer: of its row, else as the rollout was told it."""
-        truth = self.detail.ground_truth
-        if truth is None:
-            return self.conversation.label
-        return truth if isinstance(truth, str) else json_text(truth, indent=2)
-
-    @property
-    def notes(self) -> str | None:
-        """What the grader wrote beside the reward."""
-        notes = self._graded("notes")
-        return notes if isinstance(notes, str) and notes else None
-
-    @property
-    def judgements(self) -> Sequence[tuple[str, str]]:
-        """Who judged how, and why, of the judges that its grader asked."""
-        said = self._graded("judgements")
-        return (
-            [_judgement(each) for each in said if isinstance(each, dict)]
-            if isinstance(said, list | tuple)
-            else []
-        )
-
-    @property
     def facts(self) -> Sequence[tuple[str, str]]:
         """What came of it, as labels and values."""
-        sample, record = self.sample, self.detail.record
+        sample, reason = self.sample, self.detail.record.get("finish_reason")
         took = numbers.duration(None if sample.duration_ms is None else sample.duration_ms / 1000)
         if sample.model_latency_ms is not None:
             took += f", of it {numbers.duration(sample.model_latency_ms / 1000)} in the model"
-        found = [("Outcome", outcome_of(sample)), ("Reward", numbers.number(sample.reward))]
-        for name in ("parts", "scores", "unscored"):
-            graded = self._graded(name)
-            found += [
-                (f"  {part}", numbers.number(value) if isinstance(value, (int, float)) else str(value))
-                for part, value in (graded.items() if isinstance(graded, Mapping) else ())
-            ]
-        found += [
+        return [
+            ("Outcome", self.outcome),
+            ("Reward", numbers.number(sample.reward)),
+            *((f"  {part}", value) for part, value in self.parts),
             ("Tokens", numbers.count(sample.tokens)),
             ("Cost", numbers.money(sample.cost_usd)),
             ("Duration", took),
             ("Model", self.conversation.model or numbers.MISSING),
             ("Row in the dataset", numbers.count(sample.source_row)),
+            *([("Ended", reason)] if isinstance(reason, str) else []),
         ]
-        reason = record.get("finish_reason")
-        return [*found, ("Ended", reason)] if isinstance(reason, str) else found
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """Sentences about what of the conversation is not there."""
-        stored = self.stored
-        if stored.content is not None:
-            return self.conversation.problems
-        if stored.missing is not None:
-            return (stored.missing[:1].upper() + stored.missing[1:].rstrip(".") + ".",)
-        size, most = numbers.size(stored.size), numbers.size(LARGEST_CONVERSATION_BYTES)
-        return (f"The conversation has {size}: above {most} it is not shown, the download has it.",)
-
-    def _graded(self, name: str) -> Any:
-        """Return what the record says of the grading, or else what the rollout says."""
-        known = self.detail.record.get(name)
-        return self.conversation.grading.get(name) if known is None else known
-
-
-def _judgement(said: Mapping[str, Any]) -> tuple[str, str]:
-    model, score = said.get("model"), said.get("score")
-    title = f"Judgement of {model}" if isinstance(model, str) else "Judgement"
-    if isinstance(score, (int, float)):
-        title += f": {numbers.number(float(score))}"
-    words = said.get("explanation") or said.get("error")
-    return title, words if isinstance(words, str) else ""
-
-
-def outcome_of(sample: SampleEntry) -> str:
-    """Return how a sample ended in a word: ``passed``, ``failed`` (scored below the threshold), ``unscored``."""
-    return "unscored" if sample.passed is None else "passed" if sample.passed else "failed"
 
 
 def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
@@ -206,9 +138,10 @@ def viewed(
     stored = StoredConversation(None, missing="Conversations are not kept here.")
     if view.can("conversations"):
         stored = view.source.conversation(run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
-    conversation = read_conversation(stored.content) if stored.content is not None else Conversation()
+    conversation = conversation_in(stored)
     shown = shown_steps(conversation, first=first, whole=whole)
-    return ViewedSample(run, view.sample_href(run, row, attempt), detail, stored, conversation, shown, anchor)
+    href = view.sample_href(run, row, attempt)
+    return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
 
 
 def _number(words: Words, name: str) -> int | None:

@@ -1,0 +1,113 @@
+"""A sample read with its conversation: what page, report and terminal say of it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_ai.evaluation.conversation import (
+    LARGEST_CONVERSATION_BYTES,
+    Conversation,
+    json_text,
+    read_conversation,
+)
+from osmosis_ai.ui import numbers
+from osmosis_ai.viewer.source import SampleDetail, SampleEntry, StoredConversation
+
+
+@dataclass(frozen=True)
+class ReadSample:
+    """A sample of a run, and what was said.
+
+    Attributes:
+        stored: how the conversation lies there; its content is in ``conversation``.
+    """
+
+    run: str
+    detail: SampleDetail
+    stored: StoredConversation
+    conversation: Conversation
+
+    @property
+    def sample(self) -> SampleEntry:
+        """What its line of a table says."""
+        return self.detail.summary
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a word."""
+        return outcome_of(self.sample)
+
+    @property
+    def ground_truth(self) -> str | None:
+        """The expected answer: of its row, else as the rollout was told it."""
+        truth = self.detail.ground_truth
+        if truth is None:
+            return self.conversation.label
+        return truth if isinstance(truth, str) else json_text(truth, indent=2)
+
+    @property
+    def notes(self) -> str | None:
+        """What the grader wrote beside the reward."""
+        notes = self.graded("notes")
+        return notes if isinstance(notes, str) and notes else None
+
+    @property
+    def judgements(self) -> Sequence[tuple[str, str]]:
+        """Who judged how, and why, of the judges that its grader asked."""
+        said = self.graded("judgements")
+        return (
+            [_judgement(each) for each in said if isinstance(each, dict)]
+            if isinstance(said, list | tuple)
+            else []
+        )
+
+    @property
+    def parts(self) -> Sequence[tuple[str, str]]:
+        """What the reward is made of: the grader's parts, and of an agent loop what each eval function gave."""
+        return [
+            (str(part), numbers.number(float(value)) if _is_number(value) else str(value))
+            for name in ("parts", "scores", "unscored")
+            if isinstance(graded := self.graded(name), Mapping)
+            for part, value in graded.items()
+        ]
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Sentences about what of the conversation is not there."""
+        stored = self.stored
+        if stored.content is not None:
+            return self.conversation.problems
+        if stored.missing is not None:
+            return (stored.missing[:1].upper() + stored.missing[1:].rstrip(".") + ".",)
+        size, most = numbers.size(stored.size), numbers.size(LARGEST_CONVERSATION_BYTES)
+        return (f"The conversation has {size}: above {most} it is not read, a download has it.",)
+
+    def graded(self, name: str) -> Any:
+        """Return what the grader left (``notes``, ``parts`` …), by the record, or else as the rollout says."""
+        known = self.detail.record.get(name)
+        return self.conversation.grading.get(name) if known is None else known
+
+
+def conversation_in(stored: StoredConversation) -> Conversation:
+    """Return the conversation that lies there; one without steps where there is none."""
+    return read_conversation(stored.content) if stored.content is not None else Conversation()
+
+
+def outcome_of(sample: SampleEntry) -> str:
+    """Return how a sample ended in a word: ``passed``, ``failed`` (scored below the threshold), ``unscored``."""
+    return "unscored" if sample.passed is None else "passed" if sample.passed else "failed"
+
+
+def _judgement(said: Mapping[str, Any]) -> tuple[str, str]:
+    model, score = said.get("model"), said.get("score")
+    title = f"Judgement of {model}" if isinstance(model, str) else "Judgement"
+    if _is_number(score):
+        title += f": {numbers.number(float(score or 0))}"
+    words = said.get("explanation") or said.get("error")
+    return title, words if isinstance(words, str) else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -166,6 +166,72 @@ def test_a_platform_that_is_away_for_a_while_is_waited_for(maze: Maze) -> None:
     assert outcome.err.count("waiting for the platform to come back") == 1
 
 
+TELLS = {"X-Osmosis-Capabilities": "run-events"}
+
+
+def told(*changes: str) -> httpx.Response:
+    """Return a stream of events, one for each cursor, as the platform sends them."""
+    events = "".join(f'event: change\ndata: {{"cursor": "{cursor}"}}\nid: {cursor}\n\n' for cursor in changes)
+    return httpx.Response(200, text=f": ping\n\n{events}", headers={"Content-Type": "text/event-stream"})
+
+
+def looks_at(*bodies: dict[str, Any]) -> list[httpx.Response]:
+    return [httpx.Response(200, json=body, headers=TELLS) for body in bodies]
+
+
+def test_a_platform_that_tells_what_is_new_is_not_asked_every_second(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = looks_at(
+        run("pending"), progress(5), run("finished"), run("finished")
+    )
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    stream = maze.get("/eval-runs/amber/events").mock(return_value=told("1", "2"))
+    monkeypatch.setattr(
+        "osmosis_ai.cli.runs.following.pause", lambda: pytest.fail("it was waited by the clock")
+    )
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    assert stream.call_count == 1
+    assert stream.calls[0].request.headers["accept"] == "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        httpx.Response(429, json={"message": "as many streams as a visitor may have are open."}),
+        httpx.Response(404, json={"error": "there is no such route"}),
+        httpx.Response(200, html="<h1>Sign in</h1>"),
+        told(),
+    ],
+)
+def test_a_stream_that_fails_is_tried_a_few_times_and_the_run_is_watched_all_the_same(
+    maze: Maze, stream: httpx.Response
+) -> None:
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = looks_at(
+        *[progress(number) for number in range(6)], run("finished"), run("finished")
+    )
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    asked = maze.get("/eval-runs/amber/events").mock(return_value=stream)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert (outcome.status, asked.call_count) == (0, 3), outcome.err
+
+
+def test_a_log_is_followed_by_what_the_platform_tells(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = looks_at(
+        run("running"), run("running"), run("running"), run("finished")
+    )
+    maze.get("/eval-runs/er_8/logs").side_effect = replies(
+        *[{"logs": [line(number) for number in range(end)]} for end in (1, 2, 3)]
+    )
+    maze.get("/eval-runs/amber/events").mock(return_value=told("1", "2"))
+    monkeypatch.setattr(
+        "osmosis_ai.cli.runs.following.pause", lambda: pytest.fail("it was waited by the clock")
+    )
+    outcome = maze.osmosis("eval", "logs", "amber", "--follow", "--json")
+    assert [json.loads(text) for text in outcome.out.splitlines()] == [line(number) for number in range(3)]
+
+
 def test_ctrl_c_stops_watching_and_says_that_the_run_goes_on(maze: Maze) -> None:
     def interrupt(_request: httpx.Request) -> httpx.Response:
         raise KeyboardInterrupt

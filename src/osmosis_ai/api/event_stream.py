@@ -7,7 +7,7 @@ by which a platform shows that it is there, says so as :class:`StreamCut`, and c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class StreamCut(PlatformError):
 
 def json_events(
     stream: AbstractContextManager[httpx.Response], *, unreachable: Callable[[Exception], PlatformError]
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any]]:
     """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over.
 
     Args:

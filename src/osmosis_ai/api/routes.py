@@ -128,6 +128,11 @@ def run_logs(runs: str, name_or_id: str) -> str:
     return f"{run(runs, name_or_id)}/logs"
 
 
+def run_events(runs: str, name_or_id: str) -> str:
+    """What is new in a run, told while it happens."""
+    return f"{run(runs, name_or_id)}/events"
+
+
 def run_stop(runs: str, name_or_id: str) -> str:
     """The order to stop a run."""
     return f"{run(runs, name_or_id)}/stop"

@@ -13,6 +13,7 @@ ROUTES = {
     Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
     Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
     Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
+    Capability.RUN_EVENTS: ("get", "/api/cli/eval-runs/{name_or_id}/events"),
 }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from osmosis_ai.api import routes
+from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LogDirection, Resource
 from osmosis_ai.api.retrying import SIGNING
@@ -63,6 +64,16 @@ class Runs(Resource, Generic[_SubmitT]):
         """Return one page of a run's log."""
         path = routes.run_logs(self.path, name_or_id)
         return self._log_page(path, limit=limit, cursor=cursor, direction=direction)
+
+    def events(self, name_or_id: str) -> Generator[dict[str, Any]]:
+        """Yield how a run stands, then what is new in it as it comes, until it has ended; a route of self-hosted platforms.
+
+        Raises:
+            PlatformError: refused or not reached; or, in the middle, :class:`StreamCut`.
+        """
+        path = routes.run_events(self.path, name_or_id)
+        stream = self._client.stream(path, accept=EVENTS, silence_s=SILENCE_S)
+        return json_events(stream, unreachable=self._client.unreachable)
 
     def stop(self, name_or_id: str) -> StopReply:
         """Ask for a run to stop."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from osmosis_ai.cli.connection import list_result, platform_context
@@ -32,6 +33,7 @@ from osmosis_ai.services.deletion import count_adapters, delete_run, find_deleta
 from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
     RunKind,
+    RunNews,
     SeenT,
     follow_run_log,
     run_log,
@@ -226,8 +228,9 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     def follow(self, client: PlatformClient, name: str) -> DescribedT:
         """Show how far a run is until it has ended, and return what came of it."""
-        looks = watch_run(self.look(client, name), pause=following.pause, tell=current().note)
-        following.show(looks, self.standing, again=f"osmosis {self.kind} watch {name}")
+        with closing(RunNews(client, self.kind, name, pause=following.pause)) as news:
+            looks = watch_run(self.look(client, name), pause=news, tell=current().note)
+            following.show(looks, self.standing, again=f"osmosis {self.kind} watch {name}")
         return self.describe(client, name)
 
     def submitted(
@@ -283,9 +286,9 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     def _lines(self, name: str, first: int, level: str | None) -> Iterator[LogEntry]:
         with platform_context() as context:
-            yield from follow_run_log(
-                context.client, self.kind, name, first=first, pause=following.pause, level=level
-            )
+            news = RunNews(context.client, self.kind, name, pause=following.pause)
+            with closing(news):
+                yield from follow_run_log(context.client, self.kind, name, first=first, pause=news, level=level)
 
     def _rows(self, described: DescribedT) -> Iterator[Row]:
         run, detail, progress = described.run, described.detail, described.summary.get("progress")

@@ -21,6 +21,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
 from osmosis_ai.platform.http.paging import LogPaging
 from osmosis_ai.platform.http.routing import api_router, quick_read
+from osmosis_ai.platform.http.run_events import add_run_events
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun, RunEndedError, RunStore
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
@@ -60,6 +61,8 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         return store.logs(
             scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
         )
+
+    add_run_events(router, kind)
 
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:

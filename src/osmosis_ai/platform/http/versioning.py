@@ -22,6 +22,7 @@ OFFERED = frozenset(
         Capability.EVAL_RETRIES,
         Capability.EVAL_SAMPLES,
         Capability.QUICKSTART,
+        Capability.RUN_EVENTS,
     }
 )
 """What this platform has beyond the routes that every platform has."""

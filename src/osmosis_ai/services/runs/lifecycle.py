@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
@@ -32,6 +32,9 @@ WAITING = frozenset({"pending", "queued"})
 
 PATIENCE_S = 300.0
 """How long a platform may be away while a run of its own is watched."""
+
+_STREAM_TRIES = 3
+"""So often a stream may end without an event before nobody listens any more."""
 
 
 class DescribedRun:
@@ -117,6 +120,54 @@ class RunSeen(Protocol):
 
 
 SeenT = TypeVar("SeenT", bound=RunSeen)
+
+
+class RunNews:
+    """Waits until something is new in a run: told by a platform that tells it, else for as long as ``pause`` takes.
+
+    The first call of a stream returns at once, for it tells how the run stands; nothing that happens between a look
+    and the stream is missed.
+
+    Args:
+        client: the platform, which has answered a call before.
+        kind, name: the run.
+        pause: waits where nobody tells.
+    """
+
+    def __init__(
+        self, client: PlatformClient, kind: RunKind, name: str, *, pause: Callable[[], None]
+    ) -> None:
+        self._client, self._kind, self._name = client, kind, name
+        self._pause = pause
+        self._events: Generator[dict[str, Any]] | None = None
+        self._failed = 0
+
+    def __call__(self) -> None:
+        """Wait."""
+        from osmosis_ai.api.http_errors import PlatformError
+
+        if self._events is None and self._is_told():
+            self._events = _runs(self._client, self._kind).events(self._name)
+        if self._events is not None:
+            try:
+                next(self._events)
+            except (PlatformError, StopIteration):
+                self._events = None
+                self._failed += 1
+            else:
+                self._failed = 0
+                return
+        self._pause()
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._events is not None:
+            self._events.close()
+
+    def _is_told(self) -> bool:
+        from osmosis_ai.api.capabilities import Capability
+
+        return self._failed < _STREAM_TRIES and Capability.RUN_EVENTS in (self._client.offers or ())
 
 
 def watch_run(

@@ -40,6 +40,8 @@ from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
 from osmosis_ai.platform.http.routing import RawPath, api_router
 from osmosis_ai.platform.http.versioning import ClientVersions
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.viewer.live import LiveHub
+from osmosis_ai.viewer.live_routes import live_hub
 
 __all__ = ["PlatformServices", "build_services", "create_app"]
 

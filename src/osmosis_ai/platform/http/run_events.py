@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from osmosis_ai.platform.accounts import TokenRejected
@@ -35,6 +36,7 @@ def add_run_events(router: APIRouter, kind: RunKind) -> None:
         `ended`; the stream ends with the run.
         """
         plain = bearer_token(request)
+        found = await run_in_threadpool(services.runs_of(kind).get, scope.workspace_id, name_or_id)
 
         def allowed() -> bool:
             with services.db.session() as session:
@@ -51,4 +53,4 @@ def add_run_events(router: APIRouter, kind: RunKind) -> None:
             visitor=f"token {scope.principal.token.id}",
             allowed=allowed,
         )
-        return await live_reply(request, view, "eval" if kind == "eval" else "training", name_or_id)
+        return await live_reply(request, view, kind, found.run.id)

@@ -1,0 +1,52 @@
+"""What is new in a run, told to the command line."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import Member, assert_flat_error
+from tests.platform.viewer.runs_world import add_run
+
+LISTENS = {"Accept": "text/event-stream"}
+
+
+@pytest.mark.parametrize(("path", "kind"), [("eval-runs", "eval"), ("training-runs", "training")])
+def test_a_run_that_has_ended_tells_how_it_stands_and_that_it_is_over(
+    api: httpx.Client, services: PlatformServices, member: Member, path: str, kind: str
+) -> None:
+    run = add_run(services, member, "calm-fern-1", kind=kind)
+    for name in (run.name, run.id):
+        reply = api.get(f"/api/cli/{path}/{name}/events", headers=LISTENS)
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        change, end, _ = reply.text.split("\n\n")
+        told = json.loads(change.split("data: ")[1].partition("\n")[0])
+        assert (told["status"], told["ended"], told["samples"]) == ("finished", True, [])
+        assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
+        cursor = change.rpartition("id: ")[2]
+        back = api.get(f"/api/cli/{path}/{name}/events", headers={**LISTENS, "Last-Event-ID": cursor})
+        assert back.status_code == 204
+
+
+def test_who_does_not_listen_gets_json_and_nothing_when_nothing_came(
+    api: httpx.Client, services: PlatformServices, member: Member
+) -> None:
+    add_run(services, member, "calm-fern-1", status="running")
+    reply = api.get("/api/cli/eval-runs/calm-fern-1/events")
+    assert (reply.json()["status"], reply.json()["ended"]) == ("running", False)
+    seen = {"If-None-Match": reply.headers["etag"]}
+    assert api.get("/api/cli/eval-runs/calm-fern-1/events", headers=seen).status_code == 304
+
+
+def test_a_run_is_told_of_in_its_workspace_alone(
+    client: httpx.Client, services: PlatformServices, member: Member, stranger: Member
+) -> None:
+    add_run(services, member, "calm-fern-1")
+    there = client.get("/api/cli/eval-runs/calm-fern-1/events", headers={**stranger.headers, **LISTENS})
+    nowhere = client.get("/api/cli/eval-runs/no-such-run/events", headers={**stranger.headers, **LISTENS})
+    assert_flat_error(there, 404, assert_flat_error(nowhere, 404, nowhere.json()["code"])["code"])
+    assert there.json()["error"].replace("calm-fern-1", "no-such-run") == nowhere.json()["error"]
+    assert_flat_error(client.get("/api/cli/eval-runs/calm-fern-1/events"), 401, "AUTH_HEADER_MISSING")

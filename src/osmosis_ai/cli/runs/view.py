@@ -288,7 +288,9 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         with platform_context() as context:
             news = RunNews(context.client, self.kind, name, pause=following.pause)
             with closing(news):
-                yield from follow_run_log(context.client, self.kind, name, first=first, pause=news, level=level)
+                yield from follow_run_log(
+                    context.client, self.kind, name, first=first, pause=news, level=level
+                )
 
     def _rows(self, described: DescribedT) -> Iterator[Row]:
         run, detail, progress = described.run, described.detail, described.summary.get("progress")

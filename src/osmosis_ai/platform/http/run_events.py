@@ -15,8 +15,8 @@ from osmosis_ai.platform.http.authentication import (
     resolve_scope,
 )
 from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.page_shell import workspace_path
 from osmosis_ai.platform.runs.lifecycle import RunKind
-from osmosis_ai.platform.viewer.sample_lists import SampleCounts
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.ui.shell import ShellView
 from osmosis_ai.viewer.access import Viewing
@@ -47,10 +47,10 @@ def add_run_events(router: APIRouter, kind: RunKind) -> None:
             return now.workspace_id == scope.workspace_id
 
         view = Viewing(
-            PlatformSource(services, scope.workspace_id, SampleCounts()),
+            PlatformSource(services, scope.workspace_id, services.sample_counts),
             ShellView(),
-            root=f"/{scope.workspace.name}",
+            root=workspace_path(services, scope.workspace),
             visitor=f"token {scope.principal.token.id}",
             allowed=allowed,
         )
-        return await live_reply(request, view, kind, found.run.id)
+        return await live_reply(request, view, kind, found.run.name or found.run.id)

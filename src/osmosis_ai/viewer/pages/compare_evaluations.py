@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
 
-_ROWS_SHOWN = 50
+_ROWS_SHOWN = 25
 _DIGEST_CHARACTERS = 12
 _MOST_POINTS = 2_000
 ALLOWANCES: Mapping[str, str] = {

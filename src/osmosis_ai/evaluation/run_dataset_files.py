@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, file_digest, iter_rows, row_digest
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.local_samples import recorded_dataset
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
 LOOK_S = 1.0
 
@@ -33,6 +34,44 @@ def dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) ->
     if data is not None and name and Path(name).name == name:
         found += [data / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
     return [path for path in dict.fromkeys(found) if path.is_file()]
+
+
+def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = None) -> Path | None:
+    """Return the file of the dataset of a run of this machine; None where there is no file that may be it.
+
+    Args:
+        run: the run.
+        directory: its own, beside whose workspace `data/` is.
+        start: a directory of the workspace; that of ``directory`` when it is in one.
+
+    Raises:
+        ConflictError: what there is has other bytes than the run used, or the run does not tell.
+    """
+    if run.inputs.dataset_sha256 is None:
+        raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
+    found = dataset_files(run.inputs, recorded_dataset(directory), start or directory)
+    digests = {}
+    for path in found:
+        digests[path] = file_digest(path)
+        if digests[path] == run.inputs.dataset_sha256:
+            return path
+    for path, digest in digests.items():
+        require_unchanged(run, digest, where=f"`{path}`")
+    return None
+
+
+def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
+    """Refuse a dataset that is not the one a run has used.
+
+    Raises:
+        ConflictError: its bytes are others.
+    """
+    if sha256 != run.inputs.dataset_sha256:
+        raise ConflictError(
+            f"{where} has changed since the run {run.name} used it: its rows can no longer be told.",
+            details={"found": sha256, "used": run.inputs.dataset_sha256},
+            hint="bring the file of then back, or leave out what needs it (slices)",
+        )
 
 
 def same_row(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.viewer.serving.server import RunningViewer
 
 _PATIENCE_S = 1.0
@@ -73,21 +72,11 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         address = there.fresh_address(found.path)
         if address is not None:
             return ViewerAddress(found.root, address, there.port, ".localhost:" in there.url)
-    source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S, open_dataset=_dataset_here)
+    source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
     running = prepare_viewer(source, found.root, cache_dir=cache, host=host, port=port)
     return ViewerAddress(
         found.root, running.address(found.path), running.viewer.port, running.has_own_name, running
     )
-
-
-def _dataset_here(run: RunSamples, directory: Path) -> Path:
-    """Return the file of a run's dataset, of this machine alone."""
-    from osmosis_ai.services.eval_runs.run_datasets import local_dataset
-
-    def no_platform() -> NoReturn:
-        raise OsmosisError("a viewer of this machine asks no platform.")
-
-    return local_dataset(run, directory, no_platform)
 
 
 def viewed_place(reference: str | None) -> ViewedPlace:

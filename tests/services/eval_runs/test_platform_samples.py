@@ -15,9 +15,9 @@ import respx
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.run_dataset_files import require_unchanged
 from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
 from osmosis_ai.services.eval_runs.resolver import resolve_run
-from osmosis_ai.services.eval_runs.run_datasets import require_unchanged
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.evaluation.comparison.builders import write_journalled_run
 from tests.workspace.builders import make_workspace

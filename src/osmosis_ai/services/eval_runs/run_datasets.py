@@ -28,20 +28,9 @@ def local_dataset(
         ConflictError: the file has changed.
         NotFoundError: there is none.
     """
-    from osmosis_ai.datasets import file_digest
-    from osmosis_ai.evaluation.local_samples import recorded_dataset
-    from osmosis_ai.evaluation.run_dataset_files import dataset_files
+    from osmosis_ai.evaluation.run_dataset_files import find_dataset_file
 
-    if run.inputs.dataset_sha256 is None:
-        raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
-    changed = None
-    for path in dataset_files(run.inputs, recorded_dataset(directory), start or directory):
-        if file_digest(path) == run.inputs.dataset_sha256:
-            return path
-        changed = changed or path
-    if changed is not None:
-        require_unchanged(run, "", where=f"`{changed}`")
-    return _of_platform(run, client)
+    return find_dataset_file(run, directory, start) or _of_platform(run, client)
 
 
 def _of_platform(run: RunSamples, client: Callable[[], PlatformClient]) -> Path:
@@ -67,6 +56,7 @@ def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
         PlatformError: no such dataset any more, or as every call.
         ConflictError: it has other bytes now.
     """
+    from osmosis_ai.evaluation.run_dataset_files import require_unchanged
     from osmosis_ai.services.datasets.cached import fetch_dataset
 
     fetched = fetch_dataset(client, run.inputs.dataset_name or "")
@@ -74,17 +64,3 @@ def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
         run, fetched.sha256, where=f"the dataset {run.inputs.dataset_name} of {client.platform_url}"
     )
     return fetched.path
-
-
-def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
-    """Refuse a dataset that is not the one a run has used.
-
-    Raises:
-        ConflictError: its bytes are others.
-    """
-    if sha256 != run.inputs.dataset_sha256:
-        raise ConflictError(
-            f"{where} has changed since the run {run.name} used it: its rows can no longer be told.",
-            details={"found": sha256, "used": run.inputs.dataset_sha256},
-            hint="bring the file of then back, or leave out what needs it (slices)",
-        )

@@ -70,18 +70,9 @@ class LocalSource:
         root: a directory that holds runs somewhere below, or one run's.
         cache_dir: the user's cache directory, where indexes are kept and judging sessions leave their results.
         patience_s: how long a call reads on in a journal before it answers with what it has; to its end when None.
-        open_dataset: finds the dataset of a run, given its samples and directory; None where nobody can.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        cache_dir: Path,
-        patience_s: float | None = None,
-        open_dataset: Callable[[RunSamples, Path], Path] | None = None,
-    ) -> None:
-        self._open_dataset = open_dataset
+    def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._cache_dir = cache_dir
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
@@ -218,8 +209,8 @@ class LocalSource:
         from osmosis_ai.evaluation.local_samples import read_local_samples
 
         directory = self._place("eval", run).path
-        samples, find = read_local_samples(directory), self._open_dataset
-        return samples if find is None else replace(samples, open_dataset=lambda: find(samples, directory))
+        samples = read_local_samples(directory)
+        return replace(samples, open_dataset=lambda: _dataset(samples, directory))
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
         place = self._places.named(kind, name)
@@ -332,6 +323,21 @@ def _modified(path: Path) -> int:
 
 def _known(record: TerminalRecord) -> dict[str, Any]:
     return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def _dataset(run: RunSamples, directory: Path) -> Path:
+    """Return the file of a run's dataset, of this machine alone.
+
+    Raises:
+        OsmosisError: there is none, or it has changed.
+    """
+    from osmosis_ai.evaluation.run_dataset_files import find_dataset_file
+
+    found = find_dataset_file(run, directory)
+    if found is None:
+        name = run.inputs.dataset_name or "which it does not name"
+        raise NotFoundError(f"the dataset of the run {run.name} ({name}) is not on this machine.")
+    return found
 
 
 def _ground_truth(directory: RunDirectory, sample: SampleEntry) -> str | None:

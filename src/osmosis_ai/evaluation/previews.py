@@ -14,7 +14,7 @@ from typing import Any
 from osmosis_ai.redaction import Redactor
 
 PREVIEW_CHARS = 160
-_READ_CHARS = 8192
+_READ_CHARS = 4608
 # A secret that the first cut goes through is not known any more: it may begin in this much before the cut.
 _UNSURE_CHARS = 4096
 
@@ -52,8 +52,9 @@ def _text(content: object) -> str:
 def _preview(texts: Iterable[str], redact: Redactor) -> str | None:
     """Return the beginning of the first text that says something, in one line."""
     for text in texts:
-        clean = redact.text(text[:_READ_CHARS])
-        if len(text) > _READ_CHARS:
+        said = text.lstrip()
+        clean = redact.text(said[:_READ_CHARS])
+        if len(said) > _READ_CHARS:
             clean = clean[:-_UNSURE_CHARS]
         line = " ".join(clean.split()).encode("utf-8", "replace").decode()
         if line:

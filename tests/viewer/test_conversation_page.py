@@ -124,6 +124,7 @@ def test_switches_are_words_of_the_address_and_stay_in_it() -> None:
     assert 'value="system" checked' in text and 'value="tools" checked' in text
     assert 'value="reasoning" checked' not in text
     assert '<input type="hidden" name="outcome" value="passed">' in text
+    assert 'rel="prev" href="/evals/one/samples/0.0?outcome=passed&amp;hide=system&amp;hide=tools"' in text
 
 
 def test_what_the_grader_and_its_judges_left_stands_with_the_reward() -> None:

@@ -95,7 +95,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "kept": state,
             "hidden": hidden,
             "as_markdown": word(words, "text") == "markdown",
-            "near": _near(view, run, one.detail, kept),
+            "near": _near(view, run, one.detail, _query(kept | {"text": state["text"]}, hidden)),
             "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
             "artifacts": _artifacts(view, run, one),
             "copies": _copies(one),
@@ -164,15 +164,15 @@ def _beside(view: Viewing, words: Words, run: str, whole: int | None) -> ViewedS
     return viewed(view, named if slash else run, row, attempt, first=first, whole=whole, anchor="other")
 
 
-def _near(view: Viewing, run: str, detail: SampleDetail, kept: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return where the neighbours inside the filter are, and the other attempts of the row."""
+def _near(view: Viewing, run: str, detail: SampleDetail, words: str) -> Mapping[str, Any]:
+    """Return where the neighbours inside the filter are, and the other attempts of the row; ``words`` go along."""
     sample = detail.summary
     tries = sorted((each.attempt, each) for each in detail.attempts if each.attempt != sample.attempt)
     before = [number for number, _ in tries if number < sample.attempt]
     behind = [number for number, _ in tries if number > sample.attempt]
 
     def href(place: tuple[int, int] | None) -> str | None:
-        return None if place is None else view.sample_href(run, *place) + query_string(kept)
+        return None if place is None else view.sample_href(run, *place) + words
 
     return {
         "previous": href(detail.previous),

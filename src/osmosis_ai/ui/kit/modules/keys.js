@@ -22,7 +22,7 @@ export function begin() {
 
 function pressed(event) {
   if (off || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
-  if (event.target.closest?.("input, textarea, select, [contenteditable]")) return;
+  if (event.target.closest?.('input:not([type="checkbox"]), textarea, select, [contenteditable]')) return;
   const act = ACTS[event.key] ?? press(`[data-shortcut="${CSS.escape(event.key)}"]`);
   if (act?.(event) === true) event.preventDefault();
 }

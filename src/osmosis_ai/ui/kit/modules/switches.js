@@ -12,5 +12,12 @@ export function begin() {
     const words = new URLSearchParams(new FormData(form));
     for (const [word, value] of [...words]) if (!value) words.delete(word);
     history.replaceState(null, "", `?${words}${location.hash}`);
+    // The next conversation is read in the same way.
+    for (const link of document.querySelectorAll(".ways a")) {
+      const address = new URL(link.href);
+      address.searchParams.delete("hide");
+      for (const hidden of words.getAll("hide")) address.searchParams.append("hide", hidden);
+      link.href = address;
+    }
   });
 }

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
-from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.errors import (
+    ConflictError,
+    MissingExtraError,
+    NotFoundError,
+    OsmosisError,
+    WorkspaceRequiredError,
+)
 from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
+    from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
 _PATIENCE_S = 1.0
@@ -79,6 +87,36 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     )
 
 
+def report_run(
+    reference: str | None, file: Path, options: RunReportOptions, *, overwrite: bool
+) -> tuple[str, ReportContent]:
+    """Write an evaluation of this machine into one file, and return its name and what the file came to hold.
+
+    Raises:
+        ConflictError: the file exists, and is not to be overwritten.
+        OsmosisError: it is no evaluation that is meant, or the file can not be written; nothing is left of it then.
+    """
+    from osmosis_ai.files import replacing
+    from osmosis_ai.viewer.access import SECTIONS
+    from osmosis_ai.viewer.local.source import LocalSource
+    from osmosis_ai.viewer.report import write_run_report
+
+    found = viewed_place(reference)
+    section, _, name = found.path.strip("/").partition("/")
+    if section != SECTIONS["eval"] or not name:
+        raise OsmosisError(
+            "a report is of one evaluation of this machine.", hint="osmosis view RUN --report FILE.html"
+        )
+    if file.exists() and not overwrite:
+        raise ConflictError(f"{file} exists.", hint="write another file, or this one with --force")
+    run, source = unquote(name), LocalSource(found.root, cache_dir=cache_dir())
+    try:
+        with replacing(file) as opened:
+            return run, write_run_report(opened, source, run, options)
+    except OSError as error:
+        raise OsmosisError(f"{file} can not be written: {error.strerror or error}.") from error
+
+
 def viewed_place(reference: str | None) -> ViewedPlace:
     """Return what a word of the command line means; errors as :func:`open_viewer`."""
     if reference is None:
@@ -132,8 +170,6 @@ def _around(directory: Path) -> Path:
 
 def _page_of(run: Path, root: Path) -> str | None:
     """Return the path of a run's page among those below ``root``; None where it is not among them."""
-    from urllib.parse import quote
-
     from osmosis_ai.viewer.access import SECTIONS
     from osmosis_ai.viewer.local.places import RunPlaces
 

@@ -1,0 +1,169 @@
+"""An evaluation as one file, to be sent and opened from a disk: its page, its conversations, its samples.
+
+Invariant: the file needs nothing else, does nothing, and says what it leaves out. It is written a sample at a time, so
+that no run is held whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+from osmosis_ai.ui.assets import style_files
+from osmosis_ai.ui.pages import inline, one_file_policy
+from osmosis_ai.ui.shell import ShellView
+from osmosis_ai.viewer.access import Viewing
+from osmosis_ai.viewer.pages import evaluation
+from osmosis_ai.viewer.pages.conversation import viewed
+from osmosis_ai.viewer.rendering import environment
+from osmosis_ai.viewer.source import RunSource, SampleEntry, SampleQuery
+
+_AT_ONCE = 200
+MOST_LISTED = 20_000
+"""Samples of the table, without ``everything``."""
+_WORST_FIRST = (
+    SampleQuery(outcome="unscored"),
+    SampleQuery(outcome="flaky", sort="reward"),
+    SampleQuery(outcome="failed", sort="reward"),
+    SampleQuery(outcome="passed", sort="reward"),
+)
+_OF_THIS_MACHINE = ("Directory",)
+"""Facts that mean nothing where the file is read, and tell of where it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReportOptions:
+    """What a report holds.
+
+    Attributes:
+        most_bytes: of conversations.
+        everything: all conversations and samples, however large.
+        text: whether it holds what models, datasets and tools said; without, numbers alone.
+    """
+
+    most_bytes: int = 10 * 1024 * 1024
+    everything: bool = False
+    text: bool = True
+
+
+@dataclass(slots=True)
+class ReportContent:
+    """What a report came to hold.
+
+    Attributes:
+        conversations, conversations_left_out: how many of the run's samples have theirs in it, and how many have not.
+        samples, samples_left_out: the same of lines of the table.
+    """
+
+    conversations: int = 0
+    conversations_left_out: int = 0
+    samples: int = 0
+    samples_left_out: int = 0
+
+
+def write_run_report(
+    file: IO[bytes], source: RunSource, run: str, options: RunReportOptions
+) -> ReportContent:
+    """Write the report of an evaluation, and return what it came to hold.
+
+    Raises:
+        NotFoundError: there is no such run.
+        OSError: the file can not be written.
+    """
+    view, content = Viewing(source, ShellView()), ReportContent()
+    style = inline(*style_files())
+    values = {
+        **_in_file(evaluation.page(view, {}, run=run).values, options),
+        "view": view,
+        "shell": view.shell,
+        "style": style,
+        "policy": one_file_policy(style=style, script=""),
+        "text": options.text,
+    }
+    written: set[tuple[int, int]] = set()
+    _write(file, "report_head.html", values)
+    if options.text and view.can("conversations"):
+        for place in _write_conversations(file, view, run, options, content):
+            written.add(place)
+    _write(file, "report_samples.html", {"content": content, "text": options.text})
+    for sample in _samples(source, run, SampleQuery()):
+        if content.samples >= MOST_LISTED and not options.everything:
+            content.samples_left_out += 1
+            continue
+        content.samples += 1
+        has_conversation = (sample.row, sample.attempt) in written
+        _write(file, "report_line.html", {"sample": sample, "linked": has_conversation, "text": options.text})
+    _write(file, "report_end.html", {"content": content})
+    return content
+
+
+def _write(file: IO[bytes], template: str, values: Any) -> None:
+    file.write(environment().get_template(template).render(values).encode("utf-8", "replace"))
+
+
+def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
+    """Return what the run's page shows, its links leading to places of the file."""
+    failures = [
+        replace(
+            line,
+            failure=line.failure if options.text else replace(line.failure, error=None),
+            example_href="#{}.{}".format(*line.failure.example),
+            all_href="#samples",
+        )
+        for line in values["failures"]
+    ]
+    detail = values["detail"]
+    if not options.text:
+        detail = replace(
+            detail, config_written=None, problems=(), summary=replace(detail.summary, error=None)
+        )
+    return {
+        **values,
+        "detail": replace(detail, commands=()),
+        "run": detail.summary,
+        "config": values["config"] if options.text else [],
+        "facts": [fact for fact in values["facts"] if fact[0] not in _OF_THIS_MACHINE],
+        "failures": failures,
+        "flaky": [(row, f"#row-{row.row_index}") for row, _ in values["flaky"]],
+        "samples_href": "#samples",
+        "before": None,
+        "log": None,
+        "log_href": None,
+    }
+
+
+def _samples(source: RunSource, run: str, query: SampleQuery) -> Iterator[SampleEntry]:
+    cursor: str | None = None
+    while True:
+        piece = source.samples(run, query, limit=_AT_ONCE, cursor=cursor)
+        yield from piece.items
+        cursor = piece.next
+        if cursor is None:
+            return
+
+
+def _write_conversations(
+    file: IO[bytes], view: Viewing, run: str, options: RunReportOptions, content: ReportContent
+) -> Iterable[tuple[int, int]]:
+    """Write conversations, those that failed first and the worst of them, and yield of which samples they are."""
+    written, seen = 0, set[tuple[int, int]]()
+    template = environment().get_template("report_conversation.html")
+    # A run may still be written: what comes meanwhile has a line in the table.
+    for query in _WORST_FIRST:
+        for sample in _samples(view.source, run, query):
+            place = (sample.row, sample.attempt)
+            if place in seen:
+                continue
+            seen.add(place)
+            if written >= options.most_bytes and not options.everything:
+                content.conversations_left_out += 1
+                continue
+            one = viewed(view, run, *place, anchor=f"{sample.row}.{sample.attempt}")
+            page = template.render(one=one, as_markdown=False).encode("utf-8", "replace")
+            if written + len(page) > options.most_bytes and not options.everything:
+                content.conversations_left_out += 1
+                continue
+            written += file.write(page)
+            content.conversations += 1
+            yield place

@@ -1,0 +1,109 @@
+"""An evaluation as one file."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.services.viewing import report_run
+from osmosis_ai.viewer.report import RunReportOptions, write_run_report
+from osmosis_ai.viewer.source import FailureCount, RunDetail
+from tests.evaluation.recorded_runs import write_run
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.workspace.builders import make_workspace
+
+HOSTILE = "</details><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\u202e"
+
+
+def said(text: str) -> bytes:
+    return json.dumps(
+        {"steps": [{"source": "user", "message": "canary?"}, {"source": "agent", "message": text}]}
+    ).encode()
+
+
+def source(rows: int = 4, text: str = HOSTILE) -> FakeSource:
+    """Return a run whose last row has no score, and whose row 1 failed."""
+    samples = [
+        a_sample(row, passed=row != 1, reward=float(row != 1), input="canary in", output="canary out")
+        for row in range(rows - 1)
+    ]
+    samples.append(a_sample(rows - 1, passed=None, status="failed", reward=None, error=f"canary {HOSTILE}"))
+    entry = a_run("calm-fern-1")
+    detail = RunDetail(
+        entry,
+        config_written="canary = 1",
+        failures=[FailureCount("agent", "crash", 1, (rows - 1, 0), "canary")],
+        commands=["osmosis eval run x"],
+    )
+    conversations = {("calm-fern-1", row, 0): said(text) for row in range(rows)}
+    return FakeSource([entry], {"calm-fern-1": detail}, {"calm-fern-1": samples}, conversations=conversations)
+
+
+def report(of: FakeSource, **options: object) -> str:
+    written = io.BytesIO()
+    write_run_report(written, of, "calm-fern-1", RunReportOptions(**options))  # type: ignore[arg-type]
+    return written.getvalue().decode()
+
+
+def test_it_needs_nothing_else_and_does_nothing() -> None:
+    page = report(source())
+    assert "<script" not in page and "<img" not in page and "\u202e" not in page and "style=" not in page
+    assert re.search(r"content=\"default-src &#39;none&#39;; style-src &#39;sha256-", page)
+    linked = re.findall(r'(?:href|src|action)="([^"]*)"', page)
+    assert linked and all(address.startswith("#") for address in linked)
+    places = set(re.findall(r'id="([^"]*)"', page))
+    assert {address[1:] for address in linked} <= places
+
+
+def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counted() -> None:
+    page = report(source())
+    order = re.findall(r'<details class="more" id="(\d+\.\d+)"', page)
+    assert order == ["3.0", "1.0", "0.0", "2.0"]
+    small = report(source(), most_bytes=2500)
+    assert "are left out for their size" in small and 'id="3.0"' in small and 'id="2.0"' not in small
+    assert report(source(), most_bytes=0, everything=True).count('<details class="more" id=') == 4
+
+
+def test_without_text_it_holds_nothing_that_anybody_said() -> None:
+    page = report(source(), text=False)
+    assert "canary" not in page and "evil.example" not in page
+    assert "4 samples." in page and "crash" in page
+
+
+def test_four_hundred_samples_are_less_than_a_megabyte() -> None:
+    assert len(report(source(400, "An answer of some length. " * 8))) < 1_000_000
+
+
+def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = make_workspace(tmp_path / "here")
+    write_run(workspace.evals_dir / "calm-fern-1", [[1.0, 0.0], [1.0, "agent"]])
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(workspace.root)
+    file = tmp_path / "out" / "report.html"
+    with pytest.raises(OsmosisError, match="one evaluation"):
+        report_run(None, file, RunReportOptions(), overwrite=False)
+    with pytest.raises(NotFoundError):
+        report_run("breezy", file, RunReportOptions(), overwrite=False)
+
+    def disk_full(opened: io.BytesIO, *_: object) -> None:
+        opened.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("osmosis_ai.viewer.report.write_run_report", disk_full)
+        with pytest.raises(OsmosisError, match="No space left"):
+            report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
+    assert list(file.parent.iterdir()) == []
+    _, content = report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
+    assert content.samples == 4 and "of 3 scored samples pass" in file.read_text()
+    with pytest.raises(ConflictError, match="exists"):
+        report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
+    report_run("calm-fern-1", file, RunReportOptions(text=False), overwrite=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output.results import DetailResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.cli.output.results import Row
 
 
 def info(
@@ -17,17 +22,72 @@ def info(
         typer.Option(
             "--output",
             "-o",
-            help="File or directory for the run's metrics (default: .osmosis/metrics).",
+            help="File or directory for the metrics of a run of the platform (default: .osmosis/metrics).",
             show_default=False,
         ),
     ] = None,
 ) -> DetailResult:
     """Show a training run: how far it is, how it was configured, how its metrics went.
 
+    RUN may also be a training directory of this machine, which needs no platform.
+
     Examples:
         osmosis train info keen-owl-2
         osmosis train info keen-owl-2 -o metrics.json
     """
     from osmosis_ai.cli.training_runs.view import VIEW
+    from osmosis_ai.services.training_runs.local_runs import training_directory
 
-    return VIEW.info(run, output)
+    directory = training_directory(run)
+    return _local_info(directory, output) if directory is not None else VIEW.info(run, output)
+
+
+def _local_info(directory: Path, output: str | None) -> DetailResult:
+    """Return a training directory in full."""
+    from osmosis_ai.cli.output import formats
+    from osmosis_ai.cli.output.context import current
+    from osmosis_ai.cli.output.results import Section, Status, Styled, Table, Timestamp
+    from osmosis_ai.cli.training_runs import tables
+    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.services.training_runs.local_runs import describe_training
+
+    if output is not None:
+        raise OsmosisError(
+            f"{formats.shown_path(directory)} is a directory of this machine: its metrics are in its metrics.jsonl.",
+            hint="leave out --output",
+        )
+    found = describe_training(directory)
+    entry, metrics = found.detail.summary, found.metrics
+    saved = [
+        (adapter.name, adapter.step, formats.compact(adapter.reward)) for adapter in found.curves.checkpoints
+    ]
+    started = entry.started_at
+    rows: list[Row] = [
+        ("Name", entry.name),
+        ("Status", Status(entry.status)),
+        *(("Problem", Styled(problem, "bad")) for problem in found.detail.problems),
+        ("Started", Timestamp(started.isoformat()) if started is not None else None),
+        ("Reward", formats.compact(entry.reward)),
+    ]
+    trends = tables.is_wide_terminal(current())
+    blocks = [
+        *tables.reward_chart(metrics),
+        *(
+            [tables.metrics_table(metrics, metrics.overview.metric_summaries, trends=trends)]
+            if metrics.metrics
+            else []
+        ),
+        *(
+            [Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True)]
+            if saved
+            else []
+        ),
+    ]
+    return DetailResult(
+        data=found.data(),
+        title="Training Run of This Machine",
+        rows=rows,
+        sections=[Section("Facts", list(found.detail.facts))],
+        blocks=blocks,
+        hints=[f"Look at it: osmosis view {formats.shown_path(directory)}"],
+    )

@@ -1,0 +1,90 @@
+"""Training directories of this machine: by `osmosis train info`, and as the viewer reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.source import RunQuery
+from tests.cli.maze import Maze
+
+
+def trained_here(directory: Path) -> Path:
+    """Write a training directory of three steps, of which a session went on after the first."""
+    (directory / "checkpoints" / "step-00000003" / "adapter").mkdir(parents=True)
+    (directory / "checkpoints" / "step-00000003" / "adapter" / "adapter.bin").write_bytes(b"12345")
+    inputs = {"model_path": "osmosis/tiny", "rollout": {"name": "maze"}, "settings": {"seed": 3}}
+    Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
+    history = MetricsHistory(directory / "metrics.jsonl")
+    for step in range(1, 4):
+        measured = {"rollout/raw_reward": step / 4}
+        if step == 3:
+            measured |= {
+                "eval/validation/reward": 0.5,
+                "eval/validation/reward_low": 0.4,
+                "eval/validation/reward_high": 0.6,
+                "eval/validation/scored": 8,
+                "eval/validation/samples": 10,
+            }
+        history.append(
+            StepRecord(step, 1_790_000_000_000 + step, measured, warnings=["it is slow"] * (step == 2))
+        )
+    lines = [
+        f'2026-10-02T07:00:00.000Z INFO [plan] training {{"steps_done":{done},"total_steps":3}}'
+        for done in (0, 1)
+    ]
+    (directory / "logs.txt").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: Maze) -> None:
+    directory = trained_here(maze.workspace.root / "trained" / "walks")
+    outcome = maze.osmosis("train", "info", "trained/walks", "--json")
+    data = outcome.json["data"]
+    assert outcome.status == 0
+    assert (data["local_run"]["status"], data["local_run"]["avg_reward"]) == ("finished", 0.5)
+    assert data["local_run"]["output_path"] == str(directory)
+    assert data["checkpoints"] == [{"name": "step-00000003", "step": 3, "reward": 0.5, "size_bytes": 5}]
+    summaries = {each["key"]: each for each in data["metrics"]["overview"]["metric_summaries"]}
+    assert (summaries["rollout/raw_reward"]["initial"], summaries["rollout/raw_reward"]["latest"]) == (
+        0.25,
+        0.75,
+    )
+    shown = maze.osmosis("train", "info", "trained/walks").out
+    assert "3 of 3" in shown
+    assert "step-00000003" in shown
+    assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
+
+
+def test_a_training_directory_is_one_of_the_places_of_the_viewer(maze: Maze) -> None:
+    trained_here(maze.workspace.root / "trained" / "walks")
+    source = LocalSource(maze.workspace.root, cache_dir=maze.scratch)
+    (entry,) = source.runs(RunQuery(kind="training"), limit=5).items
+    assert (entry.name, entry.reward_low, entry.reward_high) == ("walks", 0.4, 0.6)
+    curves = source.curves("walks")
+    validated = next(curve for curve in curves.curves if curve.key == "eval/validation/reward")
+    assert [(point.step, point.low, point.over, point.of) for point in validated.points] == [(3, 0.4, 8, 10)]
+    assert {(mark.kind, mark.step) for mark in curves.marks} == {
+        ("warning", 2),
+        ("restart", 1),
+        ("checkpoint", 3),
+    }
+    before = source.changes("training", "walks").cursor
+    with (maze.workspace.root / "trained" / "walks" / "metrics.jsonl").open("ab") as history:
+        history.write(b"no record\n")
+    assert source.changes("training", "walks").cursor != before
+    assert "damaged at line 4" in source.run("training", "walks").problems[0]
+    source.close()
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{}", b"[1]"])
+def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
+    maze: Maze, manifest: bytes
+) -> None:
+    directory = trained_here(maze.workspace.root / "walks")
+    (directory / "manifest.json").write_bytes(manifest)
+    assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err

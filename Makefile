@@ -10,13 +10,14 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts examples
 
-.PHONY: help demo demo-train test lint format unit integration e2e bench soak model test-pythons clean
+.PHONY: help demo demo-train test lint format unit integration e2e browser bench soak model test-pythons clean
 
 help:
 	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
 	@echo "make demo-train    train that model, too, and show what it learned (installs torch)"
 	@echo "make test          lint, type-check and test everything"
 	@echo "make unit          the unit tests alone: what to run after each change"
+	@echo "make browser       the tests in a browser, with what they need (Chromium itself: apt install chromium)"
 	@echo "make bench         run the benchmarks"
 	@echo "make soak          what takes long and rarely tells anything: kills in series, floods, simulations, many more examples"
 	@echo "make format        format the code"
@@ -55,6 +56,9 @@ integration: $(VENV)/.dev
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e
 
+browser: $(VENV)/.browser
+	OSMOSIS_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
+
 bench: $(VENV)/.dev
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
@@ -82,6 +86,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[platform]'
+	@touch $@
+
+$(VENV)/.browser: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -e '.[browser]'
 	@touch $@
 
 # First and by itself: asked for by another package, torch comes as a build with gigabytes of CUDA.

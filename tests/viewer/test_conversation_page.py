@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui.text import visible
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
@@ -348,6 +349,17 @@ def test_files_of_an_attempt_are_downloads_that_no_browser_runs() -> None:
 def test_no_other_file_is_reached_by_the_address_of_an_artifact(path: str) -> None:
     pages = visitor(a_source(files={("one", 1, 0): {"file": b"x"}}))
     assert pages.get(f"{HERE}/artifacts/{path}").status_code == 404
+
+
+def test_a_file_that_is_deleted_while_one_looks_is_not_found() -> None:
+    class Emptied(RecordedSource):
+        def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
+            raise OsmosisError("no blob has the key.", code="NOT_FOUND")
+
+    known = a_source()
+    files = {("one", 1, 0): {"file": b"x"}}
+    source = Emptied(known.entries, listed=known.listed, conversations=known.conversations, files=files)
+    page_text(visitor(source).get(f"{HERE}/artifacts/file"), status=404)
 
 
 def test_an_ordinary_page_is_small_over_the_wire() -> None:

@@ -61,9 +61,15 @@ def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) ->
     row, attempt = place_of(item)
     listed = view.source.artifacts(run, row, attempt) if view.can("artifacts") else ()
     file = next((each for each in listed if each.path == path), None)
+    none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} left no file {path[:200]!r}.")
     if file is None:
-        raise NotFoundError(f"attempt {attempt} on row {row} of {run!r} left no file {path[:200]!r}.")
-    handle = view.source.open_artifact(run, row, attempt, path)
+        raise none
+    try:
+        handle = view.source.open_artifact(run, row, attempt, path)
+    except OsmosisError as error:
+        if error.code == "NOT_FOUND":  # it was deleted since, in a store of blobs, too
+            raise none from None
+        raise
     return StreamingResponse(
         _pieces(handle),
         headers=artifact_headers(path.rpartition("/")[2]),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import (
     CurveMark,
     CurveValue,
@@ -112,3 +116,17 @@ def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
 def test_a_thousand_steps_are_small_over_the_wire() -> None:
     text = page_text(visitor(a_source(learned(1_000))).get("/training/keen-owl-2?smooth=0.9"))
     assert gzipped(text) < 200_000
+
+
+def test_a_training_directory_of_this_machine_has_its_curves_on_its_page(tmp_path: Path) -> None:
+    place = tmp_path / "keen-owl-2"
+    (place / "checkpoints").mkdir(parents=True)
+    directory = TrainingDirectory(place)
+    directory.claim({"model": "osmosis/tiny"}, {})
+    reward = {"rollout/raw_reward": 0.5, "eval/validation/reward": 0.25}
+    few = {"eval/validation/scored": 1, "eval/validation/samples": 4}
+    directory.metrics.write_bytes(StepRecord(1, 1_760_000_000_000, reward | few).to_line())
+    source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
+    text = page_text(visitor(source).get("/training/keen-owl-2"))
+    assert "Validation reward 0.250 after step 1; scored 1 of 4 planned." in text
+    assert "under 90% of the samples have a score" in text and "<h3>Training reward</h3>" in text

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, get_args
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import JournalNumbers
@@ -84,7 +84,7 @@ class LocalSource:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What this source can do."""
-        return frozenset({"runs", "samples", "conversations", "artifacts", "logs", "changes", "compare"})
+        return frozenset(get_args(Capability))
 
     def close(self) -> None:
         """Release the files of the indexes."""

@@ -216,12 +216,14 @@ def test_a_journal_is_read_piece_by_piece_where_somebody_waits(local: LocalPlace
     local.start("run", rows=5_000, n=1)
     local.add("run", [sample_record(row, 0, 1.0) for row in range(5_000)])
     source = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
+    assert "so far" in source.run("eval", "run").problems[-1]
     seen = []
     while (page := source.samples("run", SampleQuery(), limit=1)).progress is not None:
         seen.append(page.progress)
     assert seen == sorted(seen)
     assert 0 < seen[0] < 1
     assert page.counts["total"] == 5_000
+    assert source.run("eval", "run").problems == []
     source.close()
 
 

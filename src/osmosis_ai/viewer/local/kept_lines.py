@@ -59,10 +59,10 @@ class KeptLines:
 
     def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
         """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
-        written = [
+        written = (
             (str(path), orjson.dumps(line.stamp), orjson.dumps(line.entry, default=_plain))
             for path, line in lines.items()
-        ]
+        )
         try:
             with self._file.connection as connection:
                 connection.execute("BEGIN IMMEDIATE")

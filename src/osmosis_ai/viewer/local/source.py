@@ -60,6 +60,8 @@ _ELSEWHERE_S = 1.0
 _MOST_CHANGES = 200
 _MOST_COMPARED = 1_000
 
+_PARTLY_READ = "{share:.0%} of the results are read so far: failures and rewards are counted over these, the numbers over all."
+
 OpenedT = TypeVar("OpenedT")
 
 
@@ -228,8 +230,10 @@ class LocalSource:
         known = self._evaluation(place)
         if known.manifest is None:
             return RunDetail(known.entry, facts=facts_of(known, place.path), problems=known.problems)
-        samples, _ = self._samples(place)
+        samples, progress = self._samples(place)
         problems = [*known.problems, *(each for each in samples.index.problems if each not in known.problems)]
+        if progress is not None:
+            problems.append(_PARTLY_READ.format(share=progress))
         inputs = known.manifest.inputs
         names = inputs.get("secret_names")
         return RunDetail(

@@ -73,8 +73,8 @@ def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
 
 def test_a_validation_with_few_scores_is_hollow_and_the_page_says_so() -> None:
     text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
-    assert "Of the validation after step 0, under 90% of the samples have a score" in text
-    assert "under 90% scored" in text and "0.200 (0.100 to 0.300) over 4, under 90% scored" in text
+    assert "Of the validation after step 0, under 90 % of the samples have a score" in text
+    assert "under 90 % scored" in text and "0.200 (0.100 to 0.300) over 4, under 90 % scored" in text
 
 
 def test_smoothing_leaves_the_raw_line_to_be_seen_and_stands_in_the_address() -> None:
@@ -129,4 +129,4 @@ def test_a_training_directory_of_this_machine_has_its_curves_on_its_page(tmp_pat
     source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
     text = page_text(visitor(source).get("/training/keen-owl-2"))
     assert "Validation reward 0.250 after step 1; scored 1 of 4 planned." in text
-    assert "under 90% of the samples have a score" in text and "<h3>Training reward</h3>" in text
+    assert "under 90 % of the samples have a score" in text and "<h3>Training reward</h3>" in text

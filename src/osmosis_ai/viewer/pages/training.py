@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
-from osmosis_ai.ui.numbers import number
+from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_source, log_tail
 from osmosis_ai.viewer.queries import Words, word
@@ -51,7 +51,8 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
 )
 """What is drawn, under which heading; the first two with what happened on the way."""
 _MOST_MARKS = 40
-_HOLLOW = f"under {LEAST_SCORED:.0%} scored"
+_LEAST = percent(LEAST_SCORED, digits=0)
+_HOLLOW = f"under {_LEAST} scored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _hollow_sentence(curves: TrainingCurves) -> str | None:
     named = ", ".join(map(str, steps[-10:]))
     which = f"step {named}" if len(steps) == 1 else f"{len(steps)} steps, of them {named}"
     return (
-        f"Of the validation after {which}, under {LEAST_SCORED:.0%} of the samples have a score: those points are "
+        f"Of the validation after {which}, under {_LEAST} of the samples have a score: those points are "
         "hollow, and say nothing of the rest."
     )
 
@@ -191,7 +192,8 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 [ChartSeries(curve.title, chart_points(curve)) for curve in found],
                 label=title,
                 axis="step",
-                smoothing=smoothing,
+                # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
+                smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
                 marks=marks if place < 2 else (),
                 hollow=_HOLLOW,
             )

@@ -210,6 +210,10 @@ def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
     shutil.rmtree(local.evals / "run")
     assert list(local.source.runs(RunQuery(), limit=5).items) == []
     assert not list((local.root / "cache" / "viewer").glob("run-*"))
+    # Its page was open.
+    for look in (lambda: local.source.run("eval", "run"), lambda: local.source.changes("eval", "run")):
+        with pytest.raises(NotFoundError):
+            look()
 
 
 def test_a_journal_is_read_piece_by_piece_where_somebody_waits(local: LocalPlace) -> None:
@@ -281,6 +285,17 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     names = [entry.name for entry in again.runs(RunQuery(sort="name", descending=False), limit=9).items]
     assert names == ["a", "b"]
     again.close()
+
+
+@pytest.mark.parametrize("name", ["with spaces", "naïve-läufe-✓", "n" * 200])
+def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: str) -> None:
+    local.start("run", rows=1, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    (local.evals / "run").rename(local.evals / name)
+    assert [entry.name for entry in local.source.runs(RunQuery(), limit=5).items] == [name]
+    assert len(listed(local.source, name, SampleQuery())) == 1
+    page = local.source.runs(RunQuery(sort="name"), limit=1)
+    assert page.next is None
 
 
 @pytest.mark.parametrize("by", ["row", "file"])

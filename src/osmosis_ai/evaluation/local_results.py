@@ -68,6 +68,7 @@ class JournalNumbers:
         self.pass_threshold = pass_threshold_of(self._directory)
         self._metrics = MetricsAccumulator(rows=self.rows, n=n, pass_threshold=self.pass_threshold)
         self._copies, self._chain = RowCopies(self.rows), Chain()
+        self._summed_up: tuple[RunMetrics | None, int] = (None, 0)
         self.read = 0
 
     @property
@@ -102,9 +103,13 @@ class JournalNumbers:
             self.read = end
 
     def summary(self) -> RunMetrics:
-        """Return the numbers of what has been read."""
-        self._metrics.cluster(self._copies.clusters())
-        return self._metrics.summary()
+        """Return the numbers of what has been read; worked out once while there is no more of it."""
+        known, at = self._summed_up
+        if known is None or at != self.read:
+            self._metrics.cluster(self._copies.clusters())
+            known = self._metrics.summary()
+            self._summed_up = (known, self.read)
+        return known
 
 
 def read_local_results(directory: Path) -> LocalResults:

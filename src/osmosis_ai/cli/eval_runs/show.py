@@ -8,6 +8,7 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
+from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import DetailResult
 from osmosis_ai.errors import OsmosisError
 
@@ -63,7 +64,7 @@ def show(
 
     outcome = _outcome(failed=failed, passed=passed, flaky=flaky, unscored=unscored)
     wanted = WantedSamples(row, attempt, outcome, search.strip(), limit)
-    with platform_when_needed() as client:
+    with platform_when_needed() as client, current().status("Reading conversations"):
         return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)
 
 

@@ -210,7 +210,7 @@ def _not_a_client(request: Request, services: PlatformServices) -> Response:
 def device_page(request: Request, services: Services, code: str = "") -> HTMLResponse:
     """Ask for the code, or show what is waiting under it."""
     if not code.strip():
-        return render_page(request, services, "device_code.html")
+        return render_page(request, services, "device_code.html", keep=False)
     return _confirm_page(request, services, code)
 
 
@@ -235,7 +235,9 @@ def decide(
         return _confirm_page(request, services, code, problem=_WRONG_PASSWORD, email=email, status=403)
     if not services.device_logins.decide(code, user.id, approve=decision == "approve"):
         return _nothing_waits(request, services, code)
-    return render_page(request, services, "device_done.html", approved=decision == "approve", user=user)
+    return render_page(
+        request, services, "device_done.html", keep=False, approved=decision == "approve", user=user
+    )
 
 
 def _confirm_page(
@@ -256,13 +258,22 @@ def _confirm_page(
         services.sign_ins.record_wrong_guess(source_of(request))
         return _nothing_waits(request, services, code)
     return render_page(
-        request, services, "device_confirm.html", status=status, login=login, problem=problem, email=email
+        request,
+        services,
+        "device_confirm.html",
+        status=status,
+        keep=False,
+        login=login,
+        problem=problem,
+        email=email,
     )
 
 
 def _nothing_waits(request: Request, services: PlatformServices, code: str) -> HTMLResponse:
     problem = "No device waits under this code. It may have expired: start the login again."
-    return render_page(request, services, "device_code.html", status=404, problem=problem, code=code[:16])
+    return render_page(
+        request, services, "device_code.html", status=404, keep=False, problem=problem, code=code[:16]
+    )
 
 
 def _too_many(

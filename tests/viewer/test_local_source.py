@@ -342,6 +342,12 @@ def test_a_log_is_paged_from_its_end_and_followed(local: LocalPlace) -> None:
     older = local.source.log("eval", "run", limit=100, cursor=newest.next_cursor)
     assert [entry.message for entry in older.logs] == [f"line {number}" for number in range(5)]
     assert older.next_cursor is None
+    with log.open("a") as more:
+        more.write('\n2026-11-22T21:37:28.000Z INFO [result] success {"row_index":4,"run_index":1}\n')
+    (told,) = local.source.log("eval", "run", limit=1).logs
+    assert told.message == "success (row 4, attempt 1)"
+    with log.open("a") as more:
+        more.write("torn")
     following = local.source.changes("eval", "run").log_cursor
     end = local.source.log("eval", "run", limit=1, direction="newer")
     with log.open("a") as more:

@@ -95,6 +95,9 @@ def parse_line(line: bytes) -> LogEntry:
         return LogEntry(message=text)
     when, level, step, rest = found.groups()
     message, details = _split(rest)
+    row, attempt = ((details or {}).get(name) for name in ("row_index", "run_index"))
+    if type(row) is int and type(attempt) is int:
+        message = f"{message} (row {row}, attempt {attempt})"
     return LogEntry(timestamp=when, level=level, step=step, message=message, details=details)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.evaluation import conversation as reader
+from osmosis_ai.evaluation import lenient_json
 from osmosis_ai.evaluation.conversation import (
     Conversation,
     ConversationStep,
@@ -207,6 +208,18 @@ def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
 def test_a_file_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LARGEST_CONVERSATION_BYTES", 1 << 20)
     assert "1 MB" in read_conversation(b"x" * (1 << 20) + b"x").problems[0]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_of_a_file_with_more_steps_than_anybody_reads_the_first_are_read(
+    monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    monkeypatch.setattr(reader, "MOST_ITEMS", 50)
+    monkeypatch.setattr(lenient_json, "MOST_ITEMS", 50)
+    content = written(*({"source": "user", "message": str(n)} for n in range(200)))
+    conversation = read_conversation(content[:-30] if torn else content)
+    assert said(conversation) == [str(n) for n in range(50)]
+    assert any("more than 50 steps" in problem for problem in conversation.problems)
 
 
 json_values = st.recursive(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from osmosis_ai.evaluation.lenient_json import read_object
+from osmosis_ai.evaluation.lenient_json import MOST_ITEMS, read_object
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
 """Of a larger file no step is read: nobody reads them, and a page would take seconds."""
@@ -152,6 +152,9 @@ def read_conversation(content: bytes) -> Conversation:
         found = []
     elif not all(isinstance(step, dict) for step in found):
         problems.append("Some of the steps are no objects: they are left out.")
+    if len(found) > MOST_ITEMS:
+        problems.append(f"The conversation has more than {MOST_ITEMS:,} steps: the others are left out.")
+        found = found[:MOST_ITEMS]
     inner = read.members.get("subagent_trajectories")
     if isinstance(inner, list) and inner:
         problems.append(

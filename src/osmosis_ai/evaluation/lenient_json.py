@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 _LONGEST_WHOLE_NUMBER = 300
 """Digits: a longer number fits no float (308), and Python reads none of more than 4,300."""
+MOST_ITEMS = 100_000
+"""Of a list that is read item by item; who reads a whole one takes no more of it."""
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
@@ -67,7 +70,7 @@ def loads(text: str) -> Any:
     Raises:
         ValueError, RecursionError: it is none, or it is nested too deeply.
     """
-    return json.loads(text, parse_constant=str, parse_float=_finite, parse_int=_whole, strict=False)
+    return _DECODER.decode(text)
 
 
 def _finite(digits: str) -> float | str:
@@ -77,6 +80,10 @@ def _finite(digits: str) -> float | str:
 
 def _whole(digits: str) -> int | str:
     return int(digits) if len(digits) <= _LONGEST_WHOLE_NUMBER else digits
+
+
+# One for all: a file may have a hundred thousand pieces.
+_DECODER = json.JSONDecoder(parse_constant=str, parse_float=_finite, parse_int=_whole, strict=False)
 
 
 def _decoded(content: bytes, problems: list[str]) -> str:
@@ -128,7 +135,7 @@ def _read_members(text: str, listed: str, found: ReadObject) -> None:
 
 def _items(array: str, listed: str, problems: list[str]) -> Iterator[Any]:
     unreadable: list[tuple[int, str]] = []
-    for number, piece in enumerate(_pieces(array, 1), 1):
+    for number, piece in enumerate(islice(_pieces(array, 1), MOST_ITEMS + 1), 1):
         read = _value(piece)
         if read is not _UNREADABLE:
             yield read

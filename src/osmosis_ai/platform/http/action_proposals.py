@@ -15,7 +15,7 @@ from osmosis_ai.platform.http.run_buttons import RunAction
 from osmosis_ai.platform.http.runs import refusals, stop_run
 from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
 from osmosis_ai.platform.logs import LogLine
-from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, RunKind
 from osmosis_ai.platform.runs.submit.submitter import CheckedSubmission, RunSubmission
 from osmosis_ai.ui.numbers import money
 
@@ -59,10 +59,10 @@ def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal
         raise ConflictError(f"the run {run.name} has ended already: {run.status}.")
     done = run.progress or {}
     facts = [("Done so far", f"{done['completed']:,} of {done.get('total') or 0:,} samples")] if done else []
-    goes_on = "can be resumed" if kind == "training" else "is not gone on with, but can be retried"
-    return ActionProposal(
-        f"What it has done stays. An ended {KIND_NAMES[kind]} run {goes_on}.", facts, do=stop
+    after = (
+        "It can be resumed." if kind == "training" else "It does not go on; a retry makes what is missing."
     )
+    return ActionProposal(f"What it has done stays. {after}", facts, do=stop)
 
 
 def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:

@@ -126,6 +126,8 @@ def test_what_has_no_value_comes_last_in_either_direction(source: PlatformSource
         (SampleQuery(text="IT IS"), [(0, 0)]),
         (SampleQuery(text="% wrong_"), [(2, 0)]),
         (SampleQuery(text="_____"), []),
+        (SampleQuery(row=2**62), []),
+        (SampleQuery(tokens=(1e300, None), cost_usd=(None, 1e300)), []),
     ],
 )
 def test_a_filter_finds_what_it_names(
@@ -239,6 +241,8 @@ def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_else
     add_file(services, run, "artifacts/row_0_run_0/out/plan.txt", b"canary")
     add_file(services, run, "artifacts/row_0xrun_0/other.txt", b"not of this sample")
     assert source.conversation(run.name, 0, 0, max_bytes=100).content == b'{"steps": []}'
+    with pytest.raises(NotFoundError):
+        source.conversation(run.name, 10**30, 0, max_bytes=100)
     assert source.conversation(run.name, 0, 0, max_bytes=5).content is None
     assert "no trajectory" in (source.conversation(run.name, 0, 1, max_bytes=100).missing or "")
     assert [(each.path, each.size) for each in source.artifacts(run.name, 0, 0)] == [("out/plan.txt", 6)]

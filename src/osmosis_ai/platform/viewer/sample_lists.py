@@ -10,7 +10,19 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, case, exists, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.platform.db.tables import DbSample
@@ -159,7 +171,7 @@ class FamilySamples:
         }
         found = by_outcome[query.outcome]
         if query.row is not None:
-            found.append(DbSample.row_index == query.row)
+            found.append(DbSample.row_index == literal(query.row, BigInteger()))
         if query.category is not None:
             found += [DbSample.status == "failed", _category == query.category]
         if query.boundary is not None:
@@ -167,8 +179,8 @@ class FamilySamples:
         for name in ("reward", "tokens", "duration_ms", "cost_usd"):
             low, high = getattr(query, name)
             column = getattr(DbSample, name)
-            found += [column >= low] if low is not None else []
-            found += [column <= high] if high is not None else []
+            found += [column >= literal(low, Float())] if low is not None else []
+            found += [column <= literal(high, Float())] if high is not None else []
         if query.text:
             text = storable(query.text)
             found.append(or_(*(column.icontains(text, autoescape=True) for column in _TEXTS)))

@@ -49,6 +49,8 @@ from osmosis_ai.viewer.source import (
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 
+_LARGEST = 2**31 - 1
+"""Row or attempt: what the columns hold."""
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
     *(
@@ -106,6 +108,8 @@ class PlatformSource:
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""
+        if max(row, attempt) > _LARGEST:
+            raise _no_sample(run, row, attempt)
         with self.services.db.session() as session:
             samples = self._samples(session, run)
             attempts = samples.attempts(row)
@@ -226,6 +230,8 @@ class PlatformSource:
         Raises:
             NotFoundError: there is no such run, or no such result.
         """
+        if max(row, attempt) > _LARGEST:
+            raise _no_sample(run, row, attempt)
         of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
         asked: Any = select(DbSample.run_id, DbRunFile).select_from(DbRun)
         with self.services.db.session() as session:

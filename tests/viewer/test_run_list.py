@@ -53,6 +53,12 @@ def test_an_empty_list_tells_what_makes_the_first_run_or_what_a_filter_hides() -
     assert "they hide 1" in hidden and "osmosis eval run" not in hidden
 
 
+def test_a_filter_over_nothing_is_not_said_to_hide_anything() -> None:
+    pages = visitor(FakeSource([a_run("one")]))
+    assert "osmosis train submit" in page_text(pages.get("/training?q=two"))
+    assert "No sample is here yet." in page_text(pages.get("/evals/one/samples?outcome=failed"))
+
+
 @pytest.mark.parametrize(
     "words", ["sort=colour", "dir=up", "since=soon", "cursor=%00", "q=" + "x" * 501, "&".join(["a=b"] * 101)]
 )

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
+from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes, RunKind
 from tests.viewer.browsing import visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
@@ -52,6 +58,64 @@ async def test_twenty_who_look_cost_the_source_what_one_does() -> None:
     assert source.asked.count(None) == 1
     hub.close()
     assert [await anext(stream, None) for stream in streams] == [None] * 20
+
+
+async def test_what_those_who_look_have_read_holds_for_one_state_of_a_run_in_one_place() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
+    elsewhere = WATCHED._replace(place="/moss")
+    assert hub.reads(WATCHED) is None
+    async with (
+        aclosing(hub.stream(WATCHED, source)) as mine,
+        aclosing(hub.stream(elsewhere, source)) as other,
+    ):
+        await news_of(mine), await news_of(other)
+        before = hub.reads(WATCHED)
+        assert before is hub.reads(WATCHED) is not None and before is not hub.reads(elsewhere)
+        source.finished = 1
+        await news_of(mine)
+        assert hub.reads(WATCHED) is not before
+
+
+def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
+    reads, asked, all_ask = SharedReads(), list[str](), threading.Barrier(20, timeout=60)
+
+    def read() -> str:
+        asked.append("read")
+        return "detail"
+
+    def ask(_: int) -> str:
+        all_ask.wait()
+        return reads.once("run", read)
+
+    with ThreadPoolExecutor(20) as watchers:
+        assert set(watchers.map(ask, range(20))) == {"detail"}
+    assert asked == ["read"]
+    with pytest.raises(ZeroDivisionError):
+        reads.once("log", lambda: 1 // 0)
+    assert reads.once("log", lambda: 1) == 1
+
+
+def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
+    asked: list[str] = []
+
+    class Noting(FakeSource):
+        def log(self, *given: Any, **how: Any) -> LogPage:
+            asked.append("log")
+            return super().log(*given, **how)
+
+        def run_samples(self, run: str) -> RunSamples:
+            asked.append("samples")
+            return super().run_samples(run)
+
+        def changes(self, *given: Any, **how: Any) -> Changes:
+            asked.append("changes")
+            return super().changes(*given, **how)
+
+    pages = visitor(Noting([a_run("calm-fern-1", status="running")]))
+    for parts, read in (("numbers,standing", []), ("log", ["log"])):
+        asked.clear()
+        reply = pages.get("/evals/calm-fern-1?slice=level", headers={"X-Live-Part": parts})
+        assert (reply.status_code, asked) == (200, read)
 
 
 async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_there_is_more() -> None:

@@ -203,6 +203,8 @@ def test_a_run_without_anything_has_a_page() -> None:
     source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
     text = page_text(visitor(source).get("/evals/new"))
     assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
+    # What the page shows needs not be told to it again.
+    assert 'data-live-cursor="0"' in text
     assert "No sample is here yet." in page_text(visitor(source).get("/evals/new/samples"))
 
 

@@ -31,6 +31,7 @@ class ShellView:
         sign_out: where a POST signs them out.
         csrf: the token that every form which changes something sends as ``csrf``.
         live: where a page hears of changes; None for one that does not change.
+        live_cursor: up to which of them the page shows what there is.
         theme: ``light``, ``dark``, or "" for the system's (:func:`osmosis_ai.ui.policy.theme_of`).
     """
 
@@ -42,6 +43,7 @@ class ShellView:
     sign_out: str | None = None
     csrf: str = ""
     live: str | None = None
+    live_cursor: str = ""
     theme: str = ""
 
 

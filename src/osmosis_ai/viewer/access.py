@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Capability, RunEntry, RunKind, RunSource, SavedAdapter
+
+Asked = ParamSpec("Asked")
+ReadT = TypeVar("ReadT")
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
 """The part of an address below which the runs of a kind have their pages."""
@@ -64,6 +68,8 @@ class Viewing:
         is_local: whether this is the machine the runs are on, so that commands can be copied.
         visitor: whose open streams are counted together.
         allowed: whether the visitor may still look; asked from a thread, now and then, while a stream is open.
+        parts: the names of the pieces of a live page that alone are asked for; None where the whole page is.
+        reads: what others who look at the same run in the same state have read; None where there are none.
     """
 
     source: RunSource
@@ -73,10 +79,23 @@ class Viewing:
     is_local: bool = False
     visitor: str = ""
     allowed: Callable[[], bool] | None = None
+    parts: frozenset[str] | None = None
+    reads: SharedReads | None = None
 
     def can(self, capability: Capability) -> bool:
         """Tell whether the source can do something; a page leaves out what it can not."""
         return capability in self.source.capabilities
+
+    def wants(self, part: str) -> bool:
+        """Tell whether a piece of the page is asked for: what no other piece shows need not be worked out."""
+        return self.parts is None or part in self.parts
+
+    def read(self, read: Callable[Asked, ReadT], *asked: Asked.args, **how: Asked.kwargs) -> ReadT:
+        """Return what a method of the source reads, once for all who look at the run while it stands as it does."""
+        if self.reads is None:
+            return read(*asked, **how)
+        key = (read.__name__, asked, tuple(sorted(how.items())))
+        return self.reads.once(key, lambda: read(*asked, **how))
 
     def href(self, *segments: str | int) -> str:
         """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
@@ -97,6 +116,14 @@ class Viewing:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveChanges:
+    """Where the changes of a run come from, and up to which of them a page shows what there is."""
+
+    href: str
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedPage:
     """A page before it is written: a template, and what it shows.
 
@@ -105,11 +132,11 @@ class RenderedPage:
         values: what it shows, beside ``view``, ``shell`` and ``root``.
         status: of the reply.
         parts: templates of pieces that a live page fetches alone, by the name of their ``data-live``.
-        live: where the page's changes come from.
+        live: the changes that the page follows; None of one that does not change.
     """
 
     template: str
     values: Mapping[str, Any]
     status: int = 200
     parts: Mapping[str, str] = field(default_factory=dict)
-    live: str | None = None
+    live: LiveChanges | None = None

@@ -12,10 +12,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.viewer.source import Changes, RunKind, RunSource
+from osmosis_ai.viewer.shared_reads import SharedReads
+from osmosis_ai.viewer.source import GOING_ON, Changes, RunKind, RunSource
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,6 @@ _LINGER_S = 6.0
 """How long a reader goes on when nobody looks: longer than the pause of who asks again and again."""
 _REMEMBERED = 120
 _MOST_SAMPLES = 500
-_GOING_ON = ("pending", "running")
 
 
 class Watched(NamedTuple):
@@ -50,11 +51,11 @@ class LiveNews:
 
 def is_over(changes: Changes) -> bool:
     """Tell whether a run will not change any more."""
-    return changes.status not in _GOING_ON
+    return changes.status not in GOING_ON
 
 
 class LiveHub:
-    """The readers of a server; every method is for the event loop's thread.
+    """The readers of a server; its methods are for the event loop's thread.
 
     Args:
         read_every_s: pause between two looks at a run.
@@ -123,6 +124,11 @@ class LiveHub:
             reader.watchers -= 1
             self._streams[visitor] -= 1
 
+    def reads(self, watched: Watched) -> SharedReads | None:
+        """Return what was read of a run since its last change; None where nobody looks. For any thread."""
+        reader = self._readers.get(watched)
+        return reader.reads if reader is not None and reader.failure is None else None
+
     def close(self) -> None:
         """End every stream and reader: the server stops."""
         self._closed = True
@@ -133,7 +139,9 @@ class LiveHub:
         reader = self._readers.get(watched)
         if reader is None or reader.task.done():
             reader = self._readers[watched] = _RunReader(watched, source, self._read_every_s)
-            reader.task.add_done_callback(lambda _: self._forget(watched, reader))
+            # All who look fetch what a run has come to when it ends.
+            forget = partial(asyncio.get_running_loop().call_later, _LINGER_S, self._forget, watched, reader)
+            reader.task.add_done_callback(lambda _: forget())
         while not reader.has_read and not self._closed:
             await reader.told.wait()
             if reader.failure is not None:
@@ -154,6 +162,7 @@ class _RunReader:
         watchers: streams that wait for news.
         told: set at the next news; another one stands here by then.
         end: why there will be no more news.
+        reads: what those who look have read since the last change; None before the run was looked at.
     """
 
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
@@ -164,6 +173,7 @@ class _RunReader:
         self._looked = asyncio.get_running_loop().time()
         self.told = asyncio.Event()
         self.end: str | None = None
+        self.reads: SharedReads | None = None
         self.failure: Exception | None = None
         self.task = asyncio.create_task(self._read())
 
@@ -204,6 +214,7 @@ class _RunReader:
                 found = await asyncio.to_thread(self._source.changes, kind, run, since=since)
                 if found.cursor != since:
                     self._remembered.append(found)
+                    self.reads = SharedReads()
                     self.end = "ended" if is_over(found) else None
                     self._tell()
                 if self.end is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Depends, Request
@@ -16,9 +17,10 @@ from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.policy import artifact_headers, page_headers
-from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.exporting import MEDIA_TYPES, exported_samples
-from osmosis_ai.viewer.live_routes import add_live
+from osmosis_ai.viewer.live import Watched
+from osmosis_ai.viewer.live_routes import add_live, live_hub
 from osmosis_ai.viewer.pages import (
     compare,
     conversation,
@@ -74,6 +76,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
 def add_page(router: APIRouter, viewing: Visitor, path: str, page: PageFunction) -> None:
     """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
     section = path.strip("/").split("/")[0]
+    kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
     names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
 
     def endpoint(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
@@ -81,6 +84,10 @@ def add_page(router: APIRouter, viewing: Visitor, path: str, page: PageFunction)
         try:
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
+            if part is not None and kind is not None and "run" in parameters:
+                watched = Watched(view.root, kind, parameters["run"])
+                reads = live_hub(request.app).reads(watched)
+                view = replace(view, parts=frozenset(part.split(",")), reads=reads)
             return answer(view, page(view, words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
             return refusal(view, error, section=section)

@@ -25,6 +25,8 @@ RunKind = Literal["eval", "training", "rubric"]
 Capability = Literal["runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare"]
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
+GOING_ON = ("pending", "running")
+"""Status of a run that may still change."""
 Outcome = Literal["passed", "failed", "unscored", "flaky"]
 """``failed`` is scored below the threshold, ``unscored`` has no score (an error, say), ``flaky`` is of a row that
 passes now and then. What has no result yet is in no list; the counts of samples have it as ``pending``."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, World
+from osmosis_ai.viewer.live import LiveHub
+from tests.platform.conftest import ManualClock, Member, World, application
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
@@ -238,6 +241,34 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
             continue
         assert "<script>alert" not in page.text and ">49<" not in page.text and "\u202e" not in page.text
         assert page.headers["cache-control"] == "private, no-cache"
+
+
+def test_twenty_who_watch_a_run_cost_the_database_what_one_does_but_for_who_they_are(
+    browser: TestClient,
+    member: Member,
+    services: PlatformServices,
+    portal: BlockingPortal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = LiveHub(read_every_s=3600)
+    monkeypatch.setattr(application(services).state, "live_hub", hub)
+    made = add_run(services, member, "watched", status="running", completed_at=None)
+    add_samples(services, made, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
+    path, parts = "/fern/evals/watched", {"x-live-part": "standing,numbers,failures,log"}
+
+    def cost(address: str, headers: Mapping[str, str]) -> int:
+        with statements_of(services.db) as noted:
+            assert browser.get(address, headers=headers).status_code == 200
+        return len(noted)
+
+    asked = {"accept": "application/json"}
+    cost(f"{path}/changes", asked)
+    # The reader stands: who asks now is looked up, and nothing else is.
+    who = cost(f"{path}/changes", asked)
+    first, *others = (cost(path, parts) for _ in range(20))
+    assert first > who and others == [who] * 19
+    assert browser.get(path, headers=parts).text.count("data-live=") == 4
+    portal.call(hub.close)
 
 
 def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.ui.numbers import interval
-from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.access import LiveChanges, RenderedPage, Viewing
+from osmosis_ai.viewer.live import is_over
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.results import few_scored_bounds, number_lines, sample_counts, sentence
-from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
+from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, RunKind
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_slices import RunSlice
@@ -47,7 +48,8 @@ class EarlierRun:
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return an evaluation."""
-    detail = view.source.run("eval", run)
+    live = live_changes(view, "eval", run)
+    detail = view.read(view.source.run, "eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
     passed = detail.summary_numbers.get("passed")
     return RenderedPage(
@@ -79,7 +81,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             **log_tail(view, detail.summary),
         },
         parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
-        live=live_source(view, detail.summary),
+        live=live,
     )
 
 
@@ -87,14 +89,22 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     """Return the end of a run's log as templates show it; nothing where the source keeps none."""
     if not view.can("logs"):
         return {"log": None, "log_href": None}
-    log = view.source.log(run.kind, run.name, limit=LOG_LINES)
-    return {"log": log.logs, "log_href": view.run_href(run.kind, run.name, "log")}
+    href = view.run_href(run.kind, run.name, "log")
+    if not view.wants("log"):
+        return {"log": None, "log_href": href}
+    log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES)
+    return {"log": log.logs, "log_href": href}
 
 
-def live_source(view: Viewing, run: RunEntry) -> str | None:
-    """Return where the changes of a run come from; None of one that does not change any more."""
-    changing = run.status in ("pending", "running") and view.can("changes")
-    return view.run_href(run.kind, run.name, "changes") if changing else None
+def live_changes(view: Viewing, kind: RunKind, run: str) -> LiveChanges | None:
+    """Return the changes that a page follows, None of a run that does not change any more.
+
+    It is for the beginning of a page: what comes while the page is made is told to it, then, and never lost.
+    """
+    if view.parts is not None or not view.can("changes"):
+        return None
+    now = view.source.changes(kind, run)
+    return None if is_over(now) else LiveChanges(view.run_href(kind, run, "changes"), now.cursor)
 
 
 def _failure(view: Viewing, run: str, failure: FailureCount) -> FailureLine:
@@ -181,7 +191,7 @@ def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
 def _slices(view: Viewing, run: str, words: Words) -> Sequence[RunSlice] | str:
     """Return the numbers by the values of the column that the address names, or why there are none."""
     column = word(words, "slice")
-    if column is None or not view.can("compare"):
+    if column is None or not view.can("compare") or not view.wants("slices"):
         return ()
     from osmosis_ai.evaluation.comparison.run_slices import run_slices
 

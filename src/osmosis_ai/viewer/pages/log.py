@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
 from osmosis_ai.viewer.source import RunKind
 
@@ -12,7 +13,8 @@ LINES_A_PAGE = 200
 def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
     """Return lines of a run's log."""
     cursor = cursor_of(words)
-    found = view.source.log(kind, run, limit=LINES_A_PAGE, cursor=cursor)
+    live = live_changes(view, kind, run) if cursor is None else None
+    found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(
         "log.html",
@@ -25,7 +27,7 @@ def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> Re
             "is_end": cursor is None,
         },
         parts={"log": "log_lines.html"},
-        live=view.run_href(kind, run, "changes") if cursor is None and view.can("changes") else None,
+        live=live,
     )
 
 

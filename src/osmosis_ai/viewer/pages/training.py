@@ -12,7 +12,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_source, log_tail
+from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ class AdapterLine:
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a training run; ``smooth`` in the address is how much of what came before a point of a curve has."""
     smoothing = _smoothing(words)
-    detail = view.source.run("training", run)
-    curves = view.source.curves(run) if view.can("curves") else _no_curves()
+    live = live_changes(view, "training", run)
+    detail = view.read(view.source.run, "training", run)
+    curves = view.read(view.source.curves, run) if _shows_curves(view) else _no_curves()
     summary = detail.summary
     return RenderedPage(
         "training.html",
@@ -92,7 +93,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "validation": (validation := _validation(curves)),
             "sentence": _sentence(validation, _newest(curves, "rollout/raw_reward")),
             "hollow": _hollow_sentence(curves),
-            "charts": list(_charts(curves, smoothing)),
+            "charts": list(_charts(curves, smoothing)) if view.wants("curves") else [],
             "smoothing": smoothing,
             "smoothings": SMOOTHINGS,
             "metrics": [_line(curve) for curve in curves.curves if curve.points],
@@ -104,8 +105,12 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "adapters")}
         | {"log": "run_log.html"},
-        live=live_source(view, summary),
+        live=live,
     )
+
+
+def _shows_curves(view: Viewing) -> bool:
+    return view.can("curves") and any(map(view.wants, ("standing", "curves", "adapters")))
 
 
 def _no_curves() -> TrainingCurves:

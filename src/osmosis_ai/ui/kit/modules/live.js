@@ -8,7 +8,7 @@ const source = document.body.dataset.liveSource;
 let stream = null;
 let polling = 0;
 let failures = 0;
-let cursor = "";
+let cursor = document.body.dataset.liveCursor ?? "";
 let tag = "";
 let fetching = false;
 let again = false;
@@ -62,11 +62,9 @@ async function poll() {
 }
 
 function news(now, changes) {
-  const first = cursor === "" && !changes.more && changes.samples.length === 0;
   if (now === cursor) return;
   cursor = now;
-  // What the page was made from may be older than the stream's first word: its parts are fetched then, too.
-  refresh().then(() => { if (!first) say(words(changes)); });
+  refresh().then(() => say(words(changes)));
 }
 
 function words(changes) {

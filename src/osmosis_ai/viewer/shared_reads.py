@@ -1,0 +1,45 @@
+"""What was read of a run in one state, shared by all who look at it while it stands so.
+
+Invariant: one source's reads alone are in it, and nothing that depends on who looks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+ReadT = TypeVar("ReadT")
+
+_MOST = 50
+
+
+class SharedReads:
+    """Reads of one state of a run; may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reads: dict[Hashable, Future[Any]] = {}
+
+    def once(self, key: Hashable, read: Callable[[], ReadT]) -> ReadT:
+        """Return what was read under ``key``: the first who asks reads, and the others wait for it.
+
+        Raises:
+            Exception: what ``read`` raises.
+        """
+        with self._lock:
+            found = self._reads.get(key)
+            if is_mine := found is None:
+                found = Future()
+                if len(self._reads) < _MOST:
+                    self._reads[key] = found
+        if is_mine:
+            try:
+                found.set_result(read())
+            except BaseException as error:
+                with self._lock:  # who waits shares the failure, who asks later reads anew
+                    self._reads.pop(key, None)
+                found.set_exception(error)
+        result: ReadT = found.result()
+        return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,10 +144,14 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
     text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
     assert (
         "Looked through 2 conversations" in text
-        and "/samples/2.1?q=SECRET" in text
+        and 'href="/evals/calm-fern-1/samples/2.1"' in text
         and "/samples/4.0" not in text
     )
     assert "That was the end." in text
+    href = re.search(r'href="([^"]+\.jsonl[^"]+)"', text)
+    assert href is not None
+    lines = pages.get(href[1].replace("&amp;", "&")).text.splitlines()
+    assert [(each["row"], each["attempt"]) for each in map(json.loads, lines)] == [(2, 1)]
 
 
 @pytest.mark.parametrize(

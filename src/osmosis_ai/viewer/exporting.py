@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
+from osmosis_ai.viewer.conversation_search import search_conversations
 from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery
 
 _AT_ONCE = 500
@@ -18,7 +19,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
-def exported_samples(source: RunSource, run: str, query: SampleQuery, *, kind: str) -> Iterator[bytes]:
+def exported_samples(
+    source: RunSource, run: str, query: SampleQuery, *, kind: str, in_conversations: bool = False
+) -> Iterator[bytes]:
     """Return the samples of a filter, a piece at a time; refusals come before the first.
 
     Args:
@@ -26,18 +29,24 @@ def exported_samples(source: RunSource, run: str, query: SampleQuery, *, kind: s
         run: an evaluation.
         query: which samples.
         kind: ``csv`` or ``jsonl``.
+        in_conversations: whether the query's text is looked for in conversations.
     """
-    first = source.samples(run, query, limit=_AT_ONCE)
-    pieces = _pieces(source, run, query, first)
+
+    def piece(cursor: str | None) -> ItemPage[SampleEntry]:
+        if in_conversations:
+            return search_conversations(source, run, query, cursor=cursor).page
+        return source.samples(run, query, limit=_AT_ONCE, cursor=cursor)
+
+    pieces = _pieces(piece, piece(None))
     return _csv(pieces) if kind == "csv" else _jsonl(pieces)
 
 
 def _pieces(
-    source: RunSource, run: str, query: SampleQuery, piece: ItemPage[SampleEntry]
+    piece_at: Callable[[str | None], ItemPage[SampleEntry]], piece: ItemPage[SampleEntry]
 ) -> Iterator[ItemPage[SampleEntry]]:
     yield piece
     while piece.next is not None:
-        piece = source.samples(run, query, limit=_AT_ONCE, cursor=piece.next)
+        piece = piece_at(piece.next)
         yield piece
 
 

@@ -97,6 +97,11 @@ def sample_query(words: Words) -> SampleQuery:
     )
 
 
+def searches_conversations(words: Words, query: SampleQuery) -> bool:
+    """Tell whether an address looks for the query's text in conversations, and not in previews and errors."""
+    return word(words, "in") == "conversations" and bool(query.text)
+
+
 def words_of_run_query(query: RunQuery) -> dict[str, str]:
     """Return the words that :func:`run_query` reads as ``query``, without its kind, which is in the path."""
     found = {name: getattr(query, name) for name in _RUN_TEXTS}

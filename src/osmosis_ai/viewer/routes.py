@@ -32,7 +32,7 @@ from osmosis_ai.viewer.pages import (
     samples,
     training,
 )
-from osmosis_ai.viewer.queries import Words, sample_query, words_of
+from osmosis_ai.viewer.queries import Words, sample_query, searches_conversations, words_of
 from osmosis_ai.viewer.rendering import refused, render
 
 Visitor = Callable[..., Viewing]
@@ -116,6 +116,8 @@ def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Respons
 
 def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:
     """Return the samples of a filter as a file, which is written while it is sent."""
-    pieces = exported_samples(view.source, run, sample_query(words), kind=kind)
+    query = sample_query(words)
+    in_conversations = searches_conversations(words, query)
+    pieces = exported_samples(view.source, run, query, kind=kind, in_conversations=in_conversations)
     headers = artifact_headers(f"{run[:100]}-samples.{kind}")
     return StreamingResponse(pieces, media_type=MEDIA_TYPES[kind], headers=headers)

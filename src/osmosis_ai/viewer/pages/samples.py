@@ -16,6 +16,7 @@ from osmosis_ai.viewer.queries import (
     is_filtered,
     query_string,
     sample_query,
+    searches_conversations,
     word,
     words_of_sample_query,
 )
@@ -49,7 +50,7 @@ class RowOfSamples:
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return samples of an evaluation."""
     query = sample_query(words)
-    in_conversations = word(words, "in") == "conversations" and bool(query.text)
+    in_conversations = searches_conversations(words, query)
     if in_conversations:
         search = search_conversations(view.source, run, query, cursor=cursor_of(words))
         found = search.page
@@ -62,10 +63,9 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         "group": word(words, "group") or "",
         "in": "conversations" if in_conversations else "",
     }
-    lines = [
-        SampleLine(each, view.sample_href(run, each.row, each.attempt) + query_string(filters))
-        for each in found.items
-    ]
+    # A sample's neighbours come from the table, which does not know what conversations hold.
+    near = query_string(filters | {"q": ""} if in_conversations else filters)
+    lines = [SampleLine(each, view.sample_href(run, each.row, each.attempt) + near) for each in found.items]
     return RenderedPage(
         "samples.html",
         {
@@ -86,7 +86,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "filtered": is_filtered(query),
             "next": found.next and here + query_string(shown, cursor=found.next),
             "previous": found.previous and here + query_string(shown, cursor=found.previous),
-            "exports": [(kind, f"{here}.{kind}{query_string(filters)}") for kind in ("csv", "jsonl")],
+            "exports": [(kind, f"{here}.{kind}{query_string(shown, group='')}") for kind in ("csv", "jsonl")],
         },
         parts={"samples": "samples_table.html"},
     )

@@ -154,6 +154,11 @@ def test_the_way_from_the_list_to_a_conversation_needs_keys_alone(
     assert looking.focused() == "new"
     page.keyboard.press("Enter")
     page.wait_for_url("**/evals/new")
+    looking.open("/evals")
+    page.keyboard.press("/")
+    page.keyboard.type("new")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/evals?q=new")
     looking.open("/evals/new/samples")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.type") == "search"

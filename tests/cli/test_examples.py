@@ -79,6 +79,18 @@ def test_every_example_is_a_line_that_its_command_takes(
     assert not wrong
 
 
+def test_what_an_empty_list_of_runs_suggests_is_a_line_that_its_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.viewer.pages.runs import FIRST_COMMANDS
+
+    monkeypatch.chdir(tmp_path)
+    Path("FILE.jsonl").touch()
+    for line in {line for lines in FIRST_COMMANDS.values() for line in lines}:
+        _, *words = shlex.split(line)
+        assert line.startswith(parse(words))
+
+
 def test_an_example_stands_in_the_help_as_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
     from osmosis_ai.cli.main import main
 

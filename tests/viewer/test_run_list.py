@@ -7,6 +7,7 @@ import pytest
 from osmosis_ai.evaluation.headline import Headline
 from tests.viewer.browsing import gzipped, page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run
+from tests.viewer.page_content import text_by_class
 
 HEADLINE = Headline(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
 
@@ -17,9 +18,8 @@ def test_a_line_says_what_the_rate_stands_on() -> None:
     )
     text = page_text(visitor(source).get("/evals"))
     assert 'href="/evals/calm-fern-1"' in text
-    assert "41.8 % (37.2 – 46.3 %)" in text
-    assert "380 of 400 planned" in text
-    assert "0.500 (0.400 – 0.600)" in text
+    said = " ".join(text_by_class(text, "runs")[0].split())
+    assert "41.8 % (37.2 – 46.3 %) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
 
 
 def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
@@ -57,6 +57,12 @@ def test_a_filter_over_nothing_is_not_said_to_hide_anything() -> None:
     pages = visitor(FakeSource([a_run("one")]))
     assert "osmosis train submit" in page_text(pages.get("/training?q=two"))
     assert "No sample is here yet." in page_text(pages.get("/evals/one/samples?outcome=failed"))
+
+
+def test_the_rarer_filters_are_open_only_while_one_of_them_is_set() -> None:
+    pages = visitor(FakeSource([a_run("one")]))
+    assert '<details class="more">' in page_text(pages.get("/evals?q=one&status=finished"))
+    assert '<details class="more" open>' in page_text(pages.get("/evals?model=tiny"))
 
 
 @pytest.mark.parametrize(

@@ -220,11 +220,7 @@ class LocalSource:
             return place
         names = [place.name for place in self._places.all() if place.kind == kind]
         near = get_close_matches(name[:255], names[:_MOST_COMPARED], n=3, cutoff=0.5) or names[:3]
-        raise NotFoundError(
-            f"there is no run `{name[:100]}`.",
-            details={"nearest": near},
-            hint=f"the nearest are: {', '.join(near)}" if near else None,
-        )
+        raise NotFoundError(f"there is no run `{name[:100]}`.", details={"nearest": near})
 
     def _evaluation_detail(self, place: RunPlace) -> RunDetail:
         known = self._evaluation(place)

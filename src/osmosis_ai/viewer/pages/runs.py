@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -21,11 +21,11 @@ from osmosis_ai.viewer.queries import (
 from osmosis_ai.viewer.source import RunEntry, RunKind, RunQuery, RunSort
 
 RUNS_A_PAGE = 50
-_FIRST: dict[RunKind | None, Sequence[str]] = {
+FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
     None: ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "training": ("osmosis train submit configs/training/NAME.toml",),
-    "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric-file RUBRIC.md",),
+    "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric @RUBRIC.md --model PROVIDER/MODEL",),
 }
 """What makes the first one."""
 _STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
@@ -66,7 +66,8 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "next": found.next and here + query_string(filters, cursor=found.next),
             "previous": found.previous and here + query_string(filters, cursor=found.previous),
             "filtered": is_filtered(query),
-            "commands": _FIRST[kind],
+            "narrowed": is_filtered(replace(query, text="", status=None)),
+            "commands": FIRST_COMMANDS[kind],
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import get_args
 
@@ -84,6 +84,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "ranges": _ranges(filters),
             "headings": {name: _sorting(query, here, shown, name) for name in get_args(SampleSort)},
             "filtered": is_filtered(query),
+            "narrowed": is_filtered(replace(query, text="", outcome=None)),
             "next": found.next and here + query_string(shown, cursor=found.next),
             "previous": found.previous and here + query_string(shown, cursor=found.previous),
             "exports": [(kind, f"{here}.{kind}{query_string(shown, group='')}") for kind in ("csv", "jsonl")],

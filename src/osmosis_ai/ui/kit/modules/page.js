@@ -16,3 +16,8 @@ document.addEventListener("updated", (event) => {
 });
 live.begin();
 switches.begin();
+// The address of a filtered list holds what was chosen, and no empty words.
+document.addEventListener("formdata", ({ target, formData }) => {
+  if (target.method !== "get") return;
+  for (const name of new Set(formData.keys())) if (formData.getAll(name).every((value) => value === "")) formData.delete(name);
+});

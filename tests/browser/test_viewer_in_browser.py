@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.ui.assets import asset_name
+from osmosis_ai.viewer.source import RunDetail, RunKind
 from tests.browser.site import PAGES, a_site, served
 from tests.conftest import SOAK
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.test_training_page import learned
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -71,9 +76,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser) -> Iterator[tuple[str, Any]]:
+def site() -> FakeSource:
+    """What the browser looks at."""
+    return a_site()
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, site: FakeSource) -> Iterator[tuple[str, Any]]:
     """Serve the viewer, and keep the cookie that its one-time address gave."""
-    with served(a_site()) as address:
+    with served(site) as address:
         context = browser.new_context()
         page = context.new_page()
         page.goto(address)
@@ -222,3 +233,126 @@ def test_the_numbers_of_a_curve_are_told_where_the_pointer_is(
     assert said.text_content()
     assert looking.wrong == []
     looking.page.context.close()
+
+
+# Live
+
+# Which streams a page has opened, and whether it is seen, as a test says.
+STREAMS_NOTED = """
+window.streams = [];
+window.EventSource = class extends EventSource {
+  constructor(address) { super(address); window.streams.push(this); }
+};
+window.seen = (is) => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => !is });
+  document.dispatchEvent(new Event("visibilitychange"));
+};
+"""
+OPEN_STREAMS = "window.streams.filter((each) => each.readyState !== EventSource.CLOSED).length"
+
+
+def going_on(site: FakeSource, name: str, kind: RunKind = "eval") -> None:
+    """Add a run that goes on."""
+    site.entries = [each for each in site.entries if each.name != name]
+    site.entries.append(a_run(name, kind, status="running", ended_at=None))
+    site.listed[name] = []
+
+
+def one_more_finished(site: FakeSource, name: str) -> None:
+    """Let one more sample of a run finish."""
+    finished = [*site.listed[name], a_sample(len(site.listed[name]))]
+    run = next(each for each in site.entries if each.name == name)
+    line = Headline(pass_rate=1.0, low=0.5, high=1.0, scored=len(finished), planned=40)
+    site.details[name] = RunDetail(replace(run, headline=line))
+    site.listed[name] = finished
+
+
+def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "growing")
+    looking = visit(browser, opened)
+    page = looking.page
+    page.add_init_script(STREAMS_NOTED)
+    parts: list[str] = []
+    page.on("request", lambda asked: parts.append(asked.url) if "x-live-part" in asked.headers else None)
+    looking.open("/evals/growing")
+    page.evaluate("window.mark = 'the page was not loaded again'")
+    page.get_by_role("link", name="Samples").focus()
+    page.wait_for_function("window.streams[0]?.readyState === EventSource.OPEN")
+    assert parts == []
+    for scored in (1, 2):
+        one_more_finished(site, "growing")
+        page.get_by_text(f"{scored} of 40 planned scored").first.wait_for()
+        assert looking.focused() == "Samples"
+    assert len(parts) == 2 and page.evaluate("window.mark")
+    page.evaluate("window.seen(false)")
+    assert page.evaluate(OPEN_STREAMS) == 0
+    one_more_finished(site, "growing")
+    page.evaluate("window.seen(true)")
+    page.get_by_text("3 of 40 planned scored").first.wait_for()
+    assert page.evaluate(OPEN_STREAMS) == 1
+    assert looking.wrong == []
+    page.context.close()
+
+
+def test_what_was_opened_stays_open_while_the_page_follows_its_run(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "learning", "training")
+    site.curves_of = {**site.curves_of, "learning": learned(12)}
+    looking = visit(browser, opened, viewport={"width": WIDE, "height": 500})
+    page = looking.page
+    looking.open("/training/learning")
+    page.get_by_text("metrics in numbers").click()
+    page.evaluate("scrollTo(0, 300)")
+    place = page.evaluate("scrollY")
+    site.curves_of = {**site.curves_of, "learning": learned(13)}
+    site.listed["learning"] = [a_sample(0)]
+    page.get_by_text("after step 13").first.wait_for()
+    opened_part = "details:has(> summary:text('metrics in numbers'))"
+    assert page.locator(opened_part).get_attribute("open") is not None
+    assert page.evaluate("scrollY") == place > 0
+    assert looking.wrong == []
+    page.context.close()
+
+
+def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opened: tuple[str, Any]) -> None:
+    looking = visit(browser, opened)
+    page = looking.page
+    page.clock.install(time=0)
+    looking.open("/evals/new")
+    page.clock.pause_at(60_000)
+    module = f"/assets/{asset_name('say.js')}"
+    page.evaluate("(module) => import(module).then((found) => { window.say = found.say; })", module)
+
+    def heard(words: str, after_ms: int) -> str:
+        page.evaluate("(words) => window.say(words)", words)
+        page.clock.run_for(after_ms)
+        return page.locator("#said").text_content() or ""
+
+    assert heard("one", 10) == "one"
+    assert heard("two", 4000) == "one"
+    assert heard("three", 900) == "one"
+    assert heard("four", 100) == "four"
+    page.context.close()
+
+
+@pytest.mark.soak
+def test_twenty_tabs_of_one_browser_are_all_there_and_all_follow(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "growing")
+    base, state = opened
+    context = browser.new_context(storage_state=state)
+    context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(STREAMS_NOTED)
+    tabs = [context.new_page() for _ in range(20)]
+    for tab in tabs:
+        tab.goto(f"{base}/evals/growing", wait_until="load")
+    one_more_finished(site, "growing")
+    for tab in tabs:
+        tab.get_by_text("1 of 40 planned scored").first.wait_for()
+    # The others ask now and then: a browser has six connections to a server.
+    assert 1 <= sum(tab.evaluate(OPEN_STREAMS) for tab in tabs) <= 4
+    context.close()

@@ -106,11 +106,18 @@ async function update(parts) {
 
 function replace(part, fresh) {
   const ends = [part, ...part.querySelectorAll("[data-follow]")].filter((each) => "follow" in each.dataset && isAtEnd(each));
+  const held = part.contains(document.activeElement) ? document.activeElement : null;
+  const was = held && called(held);
   morph(part, fresh);
+  // What was put before it may have made another of the node that had the focus.
+  if (held && !(held.isConnected && called(held) === was)) {
+    [...part.querySelectorAll(held.nodeName)].find((each) => called(each) === was)?.focus({ preventScroll: true });
+  }
   for (const each of ends) each.scrollTop = each.scrollHeight;
   document.dispatchEvent(new CustomEvent("updated", { detail: part }));
 }
 
+const called = (node) => node.getAttribute("href") ?? (node.id || node.textContent);
 const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;
 
 // Nodes that are alike stay the nodes they are: with focus, selection, scroll position, and open parts.

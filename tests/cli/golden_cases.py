@@ -305,7 +305,7 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     Case("eval info shaky", shaky_run),
-    Case("eval compare fern moss --rows 2", compared_runs),
+    Case("eval compare fern moss --rows 2 --report compared.html --force", compared_runs),
     Case("eval show quartz --side-by-side slate --limit 1", spoken_run),
     Case("eval gate good --min pass_rate=0.6", local_run),
     Case(
@@ -331,7 +331,7 @@ CASES: tuple[Case, ...] = (
         page("/training-runs", "training_runs", {**train_replies.ROW, **ENDED}, train_replies.MINIMAL),
     ),
     Case(
-        "train info copper-finch",
+        "train info copper-finch --report copper.html --no-text --force",
         together(
             _training,
             answers("get", f"/training-runs/{TRAINING_ID}/metrics", train_replies.METRICS),

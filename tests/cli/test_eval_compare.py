@@ -81,6 +81,20 @@ def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
             ]
 
 
+def test_a_report_that_is_there_stays_and_no_run_is_read_for_it(maze: Maze, tmp_path: Path) -> None:
+    report = tmp_path / "compared.html"
+    outcome = compare(maze, "fern", "moss", "--report", str(report))
+    page = html.unescape(report.read_text())
+    assert outcome.status == 0 and "What goes into the report" in outcome.err
+    assert outcome.out.partition("\n")[0] in page
+    for cells in table_of(outcome.out, "moss against fern").values():
+        assert all(cell in page for cell in cells)
+    again = compare(maze, "fern", "nowhere", "--report", str(report))
+    assert again.status == 1 and "exists" in again.err and "nowhere" not in again.err
+    assert compare(maze, "fern", "moss", "--report", str(tmp_path), "--force").status == 1
+    assert list(tmp_path.glob("*compared*")) == [report] and html.unescape(report.read_text()) == page
+
+
 def test_a_gate_against_the_same_baseline_has_the_same_numbers(maze: Maze) -> None:
     margins = ["--margin", "pass_rate=0.03", "--margin", "pass^4=0.05", "--margin", "latency=0.1"]
     gated = maze.osmosis("eval", "gate", "moss", "--against", "fern", *margins, "--json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,10 @@ def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) ->
     assert outcome.status == 1
     page = Path("deep/report.html").read_text()
     assert "Be good and clear." in page and KEY not in page
+    assert "What goes into the report: scores" in outcome.err
+    score(cli, "-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text")
+    bare = Path("deep/report.html").read_text()
+    assert not re.search("Be good and clear|noise 0.2|garbage", bare) and "r1" in bare
 
 
 def test_a_baseline_is_compared(cli: Cli, judge: JudgeServer) -> None:

@@ -235,6 +235,16 @@ def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
 # Info
 
 
+def test_a_run_of_the_platform_is_written_into_one_file(maze: Maze, tmp_path: Path) -> None:
+    offer(maze)
+    report = tmp_path / "copper.html"
+    data = maze.osmosis("train", "info", "copper", "--report", str(report), "--json").json["data"]
+    page = report.read_text()
+    assert data["report_path"] == str(report)
+    assert "<h3>Training reward</h3>" in page and "fern/base-32b" in page and "<script" not in page
+    assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 1
+
+
 def test_scripts_get_a_run_in_full_and_nothing_is_written(maze: Maze) -> None:
     offer(maze)
     data = maze.osmosis("train", "info", "copper", "--json").json["data"]

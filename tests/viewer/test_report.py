@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail
@@ -88,10 +89,10 @@ def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(workspace.root)
     file = tmp_path / "out" / "report.html"
-    with pytest.raises(OsmosisError, match="one evaluation"):
-        report_run(None, file, RunReportOptions(), overwrite=False)
+    with pytest.raises(OsmosisError, match="one run"):
+        report_run(None, ReportFile(file), RunReportOptions())
     with pytest.raises(NotFoundError):
-        report_run("breezy", file, RunReportOptions(), overwrite=False)
+        report_run("breezy", ReportFile(file), RunReportOptions())
 
     def disk_full(opened: io.BytesIO, *_: object) -> None:
         opened.write(b"half")
@@ -100,10 +101,10 @@ def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing
     with monkeypatch.context() as patch:
         patch.setattr("osmosis_ai.viewer.report.write_run_report", disk_full)
         with pytest.raises(OsmosisError, match="No space left"):
-            report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
+            report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     assert list(file.parent.iterdir()) == []
-    _, content = report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
+    _, content = report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     assert content.samples == 4 and "of 3 scored samples pass" in file.read_text()
     with pytest.raises(ConflictError, match="exists"):
-        report_run("calm-fern-1", file, RunReportOptions(), overwrite=False)
-    report_run("calm-fern-1", file, RunReportOptions(text=False), overwrite=True)
+        report_run("calm-fern-1", ReportFile(file), RunReportOptions())
+    report_run("calm-fern-1", ReportFile(file, overwrite=True), RunReportOptions(text=False))

@@ -51,6 +51,19 @@ NoPreviewsOption = Annotated[
     bool,
     typer.Option("--no-previews", help="Do not record how input and output of each sample begin."),
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Also write it into one file that opens from a disk.",
+        show_default=False,
+    ),
+]
+NoTextOption = Annotated[
+    bool, typer.Option("--no-text", help="With --report: numbers only, nothing that anybody said.")
+]
+OverwriteReportOption = Annotated[bool, typer.Option("--force", help="With --report: overwrite the file.")]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(

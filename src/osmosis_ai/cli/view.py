@@ -11,13 +11,19 @@ import typer
 
 from osmosis_ai.cli.browser import is_remote, open_browser, tunnel_command
 from osmosis_ai.cli.name_completion import complete_local_run
+from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.report_files import report_file
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 
 if TYPE_CHECKING:
+    from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.services.viewing import ViewerAddress
     from osmosis_ai.viewer.report import RunReportOptions
+
+_NUMBERS = "the run's numbers, names, and names of secrets"
+_TEXT = "its settings, and what dataset, models, tools, graders and judges said"
 
 
 def view(
@@ -47,10 +53,8 @@ def view(
     everything: Annotated[
         bool, typer.Option("--all", help="With --report: all conversations, however large.")
     ] = False,
-    no_text: Annotated[
-        bool, typer.Option("--no-text", help="With --report: numbers only, nothing that anybody said.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --report: overwrite the file.")] = False,
+    no_text: NoTextOption = False,
+    force: OverwriteReportOption = False,
 ) -> StreamResult | OperationResult:
     """Look at evaluations, training runs and rubric results of this machine in a browser, until Ctrl-C.
 
@@ -63,11 +67,11 @@ def view(
         osmosis view ~/runs --no-open --port 8080
         osmosis view calm-fern-1 --report calm-fern-1.html
     """
-    if report is not None:
+    file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
+    if file is not None:
         from osmosis_ai.viewer.report import RunReportOptions
 
-        options = RunReportOptions(int(max_mb * 2**20), everything, text=not no_text)
-        return _written(run, report, options, overwrite=force)
+        return _written(run, file, RunReportOptions(int(max_mb * 2**20), everything, text=not no_text))
     from osmosis_ai.services.viewing import open_viewer
 
     found = open_viewer(run, host=host, port=port)
@@ -75,22 +79,24 @@ def view(
     return StreamResult(items=_shown(found, opens=not no_open), columns=[message])
 
 
-def _written(run: str | None, file: Path, options: RunReportOptions, *, overwrite: bool) -> OperationResult:
+def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
     from osmosis_ai.services.viewing import report_run
 
-    output = current()
-    if options.text:
-        output.note(
-            "What goes in: the run's numbers and settings, names of secrets, and what dataset, models, tools and graders "
-            "said. With --no-text: numbers only."
-        )
-    name, content = report_run(run, file, options, overwrite=overwrite)
-    left_out = content.conversations_left_out
-    more = f", {left_out:,} left out (--max-mb, --all)" if left_out else ""
+    name, content = report_run(run, file, options)
+    held = ""
+    if content is not None:
+        held = f": {content.samples:,} samples, {content.conversations:,} conversations"
+        if content.conversations_left_out:
+            held += f", {content.conversations_left_out:,} left out (--max-mb, --all)"
     return OperationResult(
         operation="view.report",
-        message=f"Wrote {shown_path(file)}: {content.samples:,} samples, {content.conversations:,} conversations{more}",
-        resource={"run": name, "path": str(file), "bytes": file.stat().st_size, **asdict(content)},
+        message=f"Wrote {shown_path(file.path)}{held}",
+        resource={
+            "run": name,
+            "path": str(file.path),
+            "bytes": file.path.stat().st_size,
+            **(asdict(content) if content is not None else {}),
+        },
     )
 
 

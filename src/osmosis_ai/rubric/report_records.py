@@ -55,6 +55,11 @@ class ReportRecord:
     judgements: Sequence[ReportJudgement | tuple[str, int, float | None, str | None, str | None]]
     original_input: str | None = None
 
+    def without_text(self) -> ReportRecord:
+        """Return it with its label, its place and its scores alone."""
+        scores = [(model, run, score, None, None) for model, run, score, *_ in self.judgements]
+        return ReportRecord(self.label, self.index, "", None, scores)
+
 
 @dataclass(frozen=True, slots=True)
 class Side:

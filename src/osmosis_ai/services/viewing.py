@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from osmosis_ai.errors import (
-    ConflictError,
     MissingExtraError,
     NotFoundError,
     OsmosisError,
@@ -17,6 +16,8 @@ from osmosis_ai.errors import (
 from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
+    from osmosis_ai.services.report_files import ReportFile
+    from osmosis_ai.viewer.local.places import RunPlace
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
@@ -88,42 +89,62 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
 
 
 def report_run(
-    reference: str | None, file: Path, options: RunReportOptions, *, overwrite: bool
-) -> tuple[str, ReportContent]:
-    """Write an evaluation of this machine into one file, and return its name and what the file came to hold.
+    reference: str | None, report: ReportFile, options: RunReportOptions
+) -> tuple[str, ReportContent | None]:
+    """Write a run of this machine into one file, and return its name, and of an evaluation what the file holds.
+
+    Args:
+        reference: as for :func:`open_viewer`; a directory that holds one run alone means that.
+        report: where to.
+        options: how much of its conversations or records goes in.
 
     Raises:
         ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: it is no evaluation that is meant, or the file can not be written; nothing is left of it then.
+        OsmosisError: it is no one run that is meant, or the file can not be written; nothing is left of it then.
     """
-    from osmosis_ai.files import replacing
     from osmosis_ai.viewer.access import SECTIONS
     from osmosis_ai.viewer.local.source import LocalSource
+    from osmosis_ai.viewer.one_file import write_judging_report, write_training_report
     from osmosis_ai.viewer.report import write_run_report
 
     found = viewed_place(reference)
-    section, _, name = found.path.strip("/").partition("/")
-    if section != SECTIONS["eval"] or not name:
+    path = found.path if found.path != "/" or reference is None else _only_run(found.root)
+    section, _, quoted = path.strip("/").partition("/")
+    if not quoted:
         raise OsmosisError(
-            "a report is of one evaluation of this machine.", hint="osmosis view RUN --report FILE.html"
+            "a report is of one run of this machine.", hint="osmosis view RUN|DIR --report FILE.html"
         )
-    if file.exists() and not overwrite:
-        raise ConflictError(f"{file} exists.", hint="write another file, or this one with --force")
-    run, source = unquote(name), LocalSource(found.root, cache_dir=cache_dir())
-    try:
-        with replacing(file) as opened:
-            return run, write_run_report(opened, source, run, options)
-    except OSError as error:
-        raise OsmosisError(f"{file} can not be written: {error.strerror or error}.") from error
+    source, name = LocalSource(found.root, cache_dir=cache_dir()), unquote(quoted)
+    with report.opened() as file:
+        if section == SECTIONS["eval"]:
+            return name, write_run_report(file, source, name, options)
+        if section == SECTIONS["training"]:
+            write_training_report(file, source.run("training", name), source.curves(name), text=options.text)
+        else:
+            detail = source.run("rubric", name)
+            write_judging_report(file, detail, text=options.text, everything=options.everything)
+    return name, None
+
+
+def _only_run(root: Path) -> str:
+    """Return the path of the page of the one run below a directory; "/" where there are none, or several."""
+    from osmosis_ai.viewer.local.places import RunPlaces
+
+    places = RunPlaces(root).all()
+    return _page_path(places[0]) if len(places) == 1 else "/"
 
 
 def viewed_place(reference: str | None) -> ViewedPlace:
     """Return what a word of the command line means; errors as :func:`open_viewer`."""
     if reference is None:
         return ViewedPlace(_around(Path.cwd()))
+    from osmosis_ai.viewer.local.judging_sessions import is_result
+
     given = Path(reference).expanduser()
     try:
         if given.is_file():
+            if is_result(given):
+                return ViewedPlace(file := given.resolve(), _page_of(file, file) or "/")
             raise OsmosisError(
                 f"{reference} is a file, and a viewer shows what is in a directory.",
                 hint="osmosis view [RUN|DIR]",
@@ -170,10 +191,12 @@ def _around(directory: Path) -> Path:
 
 def _page_of(run: Path, root: Path) -> str | None:
     """Return the path of a run's page among those below ``root``; None where it is not among them."""
-    from osmosis_ai.viewer.access import SECTIONS
     from osmosis_ai.viewer.local.places import RunPlaces
 
-    for place in RunPlaces(root).all():
-        if place.path == run:
-            return f"/{SECTIONS[place.kind]}/{quote(place.name, safe='')}"
-    return None
+    return next((_page_path(place) for place in RunPlaces(root).all() if place.path == run), None)
+
+
+def _page_path(place: RunPlace) -> str:
+    from osmosis_ai.viewer.access import SECTIONS
+
+    return f"/{SECTIONS[place.kind]}/{quote(place.name, safe='')}"

@@ -23,7 +23,12 @@ _NEAREST = 3
 @lru_cache
 def environment() -> Environment:
     """Return what renders the viewer's templates."""
-    made = templates(TEMPLATES)
+    return environment_of(TEMPLATES)
+
+
+def environment_of(*folders: Path) -> Environment:
+    """Return what renders templates of ``folders``, the first that has one, and of the kit, with the viewer's filters."""
+    made = templates(*folders)
     made.filters |= {"markdown": markdown, "ansi": ansi}
     return made
 

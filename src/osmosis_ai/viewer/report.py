@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from osmosis_ai.ui.assets import style_files
-from osmosis_ai.ui.pages import inline, one_file_policy
 from osmosis_ai.ui.shell import ShellView
 from osmosis_ai.viewer.access import Viewing
+from osmosis_ai.viewer.one_file import detail_to_send, facts_to_send, shell_values
 from osmosis_ai.viewer.pages import evaluation
 from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.rendering import environment
@@ -28,8 +27,6 @@ _WORST_FIRST = (
     SampleQuery(outcome="failed", sort="reward"),
     SampleQuery(outcome="passed", sort="reward"),
 )
-_OF_THIS_MACHINE = ("Directory",)
-"""Facts that mean nothing where the file is read, and tell of where it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +69,11 @@ def write_run_report(
         OSError: the file can not be written.
     """
     view, content = Viewing(source, ShellView()), ReportContent()
-    style = inline(*style_files())
     values = {
+        **shell_values(),
         **_in_file(evaluation.page(view, {}, run=run).values, options),
         "view": view,
         "shell": view.shell,
-        "style": style,
-        "policy": one_file_policy(style=style, script=""),
         "text": options.text,
     }
     written: set[tuple[int, int]] = set()
@@ -113,17 +108,13 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         )
         for line in values["failures"]
     ]
-    detail = values["detail"]
-    if not options.text:
-        detail = replace(
-            detail, config_written=None, problems=(), summary=replace(detail.summary, error=None)
-        )
+    detail = detail_to_send(values["detail"], text=options.text)
     return {
         **values,
-        "detail": replace(detail, commands=()),
+        "detail": detail,
         "run": detail.summary,
         "config": values["config"] if options.text else [],
-        "facts": [fact for fact in values["facts"] if fact[0] not in _OF_THIS_MACHINE],
+        "facts": facts_to_send(values["facts"]),
         "failures": failures,
         "flaky": [(row, f"#row-{row.row_index}") for row, _ in values["flaky"]],
         "samples_href": "#samples",

@@ -12,19 +12,26 @@ from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.options import (
     MarkdownOption,
+    NoTextOption,
+    OverwriteReportOption,
+    ReportOption,
     RewardRangeOption,
     checked_confidence,
     parse_reward_range,
 )
 from osmosis_ai.cli.output.decision_files import DecisionFiles
 from osmosis_ai.cli.output.formats import one_line
+from osmosis_ai.cli.output.report_files import report_file, tell_written
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison
+    from osmosis_ai.services.report_files import ReportFile
 
 _MOST_ROWS = 10_000
+_NUMBERS = "numbers, names and settings of the runs, and digests of rows"
+_TEXT = "values of the columns that --slice names"
 
 
 def compare(
@@ -81,6 +88,9 @@ def compare(
         int, typer.Option(min=0, max=_MOST_ROWS, help="How many rows of each kind are named at most.")
     ] = 10,
     markdown: MarkdownOption = None,
+    report: ReportOption = None,
+    no_text: NoTextOption = False,
+    force: OverwriteReportOption = False,
 ) -> OperationResult:
     """Compare runs with a baseline, row by row: is it better, worse, or can it not be told? Exits 0 whatever it says.
 
@@ -88,6 +98,7 @@ def compare(
 
     Examples:
         osmosis eval compare amber-otter-42 keen-owl-7
+        osmosis eval compare amber-otter-42 keen-owl-7 --report compared.html
     """
     from osmosis_ai.evaluation.comparison.comparability import Allowances
     from osmosis_ai.evaluation.comparison.engine import CompareOptions
@@ -103,23 +114,31 @@ def compare(
             unpaired=unpaired, partial=partial, different_grader=allow_different_grader, same=allow_same
         ),
     )
-    return _compared(baseline, candidates, options, DecisionFiles(markdown=markdown).check())
+    files = DecisionFiles(markdown=markdown).check()
+    file = report_file(
+        report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT if slices else ""
+    )
+    return _compared(baseline, candidates, options, files, file)
 
 
 def _compared(
-    baseline: str, candidates: Sequence[str], options: CompareOptions, files: DecisionFiles
+    baseline: str,
+    candidates: Sequence[str],
+    options: CompareOptions,
+    files: DecisionFiles,
+    report: ReportFile | None,
 ) -> OperationResult:
     from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
     from osmosis_ai.services.eval_runs.compare import compare as compare_named
 
     with platform_when_needed() as client:
-        found = compare_named(baseline, candidates, options, client=client)
+        found = compare_named(baseline, candidates, options, client=client, report=report)
     files.write(comparison_document(found))
     return OperationResult(
         operation="eval.compare",
         # A name may hold a line break, and CI reads lines as commands.
         message=one_line(found.sentence),
-        resource=found.data(),
+        resource={**found.data(), **tell_written(report)},
         blocks=comparison_blocks(found),
         next_steps=_next_steps(found),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.report_files import tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Pace and seeds", "Budget"
 SHOWN_RECORDS = 20
+_NUMBERS = "scores, agreement, names of judges and files"
+_TEXT = "the rubric, the records and what the judges said of them"
 _TOLD_EVERY = 100_000
 COMPLETED = "Rubric evaluation completed."
 WITH_ERRORS = "Rubric evaluation completed with errors."
@@ -85,6 +88,14 @@ def rubric(
     report: Annotated[
         Path | None, typer.Option(help="Also write a page for people: report.html.", rich_help_panel=RESULTS)
     ] = None,
+    no_text: Annotated[
+        bool,
+        typer.Option(
+            "--no-text",
+            help="With --report: numbers only, nothing that anybody said.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -161,6 +172,7 @@ def rubric(
         score_min=score_min,
         score_max=score_max,
         report=report,
+        report_text=not no_text,
         baseline=baseline.expanduser() if baseline is not None else None,
         resume=resume,
         seed=seed,
@@ -186,6 +198,8 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     prepared = _prepare(request)
     for note in prepared.notes:
         shown.warn(note)
+    if prepared.report is not None:
+        tell_what_goes_in(_NUMBERS, _TEXT if request.report_text else "")
     # A script that reads lines gets one for every record, as one that reads JSON does.
     everything = shown.mode == "plain" or (shown.mode == "json" and request.output is None)
     keep = None if everything and not request.classic else SHOWN_RECORDS

@@ -139,6 +139,8 @@ def resume_command(outcome: RubricOutcome) -> str:
             words += [option, str(value)]
     if request.swap:
         words.append("--swap")
+    if not request.report_text:
+        words.append("--no-text")
     return shlex.join([*words, "--resume"])
 
 

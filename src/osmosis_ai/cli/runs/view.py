@@ -138,8 +138,17 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             listing, item = self.fetch(context.client, limit=limit, everything=everything)
             return list_result(listing, item, columns=columns, extra=context.resource())
 
-    def info(self, name: str, output: str | None) -> DetailResult:
-        """Return one run in full as the command's result; its metrics go to a file for people, or where asked."""
+    def info(
+        self,
+        name: str,
+        output: str | None,
+        *,
+        also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {},
+    ) -> DetailResult:
+        """Return one run in full as the command's result; its metrics go to a file for people, or where asked.
+
+        ``also`` does something else with the run, and returns what scripts see of that.
+        """
         with platform_context() as context:
             with current().status(f"Fetching {NOUNS[self.kind]} run"):
                 described = self.describe(context.client, name)
@@ -148,7 +157,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
                     path, problem = self.save(context, described, output)
             if problem is not None:
                 current().warn(problem)
-            saved = {"output_path": str(path) if path else None, "save_warning": problem}
+            saved = {"output_path": str(path) if path else None, "save_warning": problem, **also(described)}
             return DetailResult(
                 data={**described.data(), **saved, **context.resource()},
                 title=f"{NOUNS[self.kind].title()} Run",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.options import RunArgument
+from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption, ReportOption, RunArgument
+from osmosis_ai.cli.output.report_files import report_file, tell_written
 from osmosis_ai.cli.output.results import DetailResult
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from osmosis_ai.cli.output.results import Row
+    from osmosis_ai.services.training_runs.info import DescribedTraining
+    from osmosis_ai.services.training_runs.local_runs import LocalTraining
+
+_NUMBERS = "curves, checkpoints, names, names of secrets"
+_TEXT = "the config, warnings and errors"
 
 
 def info(
@@ -26,6 +33,9 @@ def info(
             show_default=False,
         ),
     ] = None,
+    report: ReportOption = None,
+    no_text: NoTextOption = False,
+    force: OverwriteReportOption = False,
 ) -> DetailResult:
     """Show a training run: how far it is, how it was configured, how its metrics went.
 
@@ -34,15 +44,29 @@ def info(
     Examples:
         osmosis train info keen-owl-2
         osmosis train info keen-owl-2 -o metrics.json
+        osmosis train info keen-owl-2 --report keen-owl-2.html
     """
     from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs.local_runs import training_directory
 
+    file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
+
+    def also(found: LocalTraining | DescribedTraining) -> dict[str, Any]:
+        if file is not None:
+            from osmosis_ai.services.training_runs.report import report_training
+
+            report_training(found, file)
+        return tell_written(file)
+
     directory = training_directory(run)
-    return _local_info(directory, output) if directory is not None else VIEW.info(run, output)
+    if directory is not None:
+        return _local_info(directory, output, also)
+    return VIEW.info(run, output, also=also)
 
 
-def _local_info(directory: Path, output: str | None) -> DetailResult:
+def _local_info(
+    directory: Path, output: str | None, also: Callable[[LocalTraining], dict[str, Any]]
+) -> DetailResult:
     """Return a training directory in full."""
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current
@@ -84,7 +108,7 @@ def _local_info(directory: Path, output: str | None) -> DetailResult:
         ),
     ]
     return DetailResult(
-        data=found.data(),
+        data={**found.data(), **also(found)},
         title="Training Run of This Machine",
         rows=rows,
         sections=[Section("Facts", list(found.detail.facts))],

@@ -14,6 +14,7 @@ from osmosis_ai.services.eval_runs.resolver import find_run_samples, names_commi
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+    from osmosis_ai.services.report_files import ReportFile
 
 
 def compare(
@@ -23,6 +24,7 @@ def compare(
     *,
     client: Callable[[], PlatformClient],
     start: Path | None = None,
+    report: ReportFile | None = None,
 ) -> RunComparison:
     """Find runs and compare them; where nobody says a reward's range, the decide file of the last run's config does.
 
@@ -31,14 +33,21 @@ def compare(
         options: how they are compared.
         client: connects with the platform, when it has to be asked.
         start: a directory of the workspace; the current one when None.
+        report: the file that the comparison is also written into.
 
     Raises:
-        OsmosisError: a run is nowhere or may not be compared, and as :func:`compare_runs`.
+        OsmosisError: a run is nowhere or may not be compared, as :func:`compare_runs`, or the report can not be written.
     """
     first, *others = find_runs([baseline, *candidates], client=client, start=start)
     if options.reward_range is None:
         options = replace(options, reward_range=_decided_range(others[-1].inputs, start))
-    return compare_runs(first, others, options)
+    comparison = compare_runs(first, others, options)
+    if report is not None:
+        from osmosis_ai.viewer.one_file import write_comparison_report
+
+        with report.opened() as file:
+            write_comparison_report(file, comparison, [first, *others], text=report.text)
+    return comparison
 
 
 def find_runs(

@@ -47,6 +47,7 @@ class RubricRequest:
         output: a file or a directory, as typed; the cache directory when None.
         api_base: an OpenAI-compatible endpoint for every judge.
         score_min, score_max: the scale; the rubric's own, else 0 to 1, when None.
+        report_text: whether the report holds rubric, records and explanations; without, numbers alone.
         swap: reverse the order of the quoted texts in every other call, to measure position bias.
         classic: read records and write results as `osmosis eval-rubric` does.
     """
@@ -63,6 +64,7 @@ class RubricRequest:
     score_min: float | None = None
     score_max: float | None = None
     report: Path | None = None
+    report_text: bool = True
     baseline: Path | None = None
     resume: bool = False
     seed: int = 0

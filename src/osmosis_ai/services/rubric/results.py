@@ -88,7 +88,7 @@ def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> di
     facts = {
         "title": f"Judges on {prepared.request.data.name}: {result.spec.rubric_id}",
         "results": str(results),
-        "Rubric": result.spec.rubric,
+        **({"Rubric": result.spec.rubric} if prepared.request.report_text else {}),
         "Rubric from": prepared.chosen.source,
         "Judges": ", ".join(result.spec.model_names),
         "Data": str(prepared.request.data),
@@ -184,7 +184,7 @@ def _report_records(prepared: PreparedRubric, result: SessionResult) -> Iterator
 
     models, runs = result.spec.model_names, result.spec.runs
     for judged in result.records():
-        yield ReportRecord(
+        record = ReportRecord(
             judged.record.label,
             judged.record.index,
             judged.record.solution_str,
@@ -201,6 +201,7 @@ def _report_records(prepared: PreparedRubric, result: SessionResult) -> Iterator
             ],
             judged.record.original_input or prepared.spec.original_input,
         )
+        yield record if prepared.request.report_text else record.without_text()
 
 
 def _not_written(path: Path, result: SessionResult, error: OSError) -> Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.row_outcomes import OutcomesOfKind
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
+
+RowHref = Callable[[str, tuple[str, str]], str]
 
 _ROWS_SHOWN = 25
 _DIGEST_CHARACTERS = 12
@@ -61,16 +63,33 @@ def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[
     """
     from osmosis_ai.evaluation.comparison.engine import compare_runs
 
-    baseline, *others = (view.source.run_samples(name) for name in names)
-    comparison = compare_runs(baseline, others, options)
+    def row_href(key: str, runs: tuple[str, str]) -> str:
+        return view.href("compare", "row") + "?" + urlencode({"run": runs, "row": key}, doseq=True)
+
+    baseline, *others = runs = [view.source.run_samples(name) for name in names]
+    return shown(compare_runs(baseline, others, options), runs, row_href)
+
+
+def shown(
+    comparison: RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
+) -> dict[str, Any]:
+    """Return the values of a comparison that was made.
+
+    Args:
+        comparison: of ``runs``, the baseline first.
+        runs: what was compared.
+        row_href: the address of a row's conversations in two runs, by its digest and their names.
+    """
+    baseline, *others = runs
     return {
+        "linked": row_href is not None,
         "sentence": comparison.sentence,
         "notes": list(
             dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)
         ),
         "differs": _differs(comparison),
         "candidates": [
-            _candidate(view, comparison, each, baseline, other)
+            _candidate(comparison, each, baseline, other, row_href)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "forest": _forest(comparison),
@@ -100,7 +119,11 @@ def options_of(words: Words) -> CompareOptions:
 
 
 def _candidate(
-    view: Viewing, comparison: RunComparison, candidate: ComparedCandidate, a: RunSamples, b: RunSamples
+    comparison: RunComparison,
+    candidate: ComparedCandidate,
+    a: RunSamples,
+    b: RunSamples,
+    row_href: RowHref | None,
 ) -> dict[str, Any]:
     from osmosis_ai.evaluation.comparison.words import row_counts
 
@@ -114,7 +137,7 @@ def _candidate(
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
         "rows": [
-            _rows(view, f"{title} rows ({kind.count:,})", kind, (a.name, b.name))
+            _rows(f"{title} rows ({kind.count:,})", kind, (a.name, b.name), row_href)
             for title, kind in kinds
             if kind.shown
         ],
@@ -182,16 +205,17 @@ def _change_cells(found: MetricChange, bound: Any = None) -> list[TableCell]:
     ]
 
 
-def _rows(view: Viewing, title: str, kind: OutcomesOfKind, runs: tuple[str, str]) -> ComparedTable:
+def _rows(title: str, kind: OutcomesOfKind, runs: tuple[str, str], row_href: RowHref | None) -> ComparedTable:
     from osmosis_ai.evaluation.comparison.verdict import p_words
 
     left_out = kind.count - len(kind.shown)
     rows: list[Sequence[TableCell]] = []
     for row in kind.shown:
-        href = view.href("compare", "row") + "?" + urlencode({"run": runs, "row": row.key}, doseq=True)
         passes = (f"{passed} of {tried}" for passed, tried in zip(row.passes, row.attempts, strict=True))
-        link = Markup('<a href="{}">{}</a>').format(href, row.source_row)
-        rows.append((link, row.key[:_DIGEST_CHARACTERS], *passes, p_words(row.p_adjusted)))
+        place: TableCell = row.source_row
+        if row_href is not None:
+            place = Markup('<a href="{}">{}</a>').format(row_href(row.key, runs), row.source_row)
+        rows.append((place, row.key[:_DIGEST_CHARACTERS], *passes, p_words(row.p_adjusted)))
     columns = [
         TableColumn("Row", "number"),
         TableColumn("Digest"),

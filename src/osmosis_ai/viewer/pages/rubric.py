@@ -7,7 +7,7 @@ and said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.rubric.scores import ScoreTable
     from osmosis_ai.rubric.trust import TrustReport
+    from osmosis_ai.viewer.source import RunDetail
 
 RECORDS_A_PAGE = 50
 _UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
@@ -48,32 +49,55 @@ class JudgedLine:
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a judging session, with some of its records."""
-    detail = view.source.run("rubric", run)
-    document, here = detail.summary_numbers, view.run_href("rubric", run)
-    records = [each for each in _list(document.get("records")) if isinstance(each, dict)]
-    start = _start(cursor_of(words), len(records))
+    detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
+    records = len(_records(detail))
+    start = _start(cursor_of(words), records)
     end = start + RECORDS_A_PAGE
-    measured = _measured(document, records)
-    problems = [*detail.problems, *([_UNREADABLE] if measured is None and document else [])]
     return RenderedPage(
         "rubric.html",
         {
-            "title": detail.summary.name,
+            **shown(detail, start, end),
             "crumbs": view.crumbs("rubric"),
-            "run": detail.summary,
-            "sentence": _sentence(document, len(records)),
-            "problems": problems,
-            "facts": detail.facts,
-            "rubric": detail.config_written,
-            "measured": measured,
-            "records": [_line(place + 1, records[place]) for place in range(start, min(end, len(records)))],
-            "total": len(records),
-            "next": here + query_string({"cursor": end}) + "#records" if end < len(records) else None,
+            "left_out": 0,
+            "next": here + query_string({"cursor": end}) + "#records" if end < records else None,
             "previous": here + query_string({"cursor": max(start - RECORDS_A_PAGE, 0)}) + "#records"
             if start
             else None,
         },
     )
+
+
+def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) -> dict[str, Any]:
+    """Return what is shown of a judging session wherever it is shown: no address.
+
+    Args:
+        detail: the session.
+        start, end: which of its records; None for all that follow.
+        text: whether it holds what records and judges say.
+    """
+    document, records = detail.summary_numbers, _records(detail)
+    measured = _measured(document, records)
+    lines = [_line(start + number, record) for number, record in enumerate(records[start:end], 1)]
+    return {
+        "title": detail.summary.name,
+        "run": detail.summary,
+        "sentence": _sentence(document, len(records)),
+        "problems": [*detail.problems, *([_UNREADABLE] if measured is None and document else [])],
+        "facts": detail.facts,
+        "rubric": detail.config_written,
+        "measured": measured,
+        "records": lines if text else [_numbers_of(line) for line in lines],
+        "total": len(records),
+    }
+
+
+def _records(detail: RunDetail) -> Sequence[Mapping[str, Any]]:
+    return [each for each in _list(detail.summary_numbers.get("records")) if isinstance(each, dict)]
+
+
+def _numbers_of(line: JudgedLine) -> JudgedLine:
+    calls = [replace(call, explanation=None, error=None) for call in line.calls]
+    return replace(line, label="", calls=calls)
 
 
 def _start(cursor: str | None, records: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.source import (
         CurveMark,
         CurveValue,
+        RunDetail,
         RunEntry,
         SavedAdapter,
         TrainingCurves,
@@ -85,22 +86,13 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     return RenderedPage(
         "training.html",
         {
-            "title": summary.name,
+            **shown(detail, curves, smoothing, draws=view.wants("curves")),
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
-            "run": summary,
-            "detail": detail,
-            "validation": (validation := _validation(curves)),
-            "sentence": _sentence(validation, _newest(curves, "rollout/raw_reward")),
-            "hollow": _hollow_sentence(curves),
-            "charts": list(_charts(curves, smoothing)) if view.wants("curves") else [],
-            "smoothing": smoothing,
-            "smoothings": SMOOTHINGS,
-            "metrics": [_line(curve) for curve in curves.curves if curve.points],
-            "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
-            "adapters": [_adapter(view, summary, adapter) for adapter in curves.checkpoints],
-            "facts": known_facts(detail),
-            "config": flat_config(detail.config_effective),
+            "adapters": [
+                AdapterLine(adapter, () if view.is_local else _commands(summary, adapter))
+                for adapter in curves.checkpoints
+            ],
             **log_tail(view, summary),
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "adapters")}
@@ -111,6 +103,28 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 def _shows_curves(view: Viewing) -> bool:
     return view.can("curves") and any(map(view.wants, ("standing", "curves", "adapters")))
+
+
+def shown(
+    detail: RunDetail, curves: TrainingCurves, smoothing: float = 0.0, *, draws: bool = True
+) -> dict[str, Any]:
+    """Return what is shown of a training run wherever it is shown: no address, and nothing to type."""
+    return {
+        "title": detail.summary.name,
+        "run": detail.summary,
+        "detail": detail,
+        "validation": (validation := _validation(curves)),
+        "sentence": _sentence(validation, _newest(curves, "rollout/raw_reward")),
+        "hollow": _hollow_sentence(curves),
+        "charts": list(_charts(curves, smoothing)) if draws else [],
+        "smoothing": smoothing,
+        "smoothings": SMOOTHINGS,
+        "metrics": [_line(curve) for curve in curves.curves if curve.points],
+        "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
+        "adapters": [AdapterLine(adapter, ()) for adapter in curves.checkpoints],
+        "facts": known_facts(detail),
+        "config": flat_config(detail.config_effective),
+    }
 
 
 def _no_curves() -> TrainingCurves:
@@ -225,18 +239,13 @@ def _line(curve: ViewedCurve) -> MetricLine:
     return MetricLine(curve.title, values[0], values[-1], min(values), max(values), len(curve.points))
 
 
-def _adapter(view: Viewing, run: RunEntry, adapter: SavedAdapter) -> AdapterLine:
-    """Return an adapter with its commands: of one that a platform keeps; on this machine it lies in its directory."""
-    if view.is_local:
-        return AdapterLine(adapter, ())
+def _commands(run: RunEntry, adapter: SavedAdapter) -> Sequence[tuple[str, str]]:
+    """Return the commands of an adapter that a platform keeps; on this machine it lies in its directory."""
     name, base = quote(adapter.name), run.model or "BASE"
     served = adapter.deployment == "active"
     verb = "undeploy" if served else "deploy"
-    return AdapterLine(
-        adapter,
-        [
-            (verb.capitalize(), f"osmosis model {verb} {name}"),
-            ("Download", f"osmosis model download {name}"),
-            ("Evaluate", f'model_path = "{base}:{adapter.name}"  # in a config for osmosis eval submit'),
-        ],
-    )
+    return [
+        (verb.capitalize(), f"osmosis model {verb} {name}"),
+        ("Download", f"osmosis model download {name}"),
+        ("Evaluate", f'model_path = "{base}:{adapter.name}"  # in a config for osmosis eval submit'),
+    ]

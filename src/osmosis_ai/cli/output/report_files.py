@@ -1,0 +1,51 @@
+"""`--report` of a command: the file it names, and what is said of it before and after it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import shown_path
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.report_files import ReportFile
+
+
+def report_file(
+    path: Path | None, *, overwrite: bool, no_text: bool, numbers: str, text: str = ""
+) -> ReportFile | None:
+    """Return the file that a report goes into, once it is said what goes in and sure that it can be written.
+
+    Args:
+        path: as the user named it; None where no report was asked for.
+        overwrite: whether it may be there already.
+        no_text: whether ``text`` is left out.
+        numbers: what goes in whatever the options are.
+        text: what else, unless ``no_text``.
+
+    Raises:
+        OsmosisError: it exists, or can not be written.
+    """
+    if path is None:
+        return None
+    from osmosis_ai.services.report_files import ReportFile
+
+    file = ReportFile(path.expanduser(), overwrite, text=not no_text)
+    file.check()
+    tell_what_goes_in(numbers, "" if no_text else text)
+    return file
+
+
+def tell_what_goes_in(numbers: str, text: str) -> None:
+    """Say what a report holds, before it is written."""
+    more = f"; {text} (without that with --no-text)" if text else ""
+    current().note(f"What goes into the report: {numbers}{more}.")
+
+
+def tell_written(report: ReportFile | None) -> dict[str, Any]:
+    """Say that a report is there, and return what scripts see of it."""
+    if report is None:
+        return {}
+    current().note(f"Report: {shown_path(report.path)}")
+    return {"report_path": str(report.path)}

@@ -1,0 +1,57 @@
+"""`--report`: the one file that a result is written into, whichever command makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import replacing, require_writable
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFile:
+    """Where a report goes.
+
+    Attributes:
+        overwrite: whether it may be there already.
+        text: whether it holds what models, datasets and tools said; without, numbers alone.
+    """
+
+    path: Path
+    overwrite: bool = False
+    text: bool = True
+
+    def check(self) -> None:
+        """Find out whether it can be written, before there is work to lose.
+
+        Raises:
+            ConflictError: it exists, and is not to be overwritten.
+            OsmosisError: it can not be written.
+        """
+        if self.path.exists() and not self.overwrite:
+            raise ConflictError(f"{self.path} exists.", hint="write another file, or this one with --force")
+        try:
+            require_writable(self.path)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Yield it to be written; it is there when the block ends well, and nothing of it otherwise.
+
+        Raises:
+            ConflictError, OsmosisError: as :meth:`check`, and where the disk does not take it.
+        """
+        self.check()
+        try:
+            with replacing(self.path) as file:
+                yield file
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> OsmosisError:
+        return OsmosisError(f"{self.path} can not be written: {error.strerror or error}.")

@@ -1,0 +1,82 @@
+"""`osmosis train info --report`: a training run as one file, whether it is of this machine or of the platform."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from osmosis_ai.services.report_files import ReportFile
+from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.training_runs.info import DescribedTraining
+    from osmosis_ai.services.training_runs.local_runs import LocalTraining
+
+
+def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
+    """Write a training run into one file.
+
+    Raises:
+        ConflictError: the file exists, and is not to be overwritten.
+        OsmosisError: it can not be written; nothing is left of it then.
+    """
+    from osmosis_ai.services.training_runs.local_runs import LocalTraining
+    from osmosis_ai.viewer.one_file import write_training_report
+
+    if isinstance(run, LocalTraining):
+        detail, curves = run.detail, run.curves
+    else:
+        detail, curves = _detail(run), _curves(run)
+    with report.opened() as file:
+        write_training_report(file, detail, curves, text=report.text)
+
+
+def _detail(described: DescribedTraining) -> RunDetail:
+    """Return what the viewer shows of a platform's run."""
+    run, detail = described.run, described.detail
+    entry = RunEntry(
+        "training",
+        run.name or run.id,
+        run.id,
+        run.status,
+        started_at=run.started_at,
+        ended_at=run.completed_at,
+        model=described.model,
+        dataset=detail.dataset.name if detail.dataset else None,
+        rollout=detail.rollout.name if detail.rollout else None,
+        person=run.creator_name,
+        commit=detail.commit_sha,
+        reward=run.reward,
+        error=run.error,
+    )
+    steps = None if run.current_step is None else f"{run.current_step} of {run.total_steps or '?'}"
+    facts = {"Steps": steps, "Entrypoint": detail.entrypoint, "Branch": detail.branch, "Run id": run.id}
+    return RunDetail(
+        entry,
+        config_effective=detail.config or {},
+        facts=[(label, value) for label, value in facts.items() if value],
+        secret_names=sorted(detail.resolved_secret_scopes or ()),
+        problems=[described.metrics_error] if described.metrics_error else [],
+    )
+
+
+def _curves(described: DescribedTraining) -> TrainingCurves:
+    """Return a platform's metrics and checkpoints as the viewer draws them."""
+    from osmosis_ai.training.runs.metrics import TITLES
+    from osmosis_ai.viewer.training_curves import viewed_curves
+
+    series = described.metrics.metrics if described.metrics is not None else []
+    values = {
+        each.metric_key: [(point.step, point.value) for point in each.data_points if point.value is not None]
+        for each in series
+    }
+    titles = {**TITLES, **{each.metric_key: each.title for each in series if each.metric_key not in TITLES}}
+    saved = [
+        SavedAdapter(each.checkpoint_name or each.id, each.checkpoint_step)
+        for each in described.checkpoints
+        if each.checkpoint_step is not None
+    ]
+    return TrainingCurves(
+        viewed_curves({key: points for key, points in values.items() if points}, titles),
+        [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved],
+        saved,
+    )

@@ -1,0 +1,102 @@
+"""Pages as one file, to be sent and opened from a disk: those of the viewer, in a shell that needs nothing else.
+
+Invariant: such a file has no script, no form and no link but to its own places, and its policy lets nothing else in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import IO, TYPE_CHECKING, Any
+
+from osmosis_ai.ui.assets import style_files
+from osmosis_ai.ui.pages import inline, one_file_policy
+from osmosis_ai.viewer.pages import compare_evaluations, rubric, training
+from osmosis_ai.viewer.rendering import TEMPLATES, environment_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from osmosis_ai.evaluation.comparison.engine import RunComparison
+    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.viewer.source import RunDetail, TrainingCurves
+
+MOST_RECORDS = 2_000
+"""Records of a judging session, without ``everything``."""
+_OF_THIS_MACHINE = ("Directory", "File")
+"""Facts that mean nothing where the file is read, and tell of where it was made."""
+_ONLY_READ = {"actions": None}
+
+
+def shell_values() -> dict[str, Any]:
+    """Return the style of a page that is one file, and the policy that lets it in and nothing else."""
+    style = inline(*style_files())
+    return {"style": style, "policy": one_file_policy(style=style, script="")}
+
+
+def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return facts of a run without those that are of this machine alone."""
+    return [fact for fact in facts if fact[0] not in _OF_THIS_MACHINE]
+
+
+def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
+    """Return what a file tells of a run: nothing to type, and without ``text`` nothing that anybody wrote."""
+    detail = replace(detail, commands=(), facts=facts_to_send(detail.facts))
+    if text:
+        return detail
+    summary = replace(detail.summary, error=None)
+    return replace(detail, config_written=None, config_effective={}, problems=(), summary=summary)
+
+
+def write_comparison_report(
+    file: IO[bytes], comparison: RunComparison, runs: Sequence[RunSamples], *, text: bool
+) -> None:
+    """Write a comparison of ``runs``, the baseline first; values of a dataset's columns are ``text``.
+
+    Raises:
+        OSError: the file can not be written.
+    """
+    if not text:
+        candidates = tuple(replace(candidate, slices=()) for candidate in comparison.candidates)
+        comparison = replace(comparison, candidates=candidates)
+    names = [run.name for run in runs]
+    title = f"{' and '.join(names[1:])} against {names[0]}"
+    shown = compare_evaluations.shown(comparison, runs)
+    _write(file, "compare_evaluations.html", {**shown, "title": title, "names": names, "turned": None})
+
+
+def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCurves, *, text: bool) -> None:
+    """Write a training run.
+
+    Raises:
+        OSError: the file can not be written.
+    """
+    if not text:
+        curves = replace(curves, marks=[mark for mark in curves.marks if mark.kind != "warning"])
+    shown = training.shown(detail_to_send(detail, text=text), curves)
+    _write(file, "training.html", {**shown, "here": None, "log": None, "log_href": None})
+
+
+def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, everything: bool) -> int:
+    """Write the result of a judging session, and return how many of its records are left out.
+
+    Raises:
+        OSError: the file can not be written.
+    """
+    shown = rubric.shown(
+        detail_to_send(detail, text=text), 0, None if everything else MOST_RECORDS, text=text
+    )
+    left_out: int = shown["total"] - len(shown["records"])
+    _write(file, "rubric.html", {**shown, "next": None, "previous": None, "left_out": left_out})
+    return left_out
+
+
+def _write(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
+    page = _environment().get_template(template).render({**shell_values(), "view": _ONLY_READ, **values})
+    file.write(page.encode("utf-8", "replace"))
+
+
+@lru_cache
+def _environment() -> Environment:
+    return environment_of(TEMPLATES / "one_file", TEMPLATES)

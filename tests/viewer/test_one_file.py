@@ -122,6 +122,7 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
     result.parent.mkdir()
     result.write_text(json.dumps({"generated_at": "2026-10-02T07:00:00+00:00", **a_document(30)}))
     odd.write_text("{}")
+    (tmp_path / "torn.json").write_text(result.read_text()[:2_000])
     for number, (reference, said) in enumerate(
         [
             ("runs/walks", "Validation reward 0.500"),
@@ -134,7 +135,7 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
         name, content = report_run(reference, ReportFile(file), RunReportOptions())
         assert (name, content) == ("walks" if number < 2 else "answers", None)
         assert said in file.read_text()
-    for reference, why in ((".", "one run"), ("odd.json", "is a file")):
+    for reference, why in ((".", "one run"), ("odd.json", "is a file"), ("torn.json", "no result")):
         with pytest.raises(OsmosisError, match=why):
             report_run(reference, ReportFile(tmp_path / "out" / "no.html"), RunReportOptions())
     assert not (tmp_path / "out" / "no.html").exists()

@@ -122,6 +122,8 @@ def report_run(
             write_training_report(file, source.run("training", name), source.curves(name), text=options.text)
         else:
             detail = source.run("rubric", name)
+            if not detail.summary_numbers:
+                raise OsmosisError(detail.problems[0])
             write_judging_report(file, detail, text=options.text, everything=options.everything)
     return name, None
 

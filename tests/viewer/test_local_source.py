@@ -129,6 +129,14 @@ def test_a_run_that_was_started_afresh_under_its_name_is_read_anew(local: LocalP
     assert [entry.name for entry in local.source.runs(RunQuery(), limit=9).items] == ["run"]
 
 
+def test_an_archived_run_is_listed_where_it_was_asked_for_by_its_directory(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    archived = (local.evals / "run").rename(local.evals / "run.archive-20260101T000000Z")
+    asked = LocalSource(archived, cache_dir=local.root / "cache")
+    assert [entry.name for entry in asked.runs(RunQuery(), limit=9).items] == [archived.name]
+    asked.close()
+
+
 def test_of_a_damaged_journal_what_stands_before_the_damage_is_shown(local: LocalPlace) -> None:
     local.start("run", rows=4, n=1)
     local.add("run", [sample_record(0, 0, 1.0)])

@@ -72,7 +72,7 @@ class RunPlaces:
                 self._walk()
             found = [tuple(self._single), *(self._folders[path].runs() for path in sorted(self._folders))]
             if found != self._found:
-                self._found, self._named = found, _named([run for runs in found for run in runs])
+                self._found, self._named = found, _named([run for runs in found for run in runs], self._root)
                 self._by_name = {(place.kind, place.name): place for place in self._named}
             return self._named
 
@@ -171,12 +171,13 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []  # it is being removed, or nobody may read it
 
 
-def _named(found: list[_Found]) -> list[RunPlace]:
+def _named(found: list[_Found], root: Path) -> list[RunPlace]:
     places, taken = [], set[tuple[RunKind, str]]()
     for kind, path in found:
         name = path.name.removesuffix(".json") if kind == "rubric" else path.name
         if (kind, name) in taken:
             name = f"{name}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
         taken.add((kind, name))
-        places.append(RunPlace(kind, name, path, archived=_ARCHIVE in path.name))
+        # A run that was asked for by its directory is what one wants to see, archived or not.
+        places.append(RunPlace(kind, name, path, archived=_ARCHIVE in path.name and path != root))
     return places

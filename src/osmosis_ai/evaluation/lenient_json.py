@@ -17,6 +17,7 @@ _LONGEST_WHOLE_NUMBER = 300
 """Digits: a longer number fits no float (308), and Python reads none of more than 4,300."""
 MOST_ITEMS = 100_000
 """Of a list that is read item by item; who reads a whole one takes no more of it."""
+_LARGEST_EXACT = 2**53 - 1
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
@@ -62,6 +63,23 @@ def read_object(content: bytes, *, listed: str) -> ReadObject:
     else:
         found.problems.append("The file holds JSON, but no object.")
     return found
+
+
+def has_usual_numbers(value: Any) -> bool:
+    """Tell whether every number of a JSON value is finite, and every whole one exact in any reader (RFC 8259, 6)."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+        elif isinstance(each, int):
+            if abs(each) > _LARGEST_EXACT:
+                return False
+        elif isinstance(each, float) and not math.isfinite(each):
+            return False
+    return True
 
 
 def loads(text: str) -> Any:

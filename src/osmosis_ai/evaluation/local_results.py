@@ -5,7 +5,6 @@ What an earlier release has written into ``metrics.json`` may lack what this one
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,9 @@ from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_state import require_part_of_run
+
+_MOST_ATTEMPTS = 10**7
+"""Each takes some bytes from the beginning: a manifest that tells of more would take the machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,14 @@ class JournalNumbers:
         self._directory = RunDirectory(directory)
         manifest = Manifest.load(self._directory.manifest)
         self.run_id, self.name = manifest.local_run_id, manifest.run_name
-        self.rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
+        try:
+            self.rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
+            if n < 1 or self.rows * n > _MOST_ATTEMPTS:
+                raise ValueError(f"{self.rows:,} rows with {n:,} attempts each")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise OsmosisError(
+                f"{self._directory.manifest} does not tell what the run is ({error})."
+            ) from None
         self.ledger = Ledger(self.rows, n)
         self.pass_threshold = pass_threshold_of(self._directory)
         self._metrics = MetricsAccumulator(rows=self.rows, n=n, pass_threshold=self.pass_threshold)
@@ -146,6 +155,6 @@ def unfinished_words(pending: int, planned: int, *, running: bool) -> str | None
 
 def pass_threshold_of(directory: RunDirectory) -> float:
     """Return what passed when the run was last looked at; it is no input of the results, so only its metrics say."""
-    written: Any = (directory.read_metrics() or {}).get("summary", {}).get("pass_threshold")
-    known = isinstance(written, (int, float)) and math.isfinite(written)
-    return float(written) if known else 1.0
+    summary = (directory.read_metrics() or {}).get("summary")
+    written: Any = summary.get("pass_threshold") if isinstance(summary, dict) else None
+    return float(written) if isinstance(written, (int, float)) else 1.0

@@ -107,10 +107,18 @@ class Manifest:
 
     @property
     def sampled_rows(self) -> int:
-        """How many rows the run uses."""
+        """How many rows the run uses.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: the manifest does not tell.
+        """
         described = self.inputs["dataset"]["selected_source_rows"]
         bounds = [part.partition("-") for part in described.split(",") if part]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in bounds)
+        counts = [int(last or first) - int(first) + 1 for first, _, last in bounds]
+        # One that counts backwards would make up for another, of which there is no end.
+        if any(count < 1 for count in counts):
+            raise ValueError(f"rows {described[:80]!r}")
+        return sum(counts)
 
     def write(self, path: Path) -> None:
         """Write the manifest durably."""
@@ -175,7 +183,7 @@ def run_inputs(
 def inputs_digest(inputs: Mapping[str, Any]) -> str:
     """Return the SHA-256 (hex) of the inputs' canonical JSON."""
     canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:

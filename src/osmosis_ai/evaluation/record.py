@@ -122,6 +122,8 @@ _COUNTS = frozenset(
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})
 _DIGEST = re.compile(r"[0-9a-f]{16,64}")
+_LARGEST_COUNT = 2**53 - 1
+"""What JSON's readers agree on (RFC 8259, section 6); sums of two fit every store of whole numbers."""
 _SHOWN = 100
 _TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "parts": (int, float), "unscored": (str,)}
 
@@ -133,7 +135,7 @@ def check_field(name: str, content: Any) -> None:
         ValueError: it can not.
     """
     if name in _COUNTS:
-        fits = type(content) is int and content >= 0
+        fits = type(content) is int and 0 <= content <= _LARGEST_COUNT
     elif name in _NUMBERS:
         fits = type(content) in (int, float)
     elif name in _TABLES:
@@ -141,9 +143,9 @@ def check_field(name: str, content: Any) -> None:
     elif name == "judgements":
         fits = isinstance(content, list) and all(isinstance(judgement, dict) for judgement in content)
     elif name == "status":
-        fits = content in STATUSES
+        fits = isinstance(content, str) and content in STATUSES
     elif name == "boundary":
-        fits = content in BOUNDARIES
+        fits = isinstance(content, str) and content in BOUNDARIES
     elif name == "row_digest":
         fits = isinstance(content, str) and _DIGEST.fullmatch(content) is not None
     elif name == "rollout_id":

@@ -16,6 +16,7 @@ import orjson
 
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.run_name import stamp
 from osmosis_ai.files import replacing, sync_directory, write_json
@@ -134,6 +135,7 @@ class RunDirectory:
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    # Nothing of ours writes others: such a file is as good as none, and is made again.
+    return value if isinstance(value, dict) and has_usual_numbers(value) else None

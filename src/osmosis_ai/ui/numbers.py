@@ -5,6 +5,7 @@ Every function takes a plain value and returns text; ``None`` always gives :data
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timezone, tzinfo
 from typing import Protocol
 
@@ -46,6 +47,8 @@ def duration(seconds: float | None) -> str:
     """Return ``340 ms``, ``1.5s``, ``12m 34s``, ``2h 45m`` or ``1d 1h`` for a number of seconds."""
     if seconds is None:
         return MISSING
+    if not math.isfinite(seconds):
+        return f"{seconds}"
     if seconds < 0.9995:
         return f"{max(0.0, seconds) * 1000:.0f} ms"
     if seconds < 59.95:
@@ -116,7 +119,7 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
     moment = _as_date(moment)
     if isinstance(moment, str):
         return moment
-    local = moment.astimezone(zone)
+    local = _in_zone(moment, zone)
     clock = f"{local.hour % 12 or 12}:{local:%M:%S}" if seconds else f"{local.hour % 12 or 12}:{local:%M}"
     return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
 
@@ -130,7 +133,15 @@ def iso(moment: datetime | str | None) -> str:
     if isinstance(moment, str):
         return moment
     precision = "milliseconds" if moment.microsecond else "seconds"
-    return moment.astimezone(timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+    return _in_zone(moment, timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _in_zone(moment: datetime, zone: tzinfo | None) -> datetime:
+    """Return a moment in a zone; in its own where the other one has no year for it (before 1, after 9999)."""
+    try:
+        return moment.astimezone(zone)
+    except (OverflowError, ValueError):
+        return moment
 
 
 def _as_date(moment: datetime | str | None) -> datetime | str:

@@ -76,7 +76,8 @@ async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -
     except NotFoundError as error:
         return JSONResponse({"message": error.message}, 404, headers=_NOT_KEPT)
     except OsmosisError as error:
-        return JSONResponse({"message": error.message}, 503, headers=_NOT_KEPT)
+        status = 400 if error.code == "VALIDATION" else 503
+        return JSONResponse({"message": error.message}, status, headers=_NOT_KEPT)
     if EVENTS not in request.headers.get("accept", ""):
         return _document(now, request.headers.get("if-none-match"))
     if is_over(now) and since == now.cursor:

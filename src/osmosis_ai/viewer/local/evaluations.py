@@ -113,7 +113,7 @@ def _numbers(
         if estimates is not None:
             return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
         return None, None, (problem,)
-    except (ValueError, KeyError, TypeError, MemoryError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
         return None, None, (f"{found.manifest} does not tell what the run is ({error}).",)
     metrics = followed.summary()
     return metrics.estimates, metrics.summary, ()
@@ -137,9 +137,11 @@ def journal_size(found: RunDirectory) -> int:
 
 def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
     """Return how many rows of how many a run uses, as ``metrics.json`` tells it; None where it does not."""
+    from pydantic import TypeAdapter
+
     try:
-        return RowsDrawn(**facts["rows"])
-    except (KeyError, TypeError, ValueError):
+        return TypeAdapter(RowsDrawn).validate_python(facts.get("rows"), strict=True)
+    except ValueError:
         return None
 
 

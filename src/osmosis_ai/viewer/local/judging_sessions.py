@@ -5,11 +5,11 @@ A result is one JSON document whose head says what was judged and how.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.evaluation.lenient_json import loads
 from osmosis_ai.viewer.local.evaluations import moment
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -34,7 +34,7 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
         size = path.stat().st_size
         if size > _LARGEST_BYTES:
             raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
-        document = json.loads(path.read_bytes())
+        document = loads(path.read_bytes().decode("utf-8-sig", "replace"))
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:

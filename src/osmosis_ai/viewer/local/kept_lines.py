@@ -5,8 +5,10 @@ Who reads ten thousand manifests to show fifty lines does it once.
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -59,20 +61,28 @@ class KeptLines:
 
     def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
         """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
-        written = (
-            (str(path), orjson.dumps(line.stamp), orjson.dumps(line.entry, default=_plain))
-            for path, line in lines.items()
-        )
+        written = list(_written(lines))
         try:
             with self._file.connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", written)
-                connection.executemany("DELETE FROM lines WHERE path = ?", ((str(path),) for path in gone))
-        except (sqlite3.Error, UnicodeEncodeError) as error:
+                connection.executemany(
+                    "DELETE FROM lines WHERE path = ?",
+                    ((os.fsencode(path).decode("utf-8", "replace"),) for path in gone),
+                )
+        except sqlite3.Error as error:
             self._file.give_up(error)
         for path in gone:
             if not path.exists():
                 forget(cache_path(self._cache_dir, "run", path))
+
+
+def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield lines as the file has them; not one with halves of characters, which is read anew each time."""
+    for path, line in lines.items():
+        with suppress(TypeError, UnicodeEncodeError):
+            str(path).encode()
+            yield str(path), orjson.dumps(line.stamp), orjson.dumps(line.entry, default=_plain)
 
 
 def _plain(value: Any) -> Any:

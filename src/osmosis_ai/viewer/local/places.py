@@ -1,7 +1,8 @@
 """Where runs are below a directory, and by which name each is known.
 
 Invariant: a name is one segment of an address and stands for one directory of its kind, the same each time: that of
-the directory, with a few letters of its path behind it where another has it already. No symbolic link is followed.
+the directory, with a few letters of its path behind it where another has it already, or where it is no text. No
+symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -175,8 +176,9 @@ def _named(found: list[_Found], root: Path) -> list[RunPlace]:
     places, taken = [], set[tuple[RunKind, str]]()
     for kind, path in found:
         name = path.name.removesuffix(".json") if kind == "rubric" else path.name
-        if (kind, name) in taken:
-            name = f"{name}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+        written = os.fsencode(name).decode("utf-8", "replace")
+        if (kind, name) in taken or written != name:
+            name = f"{written}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
         taken.add((kind, name))
         # A run that was asked for by its directory is what one wants to see, archived or not.
         places.append(RunPlace(kind, name, path, archived=_ARCHIVE in path.name and path != root))

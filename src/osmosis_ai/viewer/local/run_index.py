@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -80,22 +81,18 @@ _BATCH = 2_000
 _TAIL_BYTES = 128
 _MOST_ITEMS = 10**8
 _ERROR_CHARACTERS = 300
-_LARGEST_INTEGER = 2**63 - 1
 _CLUSTER_DIGITS = 16
 _NEEDED = ("row_index", "run_index", "rollout_id", "status", "duration_ms")
-_TEXT, _COUNT, _NUMBER = (str, NoneType), (int, NoneType), (float, int, NoneType)
+_TEXT, _NUMBER = (str, NoneType), (float, int, NoneType)
 _TYPES = (
     *(
         (name, _TEXT)
         for name in ("error", "error_type", "category", "boundary", "row_digest", "input", "output")
     ),
-    *(
-        (name, _COUNT)
-        for name in ("tokens", "prompt_tokens", "completion_tokens", "source_row_index", "duration_ms")
-    ),
     *((name, _NUMBER) for name in ("reward", "cost_usd", "model_latency_ms")),
 )
 """Of the fields that the table has, the types that need no closer look."""
+_COUNTS = ("tokens", "prompt_tokens", "completion_tokens", "source_row_index", "duration_ms")
 _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -169,13 +166,17 @@ class RunIndex:
                 return self._refresh(deadline)
 
     def record(self, item: int) -> TerminalRecord | None:
-        """Return an item's latest record as the journal has it; None when it has none."""
+        """Return an item's latest record as the journal has it; None when it has none, or one that is no record.
+
+        The table needs less of a line than a record does.
+        """
         with self.lock:
             found = self.connection.execute("SELECT offset FROM samples WHERE item = ?", (item,)).fetchone()
         if found is None:
             return None
-        with JournalReader(self.directory.events) as journal:
+        with JournalReader(self.directory.events) as journal, suppress(ValueError):
             return journal.record(found[0])
+        return None
 
     def _read_identity(self) -> tuple[int, int, float, str]:
         manifest = Manifest.load(self.directory.manifest)
@@ -240,6 +241,9 @@ class RunIndex:
         for name, types in _TYPES:
             if type(known(name)) not in types:
                 check_field(name, known(name))
+        for name in _COUNTS:
+            if (counted := known(name)) is not None:
+                check_field(name, counted)
         row, run, status, reward = record["row_index"], record["run_index"], record["status"], known("reward")
         for name in ("row_index", "run_index", "status", "rollout_id"):
             check_field(name, record[name])
@@ -252,13 +256,13 @@ class RunIndex:
         return (
             row * self.n + run,
             status,
-            _stored(known("source_row_index")),
+            known("source_row_index"),
             known("row_digest"),
-            reward if status == "success" else None,  # orjson reads no number that is not finite
-            _stored(tokens),
-            _stored(known("duration_ms")),
-            known("model_latency_ms"),
-            known("cost_usd"),
+            _number(reward) if status == "success" else None,  # orjson reads no number that is not finite
+            tokens,
+            known("duration_ms"),
+            _number(known("model_latency_ms")),
+            _number(known("cost_usd")),
             known("boundary"),
             known("category") or known("error_type"),
             error[:_ERROR_CHARACTERS] if error is not None else None,
@@ -332,6 +336,6 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _stored(value: int | None) -> int | None:
-    """Return a count as far as SQLite holds one."""
-    return value if value is not None and value <= _LARGEST_INTEGER else None
+def _number(value: float | None) -> float | None:
+    """Return a number as SQLite has a column for it: JSON's whole numbers may be larger than its own."""
+    return None if value is None else float(value)

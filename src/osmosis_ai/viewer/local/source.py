@@ -212,7 +212,7 @@ class LocalSource:
 
         directory = self._place("eval", run).path
         samples = read_local_samples(directory)
-        return replace(samples, open_dataset=lambda: _dataset(samples, directory))
+        return replace(samples, name=run, open_dataset=lambda: _dataset(samples, directory))
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
         place = self._places.named(kind, name)

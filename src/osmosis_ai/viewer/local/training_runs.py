@@ -6,10 +6,9 @@ and is said.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,9 @@ from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapte
 from osmosis_ai.viewer.training_curves import viewed_curves
 
 _MOST_LOG_BYTES = 32 << 20
+_LARGEST_STEP = 2**53 - 1
+_LARGEST_VALUE = 1e300
+"""What is larger can not be drawn: sums and squares of it are infinite."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,14 @@ def training_curves(known: KnownTraining, path: Path) -> TrainingCurves:
     marks, validation = [], None
     for record in known.records:
         for key, value in record.metrics.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                metrics.setdefault(key, []).append((record.step, value))
-        marks += [CurveMark(record.step, "warning", str(warning)) for warning in record.warnings]
+            metrics.setdefault(key, []).append((record.step, value))
+        marks += [CurveMark(record.step, "warning", warning) for warning in record.warnings]
         if record.validation_rewards:
             with suppress(ValidationError):
                 validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
     for session in known.sessions:
         done = session.get("steps_done")
-        if isinstance(done, int) and done > 0:
+        if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
             marks.append(CurveMark(done, "restart", f"went on after step {done}"))
     saved = [
         SavedAdapter(checkpoint.directory.name, checkpoint.step, _reward_at(metrics, checkpoint.step), size)
@@ -159,12 +160,32 @@ def _records(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
                 return tuple(records), (
                     f"`{path}` is damaged: a step has no metrics. The steps before are shown.",
                 )
-            records.append(record)
+            records.append(_as_written(record))
     except OsmosisError as error:
         return tuple(records), (f"{error.message} The steps before that are shown.",)
     except OSError as error:
         return tuple(records), (f"`{path}` can not be read ({error.strerror or error}).",)
     return tuple(records), ()
+
+
+def _as_written(record: StepRecord) -> StepRecord:
+    """Return a step with what can be of one: no metric but finite numbers, no warning but texts."""
+    of_rows = record.validation_rewards
+    return replace(
+        record,
+        step=max(0, min(record.step, _LARGEST_STEP)),
+        metrics={key: float(value) for key, value in record.metrics.items() if _is_number(value)},
+        warnings=[each for each in record.warnings if isinstance(each, str)]
+        if isinstance(record.warnings, list)
+        else [],
+        validation_rewards={key: value for key, value in of_rows.items() if _is_number(value)}
+        if isinstance(of_rows, dict)
+        else {},
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST_VALUE
 
 
 def _sessions(log: Path) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.source import RunDetail
 
 RECORDS_A_PAGE = 50
+_MOST_SCORES = 10_000_000
 _UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
 
 
@@ -126,20 +127,28 @@ def _measured(document: Mapping[str, Any], records: Sequence[Mapping[str, Any]])
 
     try:
         trust = TrustReport.from_json(document.get("trust"))
-    except ValueError:
+        return measured(trust, _table(trust, records))
+    except (
+        ValueError,
+        ArithmeticError,
+        LookupError,
+    ):  # whatever its numbers are, they are nothing that can be drawn
         return None
-    return measured(trust, _table(trust, records))
 
 
 def _table(trust: TrustReport, records: Sequence[Mapping[str, Any]]) -> ScoreTable | None:
     """Return the scores of a session; None where they are not all there, or not on its scale."""
+    from math import prod
+
     import numpy as np
 
     from osmosis_ai.rubric.scores import ScoreTable
 
     models = [judge.model for judge in trust.judges]
     shape = (len(records), len(models), trust.counts.runs)
-    if len(records) != trust.counts.records or not all(shape) or len(set(models)) != len(models):
+    if len(records) != trust.counts.records or len(set(models)) != len(models):
+        return None
+    if min(shape) < 1 or prod(shape) > _MOST_SCORES:
         return None
     scores = np.full(shape, np.nan)
     for row, record in enumerate(records):

@@ -1,0 +1,138 @@
+"""Files of a run that anybody may have written: every page shows what can be read, and none fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.source import RunQuery
+from tests.viewer.browsing import visitor
+from tests.viewer.source_contract import sample_record
+from tests.viewer.test_local_source import LocalPlace
+from tests.viewer.test_rubric_page import a_document
+
+PAGES = ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0", "/evals/run/changes")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[LocalPlace]:
+    place = LocalPlace(tmp_path / "place")
+    place.start("run", rows=2, n=1)
+    place.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
+    yield place
+    place.source.close()
+
+
+def look(place: LocalPlace, *paths: str) -> list[str]:
+    """Return the pages, none of which may be an error of the server."""
+    # One that has not seen the files before.
+    source = LocalSource(place.root, cache_dir=place.root / "cache")
+    client = visitor(source)
+    replies = [client.get(path) for path in paths]
+    source.close()
+    assert [reply.status_code for reply in replies if reply.status_code >= 500] == []
+    return [reply.text for reply in replies]
+
+
+def change(file: Path, **changes: Any) -> None:
+    """Change members of a JSON file; a name with dots is that of an inner one."""
+    document = json.loads(file.read_text())
+    for name, value in changes.items():
+        *above, last = name.split(".")
+        inner = document
+        for key in above:
+            inner = inner[key]
+        inner[last] = value
+    file.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created_at": "0001-01-01T00:00:00+14:00"},
+        {"created_at": "9999-12-31T23:59:59-14:00"},
+        {"inputs.model_path": "\ud800"},
+        {"inputs.n": math.inf},
+        {"inputs.n": 10**12},
+        {"inputs.dataset": {"selected_source_rows": "0-1999999999,1999999999-0"}},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_a_manifest_may_say_what_no_run_is(place: LocalPlace, changes: dict[str, Any]) -> None:
+    change(place.evals / "run" / "manifest.json", **changes)
+    look(place, *PAGES, "/compare?run=run&run=run")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"summary": None},
+        {"summary": {"pass_threshold": 10**400}},
+        {"eval_run": {"duration_ms": math.nan}},
+        {"eval_run": {"rows": {"rows": None, "total": 3}}},
+        {"eval_run": {"rows": {"rows": 1, "total": 3, "kind": True}}},
+    ],
+    ids=str,
+)
+def test_numbers_that_nobody_can_have_written_are_worked_out_anew(
+    place: LocalPlace, written: dict[str, Any]
+) -> None:
+    (place.evals / "run" / "metrics.json").write_text(json.dumps(written))
+    assert "2 of 2 planned" in look(place, *PAGES)[1]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"tokens": 2**63}, {"completion_tokens": None}, {"cost_usd": 2**63}, {"status": []}, {"notes": 5}],
+    ids=str,
+)
+def test_a_line_of_a_journal_may_hold_what_no_record_does(place: LocalPlace, odd: dict[str, Any]) -> None:
+    journal = place.evals / "run" / "events.jsonl"
+    line = {**json.loads(sample_record(0, 0, 1.0).to_line()), **odd}
+    journal.write_text(json.dumps(line) + "\n")
+    look(place, *PAGES)
+
+
+def test_a_directory_whose_name_is_no_text_has_a_page_all_the_same(place: LocalPlace) -> None:
+    Path(place.evals / "run").rename(Path(os.fsdecode(os.fsencode(place.evals) + b"/run-\xff")))
+    (name,) = [run.name for run in place.source.runs(RunQuery(), limit=9).items]
+    assert name.startswith("run-\ufffd~")
+    assert "2 of 2 planned" in look(place, f"/evals/{name}")[0]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"rollout/raw_reward": "<b>"}, {"eval/validation/reward": [1]}, {"train/loss": 1e308, "train/x": True}],
+    ids=str,
+)
+def test_a_step_of_a_training_run_may_hold_no_numbers(place: LocalPlace, metrics: dict[str, Any]) -> None:
+    history = place.evals / "run" / "metrics.jsonl"
+    step = {"step": 1, "timestamp_ms": 1, "metrics": metrics, "warnings": 5, "validation_rewards": ["x"]}
+    history.write_text(json.dumps(step) + "\n")
+    look(place, "/", "/training?sort=reward", "/training/run", "/training/run/changes")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generated_at": "0001-01-01T00:00:00+14:00"},
+        {"usage": {"elapsed_s": 10**400, "cost_usd": math.nan}},
+        {"trust.score_max": math.inf},
+        {"trust.score_min": 2**63},
+        {"trust.counts.runs": -1},
+        {"trust.counts.runs": 10**12},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_a_judging_session_may_tell_of_impossible_judges(place: LocalPlace, changes: dict[str, Any]) -> None:
+    result = place.root / "answers.json"
+    result.write_text(json.dumps({"generated_at": "2026-01-01T00:00:00Z", **a_document(records=2)}))
+    change(result, **changes)
+    assert "record 2" in look(place, "/", "/rubrics/answers")[1]

@@ -189,6 +189,13 @@ def test_a_curve_of_nothing_is_still_a_chart(series: list[ChartSeries]) -> None:
     assert "nan" not in line(series, label="", axis="step").svg
 
 
+def test_an_axis_of_nothing_but_zeros_has_no_negative_number() -> None:
+    drawn = str(
+        line([ChartSeries("cut off", [ChartPoint(0, 0.0), ChartPoint(1, 0.0)])], label="", axis="step").svg
+    )
+    assert not re.search(r">[-−]\d", drawn) and ">0.5<" in drawn
+
+
 def test_a_sparkline_says_its_numbers() -> None:
     said = sparkline([0.1, None, 0.3], label="pass rate")
     assert 'aria-label="pass rate: 0.100, –, 0.300"' in said and "style" not in said

@@ -142,6 +142,8 @@ def _scales(
     along = np.concatenate([nothing, *(each.x for each in curves), [each.x for each in marks]])
     up = np.concatenate([nothing, *(part for each in curves for part in (each[1:] if band else each[1:2]))])
     (first, last), (low, high) = _ends(along), _ends(up)
+    if low == high == 0:
+        high = 1.0  # of shares and counts that are all zero none is below it
     margin = 0.04 * (high - low) or 0.5
     return (
         PlotScale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT),

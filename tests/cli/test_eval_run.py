@@ -120,6 +120,14 @@ async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: Wor
     assert (headline["scored"], headline["planned"], headline["failed_by_boundary"]) == (2, 3, {"agent": 1})
     assert headline["rows"]["total"] == 3 and headline["warnings"]
     assert document["next_steps_structured"][0]["action"] == "retry_failed"
+    kept = Path(document["resource"]["output_path"]) / "config.toml"
+    assert kept.read_text() == MINIMAL_EVAL
+
+    # The config is no input: a comment in it changes no result.
+    (world.workspace.root / CONFIG).write_text(f"# told later\n{MINIMAL_EVAL}")
+    again = await world.run("--name", document["resource"]["run_name"])
+    assert (again.status, again.resource["dispatched"]) == (0, 0)
+    assert kept.read_text() == MINIMAL_EVAL
 
 
 @pytest.mark.e2e

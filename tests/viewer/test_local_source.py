@@ -16,11 +16,12 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.source import Outcome, RunQuery, SampleQuery, SampleSort
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.viewer.source_contract import (
@@ -263,6 +264,30 @@ def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local:
     (trial / "trajectory.json").write_text("x" * 101)
     assert local.source.conversation("run", 0, 0, max_bytes=100).size == 101
     assert local.source.conversation("run", 0, 0, max_bytes=101).content == b"x" * 101
+
+
+def test_a_config_is_shown_as_it_was_written_and_no_file_beside_the_run_is(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    kept = RunDirectory(local.evals / "run")
+    assert local.source.run("eval", "run").config_written is None
+    kept.write_config("# why\nn = 1\n\ud800" + "x" * MOST_OF_A_CONFIG)
+    written = local.source.run("eval", "run").config_written
+    assert written is not None and written.startswith("# why\nn = 1\n?x") and len(written) == MOST_OF_A_CONFIG
+    kept.config.unlink()
+    (local.root / "secret").write_text("secret")
+    kept.config.symlink_to(local.root / "secret")
+    assert local.source.run("eval", "run").config_written is None
+
+
+def test_a_training_directory_tells_the_config_that_was_submitted(tmp_path: Path) -> None:
+    submitted = {
+        "experiment_config": {"model_path": "osmosis/tiny", "branch": None},
+        "env_config": {"A": "1"},
+    }
+    Manifest.new("owl", {}, {"config": submitted}).write(tmp_path / "manifest.json")
+    detail = training_detail(read_training(tmp_path, "owl"), tmp_path)
+    assert detail.config_written == '[experiment]\nmodel_path = "osmosis/tiny"\n\n[env]\nA = "1"\n'
+    assert "Config" not in dict(detail.facts)
 
 
 def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:

@@ -19,9 +19,11 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.run_name import stamp
-from osmosis_ai.files import replacing, sync_directory, write_json
+from osmosis_ai.files import replacing, sync_directory, write_atomic, write_json
 
 TRAJECTORY_FILE = "trajectory.json"
+MOST_OF_A_CONFIG = 256 * 1024
+"""Bytes of a config that are kept with a run, and read of it."""
 
 
 class RunDirectory:
@@ -30,6 +32,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = path / "manifest.json"
+        self.config = path / "config.toml"
         self.events = path / "events.jsonl"
         self.log = path / "logs.txt"
         self.server_log = path / "rollout-server.log"
@@ -75,6 +78,10 @@ class RunDirectory:
     def trial(self, rollout_id: str) -> Path:
         """Return where the rollout's server keeps the files of an attempt."""
         return self.trials / rollout_id
+
+    def write_config(self, text: str) -> None:
+        """Keep the config that the run begins with, as it was written."""
+        write_atomic(self.config, text.encode("utf-8", "replace")[:MOST_OF_A_CONFIG])
 
     def write_progress(self, *, sampled_rows: int, n: int, total_dataset_rows: int) -> None:
         """Write how large the run is."""

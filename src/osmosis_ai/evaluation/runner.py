@@ -61,6 +61,7 @@ class EvalRunner:
         hooks: shown and asked.
         open_model: opens the policy's endpoint; given the variables in which its key may be.
         provenance: further facts for the manifest; None values are left out.
+        config_text: the config as it was written, kept with a run that begins; no input, so a resume may have another.
         config_stem: begins a generated run name.
         environ: variables the rollout's server inherits; this process's own by default.
         cache_dir: where rollout environments are kept.
@@ -79,6 +80,7 @@ class EvalRunner:
         hooks: RunHooks,
         open_model: OpenModel,
         provenance: Mapping[str, Any] | None = None,
+        config_text: str | None = None,
         config_stem: str = "eval",
         environ: Mapping[str, str] | None = None,
         cache_dir: Path | None = None,
@@ -93,6 +95,7 @@ class EvalRunner:
         self._hooks = hooks
         self._open_model = open_model
         self._provenance = dict(provenance or {})
+        self._config_text = config_text
         self._config_stem = config_stem
         self._environ = dict(os.environ if environ is None else environ)
         self._cache_dir = cache_dir or default_cache_dir()
@@ -127,7 +130,7 @@ class EvalRunner:
             session = _Session(
                 self._job(opened.directory), self._hooks, self._open_model, secret_values, held
             )
-            summary = await session.run(self._manifest(opened, inputs))
+            summary = await session.run(self._manifest(opened, inputs, Redactor(secret_values.values())))
             if after_finalize is not None:
                 await after_finalize(summary)
             return summary
@@ -199,8 +202,8 @@ class EvalRunner:
             put_aside=opened.put_aside,
         )
 
-    def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
-        """Return the run's manifest, writing it, before anything else, for a new run."""
+    def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any], redact: Redactor) -> Manifest:
+        """Return the run's manifest, writing it, before anything else, for a new run, and then its config."""
         manifest = opened.manifest
         if manifest is None:
             manifest = Manifest.new(
@@ -210,6 +213,8 @@ class EvalRunner:
                 grader_digest=self._rollout.grader_digest(self._spec, self._output_root),
             )
             manifest.write(opened.directory.manifest)
+            if self._config_text is not None:
+                opened.directory.write_config(redact.text(self._config_text))
         opened.directory.create()
         return manifest
 

@@ -60,6 +60,7 @@ class _Config:
     secrets: tuple[str, ...]
     advanced: Mapping[str, Any]
     written: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    text: str = field(repr=False)
     doubts: tuple[Issue, ...] = ()
 
     def payload(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class _Config:
 class EvalConfig(_Config):
     """A file of `configs/eval/`.
 
-    ``secrets`` are names, never values; ``written`` holds the sections as parsed. ``doubts`` is what this release has
+    ``secrets`` are names, never values; ``written`` holds the sections as parsed, ``text`` the file. ``doubts`` is what this release has
     against a config that breaks no rule of all platforms.
     """
 
@@ -241,6 +242,7 @@ def _read(
         "secrets": tuple(document.get("secrets", {}).get("required", ())),
         "advanced": document.get("advanced", {}),
         "written": document,
+        "text": text,
         "doubts": tuple(in_file_order(doubts, text)) if doubts else (),
     }
 

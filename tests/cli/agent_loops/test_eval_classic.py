@@ -65,6 +65,8 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     documented = {"model": "org/model", "n_runs": 3, "pass_threshold": 0.0, "eval_fns": names}
     assert dict(list(found["config"].items())[:4]) == documented
     summary = found["summary"]
+    kept = (Path(summary["run_dir"]) / "config.toml").read_text()
+    assert 'model = "org/model"' in kept and "[completion_params]\ntemperature = 0.5" in kept
     assert (summary["total_rows"], summary["total_runs"]) == (6, 18)
     assert set(summary["eval_fns"]) == {*names, "agent"}
     length = summary["eval_fns"]["rewards:length"]

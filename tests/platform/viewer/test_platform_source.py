@@ -208,6 +208,7 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
     assert detail.rewards is not None and sum(detail.rewards.counts) == 3
     assert detail.secret_names == ["MARAS_KEY"] and "canary" not in repr(detail)
     assert detail.config_effective["evaluation"]["n"] == 2
+    assert detail.config_written is not None and "[evaluation]\nlimit = 3\nn = 2\n" in detail.config_written
     later = source.run("eval", "second")
     assert later.previous is not None and later.previous.name == "first"
     assert (later.summary.error, later.summary.person) == ("it broke", "Mara")

@@ -19,6 +19,7 @@ from osmosis_ai.cli.output.results import (
     Status,
     Styled,
     Table,
+    Text,
     Timestamp,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
@@ -131,6 +132,8 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         if estimates is None
         else tables.numbers(estimates, headline.rows if headline is not None else None)
     )
+    if detail.config_written is not None:
+        blocks.append(Text(detail.config_written, title="Config, as it was written"))
     blocks += [*tables.slices(slices), *([tables.headline(headline)] if headline is not None else [])]
     return DetailResult(
         data={
@@ -141,6 +144,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
                 "estimates": estimates.model_dump(mode="json") if estimates is not None else None,
             },
             "config": dict(detail.config_effective),
+            "config_written": detail.config_written,
             "secret_names": list(detail.secret_names),
             "problems": list(detail.problems),
             "commands": list(detail.commands),

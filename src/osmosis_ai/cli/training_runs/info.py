@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from osmosis_ai.cli.output.results import Row
+    from osmosis_ai.cli.output.results import Block, Row
     from osmosis_ai.services.training_runs.info import DescribedTraining
     from osmosis_ai.services.training_runs.local_runs import LocalTraining
 
@@ -70,7 +70,7 @@ def _local_info(
     """Return a training directory in full."""
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.output.results import Section, Status, Styled, Table, Timestamp
+    from osmosis_ai.cli.output.results import Section, Status, Styled, Table, Text, Timestamp
     from osmosis_ai.cli.training_runs import tables
     from osmosis_ai.errors import OsmosisError
     from osmosis_ai.services.training_runs.local_runs import describe_training
@@ -94,7 +94,7 @@ def _local_info(
         ("Reward", formats.compact(entry.reward)),
     ]
     trends = tables.is_wide_terminal(current())
-    blocks = [
+    blocks: list[Block] = [
         *tables.reward_chart(metrics),
         *(
             [tables.metrics_table(metrics, metrics.overview.metric_summaries, trends=trends)]
@@ -107,6 +107,8 @@ def _local_info(
             else []
         ),
     ]
+    if found.detail.config_written is not None:
+        blocks.append(Text(found.detail.config_written, title="Config, as it was written"))
     return DetailResult(
         data={**found.data(), **also(found)},
         title="Training Run of This Machine",

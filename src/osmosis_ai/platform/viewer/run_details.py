@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.config.written import config_text
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbRun
@@ -46,6 +47,7 @@ def eval_detail(
         entry,
         estimates=estimates,
         summary_numbers=(run.metrics or {}).get("summary") or {},
+        config_written=_submitted(run),
         config_effective=_eval_config(run),
         facts=[fact for fact in _eval_facts(run, family) if fact[1]],
         secret_names=_secret_names(run),
@@ -67,6 +69,7 @@ def training_detail(
     return RunDetail(
         entry,
         summary_numbers=run.results or {},
+        config_written=_submitted(run),
         config_effective=effective_training_config(request),
         facts=[fact for fact in _training_facts(run, curves) if fact[1]],
         secret_names=_secret_names(run),
@@ -122,6 +125,11 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Submitted", date(run.created_at)
     yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""
     yield "Platform", run.platform_version or ""
+
+
+def _submitted(run: DbRun) -> str | None:
+    """Return the config that was submitted; nobody submitted what ran elsewhere."""
+    return config_text(run.request) if run.imported is None else None
 
 
 def _eval_config(run: DbRun) -> Mapping[str, Any]:

@@ -250,6 +250,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             "dataset_name": prepared.dataset.name,
             "dataset_path": str(prepared.dataset.path.absolute()),
         },
+        config_text=_config_text(prepared),
         config_stem=prepared.agent.name,
     )
 
@@ -398,6 +399,15 @@ def _hosting(request: ClassicEvalRequest, directory: Path) -> HostedLoopSettings
         debug_dir=str(directory / DEBUG_DIRECTORY) if request.debug else None,
         needs_reward=False,
     )
+
+
+def _config_text(prepared: PreparedClassicEval) -> str:
+    """Return the options as a config would have them, without the model's key."""
+    from osmosis_ai.config.written import config_text
+    from osmosis_ai.redaction import Redactor
+
+    text = config_text(_config(prepared.request, prepared.agent))
+    return Redactor(filter(None, [prepared.request.api_key])).text(text)
 
 
 def _config(request: ClassicEvalRequest, agent: RolloutAgentLoop) -> dict[str, Any]:

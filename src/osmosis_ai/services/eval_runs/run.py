@@ -181,6 +181,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         hooks=hooks,
         open_model=lambda env, lost: open_policy(prepared.spec.experiment.model_path, env, lost),
         provenance=prepared.provenance,
+        config_text=prepared.config.text,
         config_stem=prepared.config.path.stem,
     )
     summary = await runner.run()

@@ -29,6 +29,7 @@ class LocalTraining:
         return {
             "local_run": local_item(self.detail.summary, self.directory),
             "config": dict(self.detail.config_effective),
+            "config_written": self.detail.config_written,
             "problems": list(self.detail.problems),
             "checkpoints": [
                 {"name": saved.name, "step": saved.step, "reward": saved.reward, "size_bytes": saved.size}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
+from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
@@ -23,6 +23,15 @@ _NOT_KEPT = "the conversation was not kept: it is neither with the attempt's fil
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, so that a named pipe does not wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_config(directory: RunDirectory) -> str | None:
+    """Return the config that a run began with, as it was written; None where that was not recorded."""
+    try:
+        with _opened(directory.path, directory.config.name) as file:
+            return file.read(MOST_OF_A_CONFIG).decode("utf-8", "replace")
+    except OSError:
+        return None
 
 
 def read_conversation(

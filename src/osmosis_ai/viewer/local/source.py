@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, get_args
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.viewer.local.conversation_files import list_artifacts, open_artifact, read_conversation
+from osmosis_ai.viewer.local.conversation_files import (
+    list_artifacts,
+    open_artifact,
+    read_config,
+    read_conversation,
+)
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
     commands_of,
@@ -236,6 +241,7 @@ class LocalSource:
             summary=known.entry,
             estimates=known.estimates,
             summary_numbers=known.numbers or {},
+            config_written=read_config(samples.index.directory),
             config_effective=inputs,
             facts=facts_of(known, place.path),
             secret_names=[str(each) for each in names] if isinstance(names, list) else (),

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.config.written import config_text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -103,7 +104,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
     if known.manifest is None:
         return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
     inputs, entry = known.manifest.inputs, known.entry
-    names = inputs.get("secret_names")
+    names, written = inputs.get("secret_names"), known.manifest.provenance.get("config")
     last = known.records[-1].step if known.records else 0
     total = known.sessions[-1].get("total_steps") if known.sessions else None
     facts = {
@@ -111,7 +112,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         "Model": entry.model,
         "Dataset": entry.dataset,
         "Rollout": entry.rollout,
-        "Config": known.manifest.provenance.get("config"),
+        "Config": _text(written),
         "Commit": entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}",
         "Device": known.sessions[-1].get("device") if known.sessions else None,
         "Run id": known.manifest.local_run_id,
@@ -119,6 +120,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
     }
     return RunDetail(
         entry,
+        config_written=config_text(written) if isinstance(written, dict) else None,
         config_effective=inputs,
         facts=[(label, str(value)) for label, value in facts.items() if value is not None],
         secret_names=[str(each) for each in names] if isinstance(names, list) else (),

@@ -1,0 +1,30 @@
+"""A config as the text of a file, also where none was written: of a submit's body, or of a command's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def config_text(parts: Mapping[str, Any]) -> str:
+    """Return a config as its file would have it; what is null, or has no place in TOML, is left out.
+
+    Args:
+        parts: its sections and keys; of a submit's body, ``evaluation_config`` is the section ``evaluation``.
+    """
+    import tomli_w
+
+    return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})
+
+
+def _known(value: Any) -> Any:
+    """Return a value without what is null in it, and in what it holds."""
+    if isinstance(value, Mapping):
+        return {str(key): _known(held) for key, held in value.items() if _has_place(held)}
+    if isinstance(value, (list, tuple)):
+        return [_known(held) for held in value if _has_place(held)]
+    return value
+
+
+def _has_place(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple, str, bool, int, float))

@@ -28,8 +28,10 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 USED_WITHOUT_AN_IMPORT = {
+    "axe-playwright-python": "the tests in a browser: its wheel carries the rules they hold pages to",
     "httptools": "uvicorn parses HTTP with it when it is there, several times as fast as without",
     "mcp": "LiteLLM imports it for calls with tools; its own extra of that name makes strands unsolvable",
+    "playwright": "the tests in a browser: it drives the one that is installed",
     "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
     "python-multipart": "FastAPI reads uploads and forms with it",
     "uv": "a program: it builds the environments of rollouts",

@@ -34,7 +34,7 @@ def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world:
     assert ran.resource["upload"]["eval_run_name"] == "baseline"
     assert ran.resource["platform_url"] == f"{world.url}/default/evals/baseline"
 
-    told = json.loads(world.json("eval", "info", "baseline").out)["data"]
+    told = json.loads(world.json("eval", "info", "platform:baseline").out)["data"]
     assert told["eval_run"]["status"] == "finished"
     assert told["eval_run"]["imported"]["local_run_id"] == ran.resource["local_run_id"]
     ours = ran.resource["metrics"]["estimates"]["pass_rate"]

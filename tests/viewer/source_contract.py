@@ -147,7 +147,11 @@ class SourceContract:
             again = place.source.samples(run, query, limit=7, cursor=later.previous)
             assert places_of(again.items) == places_of(earlier.items)
 
-    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    # The suite is one for every source, so one test has an executor for each.
+    @settings(
+        max_examples=12,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
     @given(data=st.data())
     def test_paging_visits_each_sample_that_was_there_once_while_others_arrive(
         self, place: PlaceOfRuns, data: st.DataObject

@@ -21,7 +21,9 @@ from osmosis_ai.viewer.source import RunKind
 _DEEPEST = 6
 _MOST_DIRECTORIES = 20_000
 _MOST_RESULTS = 2_000
-_LOOK_AGAIN_S = 10.0
+_LOOK_AGAIN_S = 1.0
+# Of the time between two walks, one spends at most a part in so many.
+_SHARE = 20
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
 _ARCHIVE = ".archive-"
 _OWN = ".osmosis"
@@ -61,7 +63,7 @@ class RunPlaces:
         self._lock = Lock()
         self._folders: dict[Path, _Folder] = {}
         self._single: list[_Found] = []
-        self._walked = float("-inf")
+        self._walk_again = float("-inf")
         self._found: list[tuple[_Found, ...]] = []
         self._named: list[RunPlace] = []
         self._by_name: dict[tuple[RunKind, str], RunPlace] = {}
@@ -69,7 +71,7 @@ class RunPlaces:
     def all(self) -> list[RunPlace]:
         """Return the runs, by path; the same list while there are no others."""
         with self._lock:
-            if time.monotonic() - self._walked > _LOOK_AGAIN_S:
+            if time.monotonic() >= self._walk_again:
                 self._walk()
             found = [tuple(self._single), *(self._folders[path].runs() for path in sorted(self._folders))]
             if found != self._found:
@@ -83,6 +85,7 @@ class RunPlaces:
         return self._by_name.get((kind, name))
 
     def _walk(self) -> None:
+        began = time.monotonic()
         known, self._folders, self._single = self._folders, {}, []
         kind = kind_of(self._root)
         if kind is not None:
@@ -93,7 +96,8 @@ class RunPlaces:
             for root in (self._root, self._results):
                 if root is not None:
                     self._walk_below(root, known)
-        self._walked = time.monotonic()
+        ended = time.monotonic()
+        self._walk_again = ended + max(_LOOK_AGAIN_S, _SHARE * (ended - began))
 
     def _walk_below(self, root: Path, known: dict[Path, _Folder]) -> None:
         left = _MOST_RESULTS

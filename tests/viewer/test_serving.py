@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 from osmosis_ai.services.viewing import open_viewer, viewed_place
-from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys
+from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys, proof_of
 from osmosis_ai.viewer.serving.meeting import (
     OpenViewer,
     forget,
     found_viewer,
+    leave_opening_page,
     meeting_file,
     opening_address,
+    remove_opening_page,
     say_who_shows,
 )
 from tests.viewer.browsing import page_text
@@ -111,12 +115,51 @@ def test_a_change_is_taken_from_a_page_of_its_own_alone(
     assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
 
 
-def test_a_fresh_key_is_given_to_who_knows_the_secret(app: FastAPI) -> None:
+def test_a_fresh_key_is_given_to_who_knows_the_secret_without_saying_it(app: FastAPI) -> None:
     stranger = browser(app, "http://127.0.0.1:4321")
-    for proof in ("", "Bearer guessed", "Bearer \u00e9"):
-        assert stranger.post("/fresh-key", headers={"authorization": proof.encode()}).status_code == 403  # type: ignore[dict-item]
-    key = stranger.post("/fresh-key?to=/evals", headers={"authorization": "Bearer a-secret"}).json()["key"]
-    assert "url=/evals" in browser(app).get(opening_address("", key)).text
+    asked = {"to": "/evals", "nonce": "n"}
+    for proof in ("", "Bearer guessed", "Bearer a-secret", "Bearer \u00e9"):
+        reply = stranger.post("/fresh-key", params=asked, headers={"authorization": proof.encode()})  # type: ignore[dict-item]
+        assert reply.status_code == 403
+    mine = {"authorization": f"Bearer {proof_of('a-secret', 'ask', 'n', '/evals')}"}
+    assert stranger.post("/fresh-key", params={**asked, "to": "/"}, headers=mine).status_code == 403
+    given = stranger.post("/fresh-key", params=asked, headers=mine).json()
+    assert given["proof"] == proof_of("a-secret", "give", "n", given["key"])
+    assert "url=/evals" in browser(app).get(opening_address("", given["key"])).text
+
+
+def test_who_has_the_port_of_a_viewer_that_ended_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    heard = []
+
+    def answer(self: httpx.Client, url: str, **sent: Any) -> httpx.Response:
+        heard.append(str(sent))
+        return httpx.Response(200, json={"key": "theirs\x1b]0;x", "proof": "a guess"})
+
+    monkeypatch.setattr(httpx.Client, "post", answer)
+    assert OpenViewer("/", HERE, "127.0.0.1", 4321, "a-secret").fresh_address("/") is None
+    assert heard and "a-secret" not in heard[0]
+
+
+def test_a_browser_is_shown_a_file_with_the_address_which_goes_when_it_was_opened(tmp_path: Path) -> None:
+    from osmosis_ai.viewer.serving.app import viewer_app
+
+    keys = ViewerKeys()
+    key = keys.make("/")
+    page = leave_opening_page(tmp_path, opening_address(HERE, key))
+    assert page is not None and key not in str(page) and page.stat().st_mode & 0o777 == 0o600
+    assert f"url={HERE}/open?key={key}" in page.read_text()
+    left = leave_opening_page(tmp_path, opening_address(HERE, "nobody-opened-it"))
+    assert left is not None
+    os.utime(left, (1, 1))
+    hosts = frozenset({HERE.removeprefix("http://")})
+    app = viewer_app(
+        FakeSource([]), keys, hosts=hosts, secret="s", on_opened=partial(remove_opening_page, page.parent)
+    )
+    assert browser(app).get(f"/open?key={key}").status_code == 200
+    assert not page.exists()
+    assert leave_opening_page(tmp_path, opening_address(HERE, "another")) is not None and not left.exists()
 
 
 def test_keys_that_nobody_used_are_forgotten_at_last() -> None:

@@ -10,7 +10,7 @@ import sys
 
 def open_browser(page: str) -> bool:
     """Show a page in the user's browser; False where none would open a window of its own."""
-    if not page.startswith(("https://", "http://")) or not _has_windows():
+    if not page.startswith(("https://", "http://", "file://")) or not _has_windows():
         return False
     import webbrowser
 

@@ -103,12 +103,13 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
 def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     """Yield the one line that says where to look, and end when the viewer has."""
     from osmosis_ai.cli.output.envelopes import result_envelope
+    from osmosis_ai.services.viewing import page_for_browser
 
     output = current()
     yield result_envelope(_result(found))
     if is_remote():
         output.note(f"On your own machine, then open the address there:  {tunnel_command(found.port)}")
-    elif opens and open_browser(found.address):
+    elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
         output.note("Your browser should show it now.")
     if not found.has_own_name:
         output.note(

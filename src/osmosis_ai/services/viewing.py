@@ -88,6 +88,17 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     )
 
 
+def page_for_browser(found: ViewerAddress) -> str | None:
+    """Return what a browser is started with: a file that leads to the address, since all users see the arguments.
+
+    None where no file can be written.
+    """
+    from osmosis_ai.viewer.serving.meeting import leave_opening_page
+
+    page = leave_opening_page(cache_dir(), found.address)
+    return page.absolute().as_uri() if page is not None else None
+
+
 def report_run(
     reference: str | None, report: ReportFile, options: RunReportOptions
 ) -> tuple[str, ReportContent | None]:

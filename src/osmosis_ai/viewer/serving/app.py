@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 
 from fastapi import FastAPI, Request
@@ -20,7 +21,7 @@ from osmosis_ai.ui.shell import NavItem, ShellView
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.rendering import render
 from osmosis_ai.viewer.routes import refusal, viewer_router
-from osmosis_ai.viewer.serving.entry import ViewerKeys
+from osmosis_ai.viewer.serving.entry import ViewerKeys, proof_of
 from osmosis_ai.viewer.source import RunSource
 
 OPEN_PATH = "/open"
@@ -29,14 +30,22 @@ _ASSETS = "/assets"
 _SMALLEST_GZIPPED_BYTES = 1_000
 
 
-def viewer_app(source: RunSource, keys: ViewerKeys, *, hosts: frozenset[str], secret: str) -> FastAPI:
+def viewer_app(
+    source: RunSource,
+    keys: ViewerKeys,
+    *,
+    hosts: frozenset[str],
+    secret: str,
+    on_opened: Callable[[str], None] = lambda _: None,
+) -> FastAPI:
     """Return the server of a source.
 
     Args:
         source: what it shows.
         keys: who is let in.
         hosts: the ``Host`` headers that it answers, of which it has as many as names.
-        secret: what a second command of the same user proves itself with.
+        secret: what a second command of the same user, and this server to it, prove themselves with.
+        on_opened: is told each key that was used.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -61,14 +70,18 @@ def viewer_app(source: RunSource, keys: ViewerKeys, *, hosts: frozenset[str], se
 
     @app.get(OPEN_PATH)
     def open_with_key(request: Request, key: str = "") -> Response:
+        on_opened(key)
         return _opened(request, _viewing(request, source), keys, key)
 
     @app.post(FRESH_KEY_PATH)
-    def fresh_key(request: Request, to: str = "/") -> Response:
+    def fresh_key(request: Request, nonce: str = "", to: str = "/") -> Response:
         proof = request.headers.get("authorization", "")
-        if not hmac.compare_digest(proof.encode("utf-8", "replace"), f"Bearer {secret}".encode()):
+        expected = f"Bearer {proof_of(secret, 'ask', nonce, to)}"
+        if not nonce or not hmac.compare_digest(proof.encode("utf-8", "replace"), expected.encode()):
             return JSONResponse({"message": "only the user who started this may ask."}, 403)
-        return JSONResponse({"key": keys.make(to)}, headers=page_headers(keep=False))
+        key = keys.make(to)
+        given = {"key": key, "proof": proof_of(secret, "give", nonce, key)}
+        return JSONResponse(given, headers=page_headers(keep=False))
 
     app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
     app.add_middleware(_Door, keys=keys, hosts=hosts)

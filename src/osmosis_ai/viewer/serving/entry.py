@@ -52,6 +52,11 @@ class ViewerKeys:
             return _found(session, self._sessions) is not None
 
 
+def proof_of(secret: str, *said: str) -> str:
+    """Return what only who knows ``secret`` can say of these words (HMAC, RFC 2104)."""
+    return hmac.new(secret.encode(), "\0".join(said).encode("utf-8", "replace"), "sha256").hexdigest()
+
+
 def _found(given: str, among: OrderedDict[str, str] | OrderedDict[str, None]) -> str | None:
     """Return the one of ``among`` that was given; the time it takes tells nothing of those that were not."""
     found = None

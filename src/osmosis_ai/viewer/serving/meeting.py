@@ -1,24 +1,35 @@
 """Where a second command finds the viewer that is open already: a file that only this user reads.
 
-It is a hint: what it names may have ended, or its port may be another program's by now, which then does not answer as
-a viewer does.
+It is a hint: what it names may have ended, or its port may be another program's by now, even another user's. So the
+secret is not sent: either side proves that it knows it.
+
+A browser's address stands in its arguments, which every user of the machine reads: it is shown a file with the address
+in it, which goes as soon as the address was opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import hmac
+import html
 import json
 import os
+import secrets
 import stat
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from osmosis_ai.files import write_atomic
 from osmosis_ai.viewer.serving.app import FRESH_KEY_PATH, OPEN_PATH
+from osmosis_ai.viewer.serving.entry import proof_of
 
 _FOLDER = "viewers"
 _LARGEST_BYTES = 4096
 _PATIENCE_S = 5.0
+_OPENING_S = 60.0
+_OPENING_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}"><title>Osmosis</title>\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +53,24 @@ class OpenViewer:
         """Return an address that opens ``path`` once; None where no such viewer answers."""
         import httpx
 
+        nonce = secrets.token_urlsafe(16)
+        proof = proof_of(self.secret, "ask", nonce, path)
         try:
             # No proxy: it is on this machine.
             with httpx.Client(trust_env=False, timeout=_PATIENCE_S) as client:
                 reply = client.post(
                     f"http://{bracketed(self.host)}:{self.port}{FRESH_KEY_PATH}",
-                    params={"to": path},
-                    headers={"Authorization": f"Bearer {self.secret}"},
+                    params={"to": path, "nonce": nonce},
+                    headers={"Authorization": f"Bearer {proof}"},
                 )
-            key = reply.json()["key"] if reply.status_code == 200 else None
+            given = reply.json()
+            key, its_proof = str(given["key"]), str(given["proof"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return None
-        return opening_address(self.url, key) if isinstance(key, str) else None
+        is_viewer = hmac.compare_digest(
+            its_proof.encode("utf-8", "replace"), proof_of(self.secret, "give", nonce, key).encode()
+        )
+        return opening_address(self.url, key) if is_viewer else None
 
 
 def opening_address(url: str, key: str) -> str:
@@ -99,6 +116,33 @@ def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
     except OSError:
         return False
     return True
+
+
+def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
+    """Write a file that leads a browser of this user to an address; None where none can be written."""
+    folder = cache_dir / _FOLDER
+    for left in folder.glob("open-*.html"):  # nobody opened them
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < time.time() - _OPENING_S:
+                left.unlink()
+    page = _opening_page(folder, address.rpartition("key=")[2])
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(page, _OPENING_PAGE.format(url=html.escape(address)), mode=0o600, durable=False)
+    except OSError:
+        return None
+    return page
+
+
+def remove_opening_page(folder: Path, key: str) -> None:
+    """Remove the file that led to a key, which has been used."""
+    with contextlib.suppress(OSError):
+        _opening_page(folder, key).unlink()
+
+
+def _opening_page(folder: Path, key: str) -> Path:
+    digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
+    return folder / f"open-{digest}.html"
 
 
 def forget(file: Path, viewer: OpenViewer) -> None:

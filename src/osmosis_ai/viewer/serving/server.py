@@ -10,6 +10,7 @@ import secrets
 import socket
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from osmosis_ai.viewer.serving.meeting import (
     forget,
     meeting_file,
     opening_address,
+    remove_opening_page,
     say_who_shows,
 )
 
@@ -61,7 +63,13 @@ class RunningViewer:
 
         viewer = self.viewer
         hosts = frozenset({viewer.url.partition("://")[2], f"{bracketed(viewer.host)}:{viewer.port}"})
-        app = viewer_app(self.source, self.keys, hosts=hosts, secret=viewer.secret)
+        app = viewer_app(
+            self.source,
+            self.keys,
+            hosts=hosts,
+            secret=viewer.secret,
+            on_opened=partial(remove_opening_page, self.word.parent),
+        )
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
+from tests.platform.conftest import World
+from tests.platform.viewer.runs_world import add_run
 
 
 @pytest.fixture
@@ -91,6 +94,22 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
         # A second signal ends the process at once.
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         assert httpx.get(f"{platform.config.base_url}/health").is_success
+
+
+def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config: PlatformConfig) -> None:
+    address = "/api/cli/eval-runs/watched/events"
+    with httpx.Client(timeout=60, trust_env=False) as client, ExitStack() as watching:
+        with run_platform(config) as platform:
+            member = World(platform.services).member()
+            add_run(platform.services, member, "watched", status="running")
+            asked = {**member.headers, "Accept": "text/event-stream"}
+            url = f"{platform.config.base_url}{address}"
+            reply = watching.enter_context(client.stream("GET", url, headers=asked))
+            told = reply.iter_lines()
+            assert next(told) == "event: change"
+        # What is cut off raises, which whoever listens would take for a network that is gone.
+        rest = [line for line in told if line]
+    assert [line.partition(":")[0] for line in rest] == ["data", "id"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])

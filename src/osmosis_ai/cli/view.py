@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.viewing import ViewerAddress
     from osmosis_ai.viewer.report import RunReportOptions
 
+MOST_MB = 10.0
 _NUMBERS = "the run's numbers, names, and names of secrets"
 _TEXT = "its settings, and what dataset, models, tools, graders and judges said"
 
@@ -49,7 +50,7 @@ def view(
     ] = None,
     max_mb: Annotated[
         float, typer.Option("--max-mb", min=0, help="With --report: how much of the conversations goes in.")
-    ] = 10,
+    ] = MOST_MB,
     everything: Annotated[
         bool, typer.Option("--all", help="With --report: all conversations, however large.")
     ] = False,
@@ -72,6 +73,9 @@ def view(
         from osmosis_ai.viewer.report import RunReportOptions
 
         return _written(run, file, RunReportOptions(int(max_mb * 2**20), everything, text=not no_text))
+    given = {"--max-mb": max_mb != MOST_MB, "--all": everything, "--no-text": no_text, "--force": force}
+    if alone := [name for name, is_given in given.items() if is_given]:
+        raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
     from osmosis_ai.services.viewing import open_viewer
 
     found = open_viewer(run, host=host, port=port)

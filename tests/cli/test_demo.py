@@ -66,7 +66,7 @@ def test_the_demo_shows_a_conversation_and_how_to_look_further(
     shown, _, further = result.out.partition("Look further:")
     assert shown == (
         "The demo scored 4 of 4 samples.\n"
-        "╭─ One of them: row 3, attempt 1 ──────────────────────────────────────────────╮\n"
+        "╭─ One of them: row 3, attempt 0 ──────────────────────────────────────────────╮\n"
         "│ user                                                                         │\n"
         "│   Compute 2 * 3.                                                             │\n"
         "│ assistant  calls a tool                                                      │\n"

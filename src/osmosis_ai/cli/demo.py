@@ -180,7 +180,7 @@ def _conversation(sample: DemoSample) -> ConversationBlock:
     truth = "" if sample.label is None else f", the right answer being {sample.label}"
     return ConversationBlock(
         turns=[ConversationTurn(message.role, message.text, message.label) for message in sample.messages],
-        title=f"One of them: row {sample.row_index}, attempt {sample.run_index + 1}",
+        title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",
         closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
         in_plain=True,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.viewer.source import CurveValue, RunDetail, TrainingCurves, ViewedCurve
 from tests.evaluation.comparison.builders import run_of
@@ -74,6 +75,14 @@ def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: 
     source = two_runs()
     source.entries.append(a_run("learned", "training"))
     page_text(visitor(source).get(f"/compare?{words}"), status=status)
+
+
+def test_rewards_lie_where_the_decide_file_of_the_last_run_says() -> None:
+    source = two_runs()
+    last = source.entries[1]
+    source.details["new"] = RunDetail(last, decided=replace(Decisions.none(), reward_range=(0.0, 0.5)))
+    text = page_text(visitor(source).get("/compare?run=old&run=new"))
+    assert "0.5" in text and text != page_text(visitor(two_runs()).get("/compare?run=old&run=new"))
 
 
 @pytest.mark.parametrize("words", ["metric=colour", "slice=level"])

@@ -24,6 +24,7 @@ from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.source import Outcome, RunQuery, SampleQuery, SampleSort
 from tests.datasets.builders import jsonl, prompt_rows
+from tests.evaluation.comparison.builders import write_journalled_run
 from tests.viewer.source_contract import (
     ORDERS,
     SourceContract,
@@ -398,3 +399,20 @@ def test_a_run_whose_journal_is_not_there_is_shown_without_samples(tmp_path: Pat
     source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
     assert list(source.samples("bare", SampleQuery(), limit=5).items) == []
     assert source.run("eval", "bare").failures == []
+
+
+def test_what_is_decided_about_a_config_is_known_of_its_runs_and_a_wrong_file_is_said(
+    local: LocalPlace,
+) -> None:
+    for name, config in (("mine", "configs/eval/math.toml"), ("strange", "../configs/eval/math.toml")):
+        write_journalled_run(local.evals / name, [[1.0]], provenance={"config": config})
+    decided = local.root / "configs" / "eval" / "math.decide.toml"
+    decided.parent.mkdir(parents=True)
+    decided.write_text('[decide]\nslices = ["level"]\nreward_range = [0, 2]\n')
+    found = local.source.run("eval", "mine").decided
+    assert found is not None and (found.slices, found.reward_range) == (("level",), (0.0, 2.0))
+    strange = local.source.run("eval", "strange").decided
+    assert strange is not None and strange.slices == ()
+    decided.write_text("[decide]\nslice = 1\n")
+    wrong = local.source.run("eval", "mine")
+    assert wrong.decided is None and any("math.decide.toml" in problem for problem in wrong.problems)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
@@ -144,6 +145,7 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
     text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
     assert (
         "Looked through 2 conversations" in text
+        and "follow the other filters, not this text" in text
         and 'href="/evals/calm-fern-1/samples/2.1"' in text
         and "/samples/4.0" not in text
     )
@@ -233,3 +235,24 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     text = page_text(pages.get("/evals/calm-fern-1?slice=level"))
     assert "25.0 %" in text and ">hard</th>" in text and ">easy</th>" in text
     assert "has no column &#39;colour&#39;" in page_text(pages.get("/evals/calm-fern-1?slice=colour"))
+
+
+def test_columns_of_the_decide_file_are_there_unasked_unless_that_reads_very_much(tmp_path: Path) -> None:
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text(jsonl([{"user_prompt": "x", "level": "hard"} for _ in range(4)]))
+    samples = replace(run_of([[1.0]] * 4, name="calm-fern-1"), open_dataset=lambda: dataset)
+    decided = replace(Decisions.none(), slices=("level", "colour"))
+
+    def page_of(planned: int) -> str:
+        run = a_run("calm-fern-1", headline=Headline(scored=4, planned=planned))
+        source = FakeSource(
+            [run],
+            {"calm-fern-1": RunDetail(run, decided=decided)},
+            samples_of={"calm-fern-1": samples},
+        )
+        return page_text(visitor(source).get("/evals/calm-fern-1"))
+
+    text = page_of(4)
+    assert ">hard</th>" in text and "has no column &#39;colour&#39;" in text
+    text = page_of(100_000)
+    assert ">hard</th>" not in text and 'href="/evals/calm-fern-1?slice=level#slices"' in text

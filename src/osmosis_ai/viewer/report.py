@@ -29,6 +29,10 @@ _WORST_FIRST = (
 )
 
 
+_PARTS = frozenset({"standing", "numbers", "failures"})
+"""Of the run's page."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunReportOptions:
     """What a report holds.
@@ -68,7 +72,7 @@ def write_run_report(
         NotFoundError: there is no such run.
         OSError: the file can not be written.
     """
-    view, content = Viewing(source, ShellView()), ReportContent()
+    view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
     values = {
         **shell_values(),
         **_in_file(evaluation.page(view, {}, run=run).values, options),

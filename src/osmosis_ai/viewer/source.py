@@ -17,6 +17,7 @@ from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.decisions import Decisions
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 
 ItemT = TypeVar("ItemT")
@@ -138,6 +139,7 @@ class RunDetail:
         previous: the run before it on the same config.
         problems: sentences about what could not be read.
         commands: what to type for what this source does not do (resume, retry, stop …).
+        decided: what the decide file beside its config says; None where nobody knows.
     """
 
     summary: RunEntry
@@ -152,6 +154,7 @@ class RunDetail:
     previous: RunEntry | None = None
     problems: Sequence[str] = ()
     commands: Sequence[str] = ()
+    decided: Decisions | None = None
 
 
 @dataclass(frozen=True, slots=True)

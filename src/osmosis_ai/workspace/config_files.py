@@ -210,6 +210,24 @@ def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -
     return load_decisions(beside, workspace) if beside.exists() else Decisions.none()
 
 
+def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
+    """Return what is decided about the runs of a config that a run says it was made from.
+
+    What a run says of itself is no reason to read files elsewhere: a path that leads out of the workspace's eval configs
+    is nobody's config.
+
+    Raises:
+        OsmosisError: as :func:`load_decisions`.
+    """
+    try:
+        beside = (workspace.root / (config or "")).resolve()
+        if config is None or not beside.is_relative_to(workspace.eval_configs_dir.resolve()):
+            return Decisions.none()
+        return decisions_about(beside, workspace)
+    except (OSError, ValueError):  # no file can be called so
+        return Decisions.none()
+
+
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
     """Return the script that serves the rollout of ``experiment``.
 

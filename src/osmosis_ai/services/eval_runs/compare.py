@@ -68,15 +68,11 @@ def find_runs(
 
 def _decided_range(inputs: ComparedInputs, start: Path | None) -> tuple[float, float] | None:
     """Return the range of rewards that the decide file beside a run's config gives."""
-    from osmosis_ai.workspace.config_files import decisions_about
+    from osmosis_ai.workspace.config_files import decisions_of_run
     from osmosis_ai.workspace.layout import find_workspace
 
     try:
         workspace = find_workspace(start, require_scaffold=False)
     except OsmosisError:
         return None
-    # What a run says of itself is no reason to read files elsewhere.
-    config = (workspace.root / (inputs.config or "")).resolve()
-    if inputs.config is None or not config.is_relative_to(workspace.root.resolve()):
-        return None
-    return decisions_about(config, workspace).reward_range
+    return decisions_of_run(inputs.config, workspace).reward_range

@@ -176,7 +176,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     """Return what the decide file says: the one that was named, else the one beside the run's config."""
     from osmosis_ai.errors import WorkspaceRequiredError
     from osmosis_ai.evaluation.local_samples import read_inputs
-    from osmosis_ai.workspace.config_files import decisions_about, load_decisions
+    from osmosis_ai.workspace.config_files import decisions_of_run, load_decisions
     from osmosis_ai.workspace.layout import find_workspace
 
     try:
@@ -192,12 +192,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
         return load_decisions(named, workspace)
     if found is None or found.directory is None or workspace is None:
         return Decisions.none()
-    config = read_inputs(found.directory).config
-    # A path of a manifest that leads out of the workspace is nobody's config.
-    beside = workspace.root / config if config is not None else None
-    if beside is None or not beside.resolve().is_relative_to(workspace.eval_configs_dir.resolve()):
-        return Decisions.none()
-    return decisions_about(beside, workspace)
+    return decisions_of_run(read_inputs(found.directory).config, workspace)
 
 
 @dataclass(frozen=True)

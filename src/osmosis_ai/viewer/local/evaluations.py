@@ -7,11 +7,11 @@ journal by what made that file; nothing is counted here.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
@@ -22,6 +22,9 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.viewer.source import RunEntry
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.decisions import Decisions
 
 _READ_FOR_A_LIST_BYTES = 4 << 20
 """Of a journal without numbers beside it: a list does not read more of one."""
@@ -143,6 +146,23 @@ def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
         return TypeAdapter(RowsDrawn).validate_python(facts.get("rows"), strict=True)
     except ValueError:
         return None
+
+
+def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
+    """Return what the decide file beside a run's config says, in the workspace around it, and what is wrong there."""
+    from osmosis_ai.workspace.config_files import decisions_of_run
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+    if len(directory.parts) < 4:
+        return None, ()
+    # Git, which knows a workspace everywhere, would be one more process for every page.
+    workspace = WorkspaceDirectory(directory.parents[2])
+    if directory.parent != workspace.evals_dir:
+        return None, ()
+    try:
+        return decisions_of_run(known.entry.config, workspace), ()
+    except OsmosisError as error:
+        return None, (_sentence(error),)
 
 
 def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from osmosis_ai.viewer.local.conversation_files import (
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
     commands_of,
+    decided_about,
     facts_of,
     read_evaluation,
 )
@@ -235,6 +236,8 @@ class LocalSource:
         problems = [*known.problems, *(each for each in samples.index.problems if each not in known.problems)]
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
+        decided, refused = decided_about(known, place.path)
+        problems += refused
         inputs = known.manifest.inputs
         names = inputs.get("secret_names")
         return RunDetail(
@@ -249,6 +252,7 @@ class LocalSource:
             rewards=samples.rewards(),
             problems=problems,
             commands=commands_of(known),
+            decided=decided,
         )
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:

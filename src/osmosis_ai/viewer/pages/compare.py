@@ -10,7 +10,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, word
-from osmosis_ai.viewer.source import RunKind, SampleEntry
+from osmosis_ai.viewer.source import RunDetail, RunKind, SampleEntry
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -33,12 +33,16 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     given = {"title": _TITLE, "names": names, "turned": _turned(view, names), "again": view.href("compare")}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "hint": _TOO_FEW})
-    kinds = {_kind(view, name, word(words, "kind")) for name in names}
+    details = [_found(view, name, word(words, "kind")) for name in names]
+    kinds = {detail.summary.kind for detail in details}
     if kinds == {"training"}:
         return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
     if kinds != {"eval"}:
         raise OsmosisError("an evaluation and a training run can not be compared.")
-    options, choices = compare_evaluations.options_of(words), compare_evaluations.choices(words)
+    # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
+    decided = details[-1].decided
+    options = compare_evaluations.options_of(words, decided.reward_range if decided is not None else None)
+    choices = compare_evaluations.choices(words)
     try:
         found = compare_evaluations.found(view, names, options)
     except NotFoundError:
@@ -76,17 +80,15 @@ def _tells_more(one: SampleEntry, other: SampleEntry) -> bool:
     return (one.passed is not False, one.attempt) < (other.passed is not False, other.attempt)
 
 
-def _kind(view: Viewing, name: str, given: str | None) -> RunKind:
+def _found(view: Viewing, name: str, given: str | None) -> RunDetail:
     kinds: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
     *others, last = kinds.get(given, ("eval", "training"))
     for kind in others:
         try:
-            view.source.run(kind, name)
+            return view.source.run(kind, name)
         except NotFoundError:
             continue
-        return kind
-    view.source.run(last, name)
-    return last
+    return view.source.run(last, name)
 
 
 def _turned(view: Viewing, names: Sequence[str]) -> str | None:

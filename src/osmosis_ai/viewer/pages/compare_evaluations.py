@@ -97,8 +97,8 @@ def shown(
     }
 
 
-def options_of(words: Words) -> CompareOptions:
-    """Return how an address asks to compare.
+def options_of(words: Words, reward_range: tuple[float, float] | None) -> CompareOptions:
+    """Return how an address asks to compare runs whose rewards lie in a range, where that is known.
 
     Raises:
         OsmosisError: VALIDATION, a word makes no sense.
@@ -114,6 +114,7 @@ def options_of(words: Words) -> CompareOptions:
         metric=word(words, "metric"),
         slices=tuple(dict.fromkeys(filter(None, slices))),
         rows_shown=_ROWS_SHOWN,
+        reward_range=reward_range,
         allowances=Allowances(**{name: name in allowed for name in ALLOWANCES}),
     )
 

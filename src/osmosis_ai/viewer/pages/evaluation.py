@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOG_LINES = 20
 _FAILURES = 50
+_MOST_SLICED = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,15 @@ class EarlierRun:
     href: str
     compare_href: str | None
     difference: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedColumn:
+    """The numbers by the values of a column of the dataset, or why there are none."""
+
+    column: str
+    slices: Sequence[RunSlice] = ()
+    problem: str | None = None
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -75,7 +85,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "facts": known_facts(detail),
             "config": flat_config(detail.config_effective),
             "before": _before(view, detail),
-            "slices": _slices(view, run, words),
+            "slices": _slices(view, detail, words),
+            "decided_slices": detail.decided.slices if detail.decided is not None else (),
             "slice": word(words, "slice"),
             "samples_href": view.run_href("eval", run, "samples"),
             **log_tail(view, detail.summary),
@@ -188,16 +199,30 @@ def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
     )
 
 
-def _slices(view: Viewing, run: str, words: Words) -> Sequence[RunSlice] | str:
-    """Return the numbers by the values of the column that the address names, or why there are none."""
-    column = word(words, "slice")
-    if column is None or not view.can("compare") or not view.wants("slices"):
+def _slices(view: Viewing, detail: RunDetail, words: Words) -> Sequence[SlicedColumn]:
+    """Return the numbers by the values of the column that the address names, else of those that the decide file does."""
+    if not view.can("compare") or not view.wants("slices"):
+        return ()
+    named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
+    if named is None and not (decided and _is_sliced_unasked(detail.summary)):
         return ()
     from osmosis_ai.evaluation.comparison.run_slices import run_slices
 
+    columns, found = (named,) if named is not None else decided, list[SlicedColumn]()
     try:
-        return run_slices(view.source.run_samples(run), [column])
+        samples = view.source.run_samples(detail.summary.name)
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return error.message
+        return [SlicedColumn(columns[0], problem=error.message)]
+    for column in columns:
+        try:
+            found.append(SlicedColumn(column, run_slices(samples, [column])))
+        except OsmosisError as error:
+            found.append(SlicedColumn(column, problem=error.message))
+    return found
+
+
+def _is_sliced_unasked(run: RunEntry) -> bool:
+    """Tell whether a run is small enough that all of its samples are read for every look at its page."""
+    return run.headline is not None and run.headline.planned <= _MOST_SLICED

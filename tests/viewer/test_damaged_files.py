@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.viewer.local.log_file import parse_line
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import visitor
@@ -136,3 +137,22 @@ def test_a_judging_session_may_tell_of_impossible_judges(place: LocalPlace, chan
     result.write_text(json.dumps({"generated_at": "2026-01-01T00:00:00Z", **a_document(records=2)}))
     change(result, **changes)
     assert "record 2" in look(place, "/", "/rubrics/answers")[1]
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.json", "logs.txt"])
+def test_a_pipe_in_place_of_a_file_holds_no_page_up(place: LocalPlace, name: str) -> None:
+    (place.evals / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(place.evals / "run" / name)
+    place.start("other", rows=1, n=1)
+    assert "other" in look(place, "/", "/evals/run", "/evals/run/log")[0]
+
+
+def test_a_line_of_a_log_is_tried_for_details_at_a_few_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: tried.append(text) or loads(text))  # type: ignore[func-returns-value]
+    head = b"2026-01-01T00:00:00Z INFO [run] at {place} of {{it}} "
+    assert parse_line(head + b'{"row_index": 1}').details == {"row_index": 1}
+    tried.clear()
+    assert parse_line(head + b'{"a":' * 10_000 + b"}").details is None
+    assert len(tried) < 100

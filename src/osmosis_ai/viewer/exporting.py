@@ -15,7 +15,7 @@ from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQue
 _AT_ONCE = 500
 _COLUMNS = tuple(each.name for each in fields(SampleEntry))
 # What a spreadsheet takes for a formula: https://owasp.org/www-community/attacks/CSV_Injection
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 

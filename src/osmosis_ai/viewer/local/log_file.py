@@ -15,6 +15,8 @@ from osmosis_ai.viewer.cursors import decode, encode, refused
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_MESSAGE = 64 * 1024
+_MOST_TRIED = 20
+"""Braces of a line at which its details may begin: each is read to the end of the line."""
 _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] (.*)", re.DOTALL)
 
 
@@ -103,8 +105,10 @@ def parse_line(line: bytes) -> LogEntry:
 
 def _split(rest: str) -> tuple[str, dict[str, Any] | None]:
     """Return message and details, which are a JSON object at the end of the line."""
-    place = rest.find("{")
-    while place >= 0:
+    place = rest.find("{") if rest.endswith("}") else -1
+    for _ in range(_MOST_TRIED):
+        if place < 0:
+            break
         try:
             details = json.loads(rest[place:])
         except (ValueError, RecursionError):

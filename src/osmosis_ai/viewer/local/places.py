@@ -25,6 +25,7 @@ _LOOK_AGAIN_S = 1.0
 # Of the time between two walks, one spends at most a part in so many.
 _SHARE = 20
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
+_READ = ("events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
 _ARCHIVE = ".archive-"
 _OWN = ".osmosis"
 
@@ -141,8 +142,13 @@ class _Folder:
 
 
 def kind_of(directory: Path) -> RunKind | None:
-    """Return what kind of run a directory is of; None where it is none's."""
+    """Return what kind of run a directory is of; None where it is none's.
+
+    What holds a pipe or a device in place of a file was left by no run, and to read it would have no end.
+    """
     if not (directory / "manifest.json").is_file():
+        return None
+    if any((file := directory / name).exists() and not file.is_file() for name in _READ):
         return None
     trained = (directory / "metrics.jsonl").is_file() or (directory / "checkpoints").is_dir()
     return "training" if trained else "eval"

@@ -16,11 +16,13 @@ pytest.importorskip("torch")
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
+from osmosis_ai.viewer.local.source import LocalSource
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -81,8 +83,23 @@ async def test_a_loop_is_trained_on_the_same_tokens_and_rewards_as_its_workflow_
         )
         weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
         adapters.append(weights.read_bytes())
+        assert_validation_can_be_looked_at(run_dir, records[-1])
     assert curves[0] == curves[1]
     assert adapters[0] == adapters[1]
+
+
+def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
+    """The newest validation's samples come to what the curve says, and each has what was said."""
+    source = LocalSource(run_dir, cache_dir=run_dir / "cache")
+    samples = source.validation(run_dir.name)
+    assert samples is not None and (samples.step, len(samples.records)) == (last.step, 4)
+    rewards = [record.reward for record in samples.records if record.reward is not None]
+    assert sum(rewards) / len(rewards) == pytest.approx(last.metrics[VALIDATION_REWARD])
+    for record in samples.records:
+        stored = source.validation_conversation(
+            run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20
+        )
+        assert stored.content is not None and read_conversation(stored.content).reward == record.reward
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args
 from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -57,6 +58,7 @@ class FakeSource:
     conversations: Mapping[tuple[str, int, int], bytes] = field(default_factory=dict)
     files: Mapping[tuple[str, int, int], Mapping[str, bytes]] = field(default_factory=dict)
     lines: Sequence[LogEntry] = ()
+    validations: Mapping[str, ValidationSamples] = field(default_factory=dict)
     curves_of: Mapping[str, TrainingCurves] = field(default_factory=dict)
     samples_of: Mapping[str, RunSamples] = field(default_factory=dict)
     capabilities: frozenset[Capability] = frozenset(get_args(Capability))
@@ -158,6 +160,15 @@ class FakeSource:
     def curves(self, run: str) -> TrainingCurves:
         self.run("training", run)
         return self.curves_of.get(run, TrainingCurves())
+
+    def validation(self, run: str) -> ValidationSamples | None:
+        self.run("training", run)
+        return self.validations.get(run)
+
+    def validation_conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int
+    ) -> StoredConversation:
+        return self.conversation(run, row, attempt, max_bytes=max_bytes)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         return Changes(f"{len(self.listed.get(run, []))}", self.run(kind, run).summary.status)

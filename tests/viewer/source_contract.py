@@ -6,7 +6,7 @@ A subclass of :class:`SourceContract` gives the fixture ``place``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any, Protocol, get_args
@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.source import (
     ItemPage,
     Outcome,
@@ -38,6 +40,8 @@ VALUE_OF = {
     "cost": "cost_usd",
 }
 _numbers = count()
+# One suite for several sources, each of which is shared by its tests.
+_SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
 
 
 class PlaceOfRuns(Protocol):
@@ -51,6 +55,11 @@ class PlaceOfRuns(Protocol):
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
         """Have results arrive; a second one of an attempt replaces the first."""
+
+    def validate(
+        self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        """Have a training run validate, which it may have done before; conversations are by row and attempt."""
 
 
 def sample_record(row: int, attempt: int, reward: float | None = None, **known: Any) -> TerminalRecord:
@@ -72,6 +81,20 @@ def sample_record(row: int, attempt: int, reward: float | None = None, **known: 
             **known,
         }
     )
+
+
+def leave_validation(
+    directory: TrainingDirectory,
+    samples: ValidationSamples,
+    conversations: Mapping[tuple[int, int], bytes],
+) -> None:
+    """Leave what a trainer leaves of a validation."""
+    for record in samples.records:
+        if (said := conversations.get((record.row_index, record.run_index))) is not None:
+            trial = directory.trials / record.rollout_id
+            trial.mkdir(parents=True)
+            (trial / "trajectory.json").write_bytes(said)
+    directory.write_validation(samples)
 
 
 def mixed_records() -> list[TerminalRecord]:
@@ -147,11 +170,7 @@ class SourceContract:
             again = place.source.samples(run, query, limit=7, cursor=later.previous)
             assert places_of(again.items) == places_of(earlier.items)
 
-    # The suite is one for every source, so one test has an executor for each.
-    @settings(
-        max_examples=12,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
-    )
+    @settings(max_examples=12, suppress_health_check=_SHARED)
     @given(data=st.data())
     def test_paging_visits_each_sample_that_was_there_once_while_others_arrive(
         self, place: PlaceOfRuns, data: st.DataObject
@@ -292,6 +311,23 @@ class SourceContract:
         assert after.cursor != before.cursor
         assert list(after.samples) == [(8, 2)]
         assert not after.more
+
+    def test_the_newest_validation_of_a_training_run_replaces_the_one_before(
+        self, place: PlaceOfRuns
+    ) -> None:
+        name = f"trained-{next(_numbers)}"
+        for step, rewards in ((2, (0.5, 0.0, 1.0)), (4, (1.0, 0.25))):
+            records = [sample_record(row, 0, reward) for row, reward in enumerate(rewards)]
+            samples = ValidationSamples.of(records, step=step, pass_threshold=1.0)
+            place.validate(name, samples, {(0, 0): b'{"steps": [%d]}' % step})
+            assert place.source.validation(name) == samples
+        said = place.source.validation_conversation(name, 0, 0, max_bytes=100)
+        assert said.content == b'{"steps": [4]}'
+        assert place.source.validation_conversation(name, 0, 0, max_bytes=5).content is None
+        missing = place.source.validation_conversation(name, 1, 0, max_bytes=100)
+        assert missing.content is None and missing.missing
+        with pytest.raises(NotFoundError):
+            place.source.validation(f"{name}x")
 
     def test_numbers_are_those_of_a_comparison(self, place: PlaceOfRuns, run: str) -> None:
         counts = place.source.samples(run, SampleQuery(), limit=1).counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -18,6 +18,8 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
@@ -28,6 +30,7 @@ from tests.evaluation.comparison.builders import write_journalled_run
 from tests.viewer.source_contract import (
     ORDERS,
     SourceContract,
+    leave_validation,
     listed,
     mixed_records,
     places_of,
@@ -54,6 +57,16 @@ class LocalPlace:
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
         with (self.evals / name / "events.jsonl").open("ab") as journal:
             journal.write(b"".join(record.to_line() for record in records))
+
+    def validate(
+        self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        directory = TrainingDirectory(self.evals / name)
+        if not directory.manifest.exists():
+            directory.checkpoints.mkdir(parents=True)
+            directory.claim({"model_path": "osmosis/tiny"}, {})
+            directory.metrics.touch()
+        leave_validation(directory, samples, conversations)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.training.runs.metrics import StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import (
     CurveMark,
@@ -21,6 +22,7 @@ from osmosis_ai.viewer.source import (
 )
 from tests.viewer.browsing import gzipped, page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run
+from tests.viewer.source_contract import sample_record
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -106,9 +108,9 @@ def test_what_the_run_says_is_text() -> None:
 
 def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
     pages = visitor(a_source(learned(), status="running"))
-    asked = {"X-Live-Part": "standing,curves,adapters,log"}
+    asked = {"X-Live-Part": "standing,curves,validation,adapters,log"}
     text = page_text(pages.get("/training/keen-owl-2", headers=asked))
-    assert re.findall(r'data-live="(\w+)"', text) == ["standing", "curves", "adapters", "log"]
+    assert re.findall(r'data-live="(\w+)"', text) == ["standing", "curves", "validation", "adapters", "log"]
     assert "<html" not in text and "<h3>Training reward</h3>" in text
     page_text(pages.get("/training/keen-owl-2", headers={"X-Live-Part": "standing,nothing"}), status=404)
 
@@ -130,3 +132,77 @@ def test_a_training_directory_of_this_machine_has_its_curves_on_its_page(tmp_pat
     text = page_text(visitor(source).get("/training/keen-owl-2"))
     assert "Validation reward 0.250 after step 1; scored 1 of 4 planned." in text
     assert "under 90 % of the samples have a score" in text and "<h3>Training reward</h3>" in text
+
+
+def validated_source(count: int = 4, step: int = 12) -> FakeSource:
+    """Return a source of a training run whose newest validation is kept: the first rows have no score."""
+    source = a_source(learned())
+    errors = {0: {"error": HOSTILE}}
+    records = [
+        sample_record(row, 0, row / 4, input=f"what is {row}?", output=HOSTILE, **errors.get(row, {}))
+        for row in range(count)
+    ]
+    samples = ValidationSamples.of(records, step=step, pass_threshold=0.75)
+    source.validations = {"keen-owl-2": samples}
+    said = (
+        b'{"steps": [{"source": "user", "message": "what is 2?"}, {"source": "agent", "message": "no idea"}]}'
+    )
+    source.conversations = {("keen-owl-2", 2, 0): said}
+    return source
+
+
+def test_the_newest_validation_is_listed_with_the_worst_first() -> None:
+    text = page_text(visitor(validated_source(), root="/fern").get("/fern/training/keen-owl-2"))
+    table = text.partition('<h2 id="validation">')[2].partition("</section>")[0]
+    assert "It was at step 12. 4 samples, without a score first, then the worst." in table
+    links = re.findall(r'href="/fern/training/keen-owl-2/validation/([^"]+)"', table)
+    assert links == ["0.0", "1.0", "2.0", "3.0"]
+    outcomes = re.findall(r"badge[^>]*>(?:<[^>]*>|[^<\w])*(unscored|passed|failed)", table)
+    assert outcomes == ["unscored", "failed", "failed", "passed"]
+    assert "&lt;script&gt;alert" in table and "<script>" not in table
+
+
+def test_of_a_large_validation_the_page_says_how_much_of_it_is_kept() -> None:
+    text = page_text(visitor(validated_source(MOST_KEPT + 1)).get("/training/keen-owl-2"))
+    assert "The 500 worst of 501 samples are kept" in text and text.count("/validation/") == 100
+    assert gzipped(text) < 200_000
+
+
+def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have() -> None:
+    pages = visitor(validated_source(), root="/fern")
+    here = "/fern/training/keen-owl-2/validation/2.0"
+    text = page_text(pages.get(here))
+    assert "no idea" in text and "what is 2?" in text and "Previous sample" in text
+    for link in (
+        "/fern/training/keen-owl-2#validation",
+        f"{here}/raw",
+        "/fern/training/keen-owl-2/validation/3.0",
+    ):
+        assert f'href="{link}' in text, link
+    assert "/evals/keen-owl-2" not in text and "No other run has this row" not in text
+    assert "no idea" in page_text(pages.get(f"{here}/raw"))
+    assert pages.get(f"{here}/raw?as=messages").json()[1]["content"] == "no idea"
+    beside = page_text(pages.get(f"{here}?with=3.0"))
+    assert "No conversation was recorded." in beside and 'class="beside"' in beside
+    for nothing in ("9.0", "2.1", "nonsense"):
+        page_text(pages.get(f"/fern/training/keen-owl-2/validation/{nothing}"), status=404)
+
+
+def test_a_run_without_a_record_of_its_validation_says_so(tmp_path: Path) -> None:
+    assert "Its conversations were not recorded." in page_text(
+        visitor(a_source(learned())).get("/training/keen-owl-2")
+    )
+    directory = TrainingDirectory(tmp_path / "keen-owl-2")
+    directory.checkpoints.mkdir(parents=True)
+    directory.claim({"model": "osmosis/tiny"}, {})
+    directory.metrics.touch()
+    pages = visitor(LocalSource(tmp_path, cache_dir=tmp_path / "cache"))
+    for damage in (
+        b"",
+        b"[]\n",
+        b'{"step": 1, "total": 1, "pass_threshold": 1}\n{"row_index": -1}\n',
+        b"\xff" * 99,
+    ):
+        directory.validation.write_bytes(damage)
+        assert "is damaged" in page_text(pages.get("/training/keen-owl-2"))
+        page_text(pages.get("/training/keen-owl-2/validation/0.0"), status=400)

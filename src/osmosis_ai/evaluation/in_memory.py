@@ -6,11 +6,12 @@ It is for whoever measures a policy on the way to something else, such as a trai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.recording import record_of
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.redaction import Redactor
@@ -28,10 +29,12 @@ class MeasuredRows:
     Attributes:
         metrics: its numbers.
         rewards: of each row, the mean over its scored attempts; None where none was scored.
+        records: of each attempt that has a result, as results came; a row's number is its place among the rows.
     """
 
     metrics: RunMetrics
     rewards: list[float | None]
+    records: list[TerminalRecord] = field(default_factory=list)
 
 
 async def evaluate_in_memory(
@@ -44,6 +47,7 @@ async def evaluate_in_memory(
     name: str,
     finished: Callable[[AttemptResult], None],
     forget: Callable[[str], None],
+    redact: Redactor | None = None,
 ) -> MeasuredRows:
     """Make ``n`` attempts on each of ``rows`` and return what they came to.
 
@@ -53,6 +57,7 @@ async def evaluate_in_memory(
         name: what the ids of the rollouts begin with.
         finished: told of each result as it comes.
         forget: told the id of every rollout that is over, whether it left a result or not.
+        redact: blanks secrets in the records.
 
     Raises:
         OsmosisError: when there is no rollout server any more.
@@ -68,7 +73,14 @@ async def evaluate_in_memory(
         for row in rows
         for run_index in range(n)
     ]
-    recorder = _MetricsRecorder(rows, n=n, pass_threshold=pass_threshold, finished=finished, forget=forget)
+    recorder = _MetricsRecorder(
+        rows,
+        n=n,
+        pass_threshold=pass_threshold,
+        finished=finished,
+        forget=forget,
+        redact=redact or Redactor(()),
+    )
     await runner.run_all(attempts, recorder)
     return recorder.measured()
 
@@ -84,20 +96,24 @@ class _MetricsRecorder(AttemptResults):
         pass_threshold: float,
         finished: Callable[[AttemptResult], None],
         forget: Callable[[str], None],
+        redact: Redactor,
     ) -> None:
         self._places = {row.source_row_index: place for place, row in enumerate(rows)}
         self._rewards: list[list[float | None]] = [[None] * n for _ in rows]
         self._metrics = MetricsAccumulator(
             rows=len(rows), n=n, pass_threshold=pass_threshold, clusters=RowCopies.of(rows).clusters()
         )
-        self._redact = Redactor(())
+        self._records: list[TerminalRecord] = []
+        self._redact = redact
         self._finished = finished
         self._forget = forget
 
     async def record(self, result: AttemptResult) -> None:
         place, run_index = self._places[result.attempt.row.source_row_index], result.attempt.run_index
         self._rewards[place][run_index] = result.reward
-        self._metrics.add_record(replace(record_of(result, self._redact), row_index=place))
+        record = replace(record_of(result, self._redact, previews=True), row_index=place)
+        self._metrics.add_record(record)
+        self._records.append(record)
         self._forget(result.rollout_id)
         self._finished(result)
 
@@ -105,7 +121,8 @@ class _MetricsRecorder(AttemptResults):
         self._forget(rollout_id)
 
     def measured(self) -> MeasuredRows:
-        return MeasuredRows(self._metrics.summary(), [_mean(rewards) for rewards in self._rewards])
+        rewards = [_mean(rewards) for rewards in self._rewards]
+        return MeasuredRows(self._metrics.summary(), rewards, self._records)
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

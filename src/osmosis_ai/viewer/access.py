@@ -65,6 +65,7 @@ class Viewing:
         shell: what stands around every page.
         root: what stands before every path of the viewer: "" on this machine, ``/<workspace>`` on a platform.
         actions: what a page can change; None where the source is only read.
+        of_validation: whether samples are those of training runs' newest validations, instead of evaluations'.
         is_local: whether this is the machine the runs are on, so that commands can be copied.
         visitor: whose open streams are counted together.
         allowed: whether the visitor may still look; asked from a thread, now and then, while a stream is open.
@@ -76,6 +77,7 @@ class Viewing:
     shell: ShellView
     root: str = ""
     actions: RunActions | None = None
+    of_validation: bool = False
     is_local: bool = False
     visitor: str = ""
     allowed: Callable[[], bool] | None = None
@@ -117,7 +119,10 @@ class Viewing:
 
     def sample_href(self, run: str, row: int, attempt: int) -> str:
         """Return the address of a sample's page."""
-        return self.run_href("eval", run, "samples", f"{row}.{attempt}")
+        item = f"{row}.{attempt}"
+        if self.of_validation:
+            return self.run_href("training", run, "validation", item)
+        return self.run_href("eval", run, "samples", item)
 
 
 @dataclass(frozen=True, slots=True)

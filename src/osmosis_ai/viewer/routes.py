@@ -66,6 +66,8 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/evals/{run}/log", log.page)
     add_page(router, viewing, "/training/{run}", training.page)
     add_page(router, viewing, "/training/{run}/log", log.of_training)
+    add_page(router, viewing, "/training/{run}/validation/{item}", conversation.of_validation)
+    add_page(router, viewing, "/training/{run}/validation/{item}/raw", conversation_files.raw_of_validation)
     add_page(router, viewing, "/rubrics/{run}", rubric.page)
     add_page(router, viewing, "/compare", compare.page)
     add_page(router, viewing, "/compare/row", compare.row)

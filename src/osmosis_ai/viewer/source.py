@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 ItemT = TypeVar("ItemT")
 
@@ -373,6 +374,19 @@ class RunSource(Protocol):
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
+        ...
+
+    def validation(self, run: str) -> ValidationSamples | None:
+        """Return what became of the samples of a training run's newest validation; None where it was not recorded.
+
+        ``OsmosisError`` is raised where the record can not be read.
+        """
+        ...
+
+    def validation_conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int
+    ) -> StoredConversation:
+        """Return the trajectory of one of these samples."""
         ...
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:

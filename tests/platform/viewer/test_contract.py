@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 import pytest
+from sqlalchemy import select
 
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.base import upsert
-from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.work.publisher import sample_row
+from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import ManualClock, World
 from tests.platform.databases import platform_database
 from tests.platform.viewer.runs_world import REQUEST, add_run, source_of
-from tests.viewer.source_contract import SourceContract
+from tests.viewer.source_contract import SourceContract, leave_validation
 
 
 class PlatformPlace:
@@ -48,6 +54,26 @@ class PlatformPlace:
             upsert(session, DbSample, rows)
             run = session.get_one(DbRun, id)
             run.progress = {"completed": (run.progress or {"completed": 0})["completed"] + len(records)}
+
+    def validate(
+        self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        services, leases = self._services, Leases(self._services.db, self._services.clock)
+        if name not in self._ids:
+            training = {"kind": "training", "status": "running", "completed_at": None}
+            self._ids[name] = add_run(services, self._member, name, **training).id
+        id, token = self._ids[name], f"worker-{samples.step}"
+        lease = leases.claim(id, token)
+        assert lease is not None
+        directory = WorkingDirectory(services.config.runs_dir, id).training
+        leave_validation(directory, samples, conversations)
+        files = ValidationFiles(lease, leases, services.blobs, Redactor(), directory)
+        files.publish()
+        files.publish()
+        with services.db.session() as session:
+            keys = set(session.scalars(select(DbRunFile.blob_key).where(DbRunFile.run_id == id)))
+        assert set(services.blobs.keys(f"runs/{id}")) == keys, "nothing is left of the validation before"
+        leases.release(id, token)
 
 
 @pytest.fixture(scope="module")

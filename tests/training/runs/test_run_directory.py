@@ -10,11 +10,23 @@ import pytest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
+from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
 from tests.evaluation.rollouts import write_rollout, write_rows
+
+
+def validated(rollout_id: str, row: int, reward: float) -> TerminalRecord:
+    return TerminalRecord(row, 0, rollout_id, "success", 1, reward=reward)
+
+
+def validation_of(step: int, rollout_ids: list[str]) -> ValidationSamples:
+    records = [validated(rollout_id, row, 0.5) for row, rollout_id in enumerate(rollout_ids)]
+    return ValidationSamples.of(records, step=step, pass_threshold=1.0)
+
 
 NO_VENV = SimpleNamespace(python=Path("python"), note="none")
 
@@ -156,3 +168,41 @@ def test_trajectories_of_the_last_steps_stay_and_older_ones_go(tmp_path):
         assert sorted(path.name for path in directory.trials.iterdir()) == [
             "other", "train-000003-row-0-0-c"
         ]  # fmt: skip
+
+
+def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        for step in (2, 4):
+            names = [f"valid-{step:06d}-row-{row}-0" for row in range(3)]
+            for name in names:
+                (directory.trials / name).mkdir()
+            # The third is not among the worst that the record has.
+            directory.write_validation(validation_of(step, names[:2]))
+            directory.sweep_trials(step + 3)
+            assert sorted(path.name for path in directory.trials.iterdir()) == names[:2]
+
+
+def test_a_validation_after_the_step_that_a_run_goes_on_from_is_forgotten(tmp_path):
+    directory = TrainingDirectory(tmp_path)
+    kept = validation_of(4, ["valid-000004-row-0-0"])
+    directory.write_validation(kept)
+    directory.forget_validation_after(4)
+    assert directory.read_validation() == kept
+    directory.forget_validation_after(3)
+    directory.forget_validation_after(3)
+    assert directory.read_validation() is None
+    directory.validation.write_bytes(b"torn")
+    with pytest.raises(OsmosisError, match="is damaged"):
+        directory.read_validation()
+    directory.forget_validation_after(9)
+    assert directory.read_validation() is None
+
+
+def test_of_a_large_validation_the_worst_are_recorded_and_how_many_there_were():
+    rewards = [row / 1000 for row in range(MOST_KEPT + 10)]
+    records = [validated(f"r{row}", row, reward) for row, reward in enumerate(rewards)][::-1]
+    records.append(TerminalRecord(900, 0, "broken", "failed", 1, error="no"))
+    found = ValidationSamples.from_bytes(ValidationSamples.of(records, step=3, pass_threshold=0.5).to_bytes())
+    assert (found.step, found.total, found.pass_threshold, len(found.records)) == (3, 511, 0.5, MOST_KEPT)
+    assert [record.row_index for record in found.records] == [900, *range(MOST_KEPT - 1)]

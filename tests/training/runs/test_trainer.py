@@ -16,12 +16,15 @@ from osmosis_ai.training.runs.loop_state import (
     UNSCORED_STEPS_END,
     NoRewardsError,
     NothingToLearnError,
+    TrainingLoopState,
 )
 from osmosis_ai.training.runs.metrics import read_history, series
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.lazily import lazily
 
 with lazily("torch"):
     from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
+    from osmosis_ai.training.runs.loop import TrainingLoop
     from tests.training.loop_world import LoopWorld, NumberLearner, alternating
 
 
@@ -51,6 +54,25 @@ async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
     assert world.runner.asked == [
         "valid 0", "train 1", "train 2", "valid 2", "train 3", "train 4", "valid 4"
     ]  # fmt: skip
+
+
+async def test_each_validation_leaves_what_became_of_its_samples_and_a_full_disk_ends_no_run(tmp_path):
+    world = LoopWorld(tmp_path, eval_interval=2)
+    kept: list[ValidationSamples] = []
+
+    def keep(samples: ValidationSamples) -> None:
+        if samples.step == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        kept.append(samples)
+
+    world.parts = replace(world.parts, keep_validation=keep)
+    world.loop = TrainingLoop(world.parts, TrainingLoopState())
+    assert (await world.run()).because == "finished"
+    assert [(each.step, each.total) for each in kept] == [(0, 1), (4, 1)]
+    [record] = kept[-1].records
+    # The only held-out row is the first of them, and the dataset's seventh.
+    assert (record.row_index, record.source_row_index, record.rollout_id) == (0, 6, "valid-000004-row-6-0")
+    assert [note for note in world.told.notes if "No space left" in note and "conversations" in note]
 
 
 async def test_on_policy_every_batch_is_sampled_by_the_policy_that_learns_from_it(tmp_path):

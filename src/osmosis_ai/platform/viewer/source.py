@@ -23,6 +23,7 @@ from osmosis_ai.platform.logs import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
+from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
 from osmosis_ai.platform.viewer.found_runs import find_family, of_family
@@ -30,6 +31,7 @@ from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.platform.viewer.training_views import viewed_training
+from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -124,15 +126,7 @@ class PlatformSource:
         """Return the trajectory of a sample."""
         path = f"trajectories/{item_name(row, attempt)}.json"
         file = next(iter(self._files(run, row, attempt, DbRunFile.path == path)), None)
-        if file is None:
-            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
-        if file.size > max_bytes:
-            return StoredConversation(None, file.size)
-        try:
-            with self.services.blobs.open(file.blob_key) as content:
-                return StoredConversation(content.read(max_bytes + 1), file.size)
-        except BlobNotFound:
-            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+        return self._content(file, max_bytes=max_bytes)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
@@ -185,6 +179,17 @@ class PlatformSource:
         curves = read_curves(self.services.db, found.id)
         return viewed_training(found, curves, self.services.lora_models.of_run(found.id))
 
+    def validation(self, run: str) -> ValidationSamples | None:
+        """Return what became of the samples of a training run's newest validation."""
+        stored = self._validation_file(run, SAMPLES_PATH, max_bytes=LARGEST_BYTES)
+        return ValidationSamples.from_bytes(stored.content) if stored.content is not None else None
+
+    def validation_conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int
+    ) -> StoredConversation:
+        """Return the trajectory of one of these samples."""
+        return self._validation_file(run, conversation_path(row, attempt), max_bytes=max_bytes)
+
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands: one statement, and one more where samples have finished since."""
         with self.services.db.session() as session:
@@ -213,6 +218,24 @@ class PlatformSource:
                 (family.version, "estimates"), lambda: merge(self.services.db, family).estimates
             )
         return Estimates.read((family.original.metrics or {}).get("estimates"))
+
+    def _validation_file(self, run: str, path: str, *, max_bytes: int) -> StoredConversation:
+        with self.services.db.session() as session:
+            found = self._family(session, "training", run).original
+            file = session.get(DbRunFile, (found.id, path))
+        return self._content(file, max_bytes=max_bytes)
+
+    def _content(self, file: DbRunFile | None, *, max_bytes: int) -> StoredConversation:
+        """Return what a run's file holds, as far as it is there and not too large."""
+        if file is None:
+            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+        if file.size > max_bytes:
+            return StoredConversation(None, file.size)
+        try:
+            with self.services.blobs.open(file.blob_key) as content:
+                return StoredConversation(content.read(max_bytes + 1), file.size)
+        except BlobNotFound:
+            return StoredConversation(None, missing=_TRAJECTORY_MISSING)
 
     def _newest(self, session: Session, family: RunFamily, row: int, attempt: int, asked: Any) -> Any:
         """Return what is asked of the newest result of an attempt; None where there is none."""

@@ -46,12 +46,15 @@ from osmosis_ai.training.runs.validation import (
     validate,
     validation_metrics,
 )
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.driving.attempts import AttemptResult
+    from osmosis_ai.evaluation.in_memory import MeasuredRows
+    from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.objective.sequences import TokenSequence
@@ -94,7 +97,13 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True)
 class LoopParts:
-    """What the loop puts together; ``provenance`` travels with every checkpoint."""
+    """What the loop puts together.
+
+    Attributes:
+        provenance: travels with every checkpoint.
+        redact: blanks secrets in what is recorded of a validation's samples.
+        keep_validation: told of the samples of each validation, before the step's record is written.
+    """
 
     settings: TrainingSettings
     rows: SplitRows
@@ -107,6 +116,8 @@ class LoopParts:
     checkpoints: CheckpointStore
     hooks: TrainingHooks
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    redact: Redactor | None = None
+    keep_validation: Callable[[ValidationSamples], None] = lambda _: None
 
 
 class TrainingLoop:
@@ -320,11 +331,26 @@ class TrainingLoop:
             seed=self._settings.seed,
             step=step,
             finished=self._progress(step, "validation", total),
+            redact=parts.redact,
         )
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
-        worries = [few_scored(validation.metrics), self.state.judge_validation(validation.rewards)]
+        worries = [
+            few_scored(validation.metrics),
+            self.state.judge_validation(validation.rewards),
+            await self._keep_samples(step, validation),
+        ]
         rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
         return Validated(numbers, [worry for worry in worries if worry], finite(rewards))
+
+    async def _keep_samples(self, step: int, validation: MeasuredRows) -> str | None:
+        """Keep what became of each sample; return what went wrong, for which no run should end."""
+        threshold = self._parts.validation.pass_threshold
+        samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
+        try:
+            await asyncio.to_thread(self._parts.keep_validation, samples)
+        except (OSError, TypeError) as error:  # the disk is full, or a text is none that JSON can hold
+            return f"validation: its conversations can not be listed ({error})"
+        return None
 
     async def _record(
         self,

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.files import sync_directory
+from osmosis_ai.files import sync_directory, write_atomic
+from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -44,6 +45,7 @@ class TrainingDirectory:
         self.engine_log = path / "engine-server.log"
         self.served_adapters = path / "served_adapters"
         self.trials = path / "rollout_trials"
+        self.validation = path / "validation.jsonl"
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -120,12 +122,55 @@ class TrainingDirectory:
         except ValidationError:
             return settings  # a value that this release does not know: refused by its name
 
+    def write_validation(self, samples: ValidationSamples) -> None:
+        """Keep what became of the newest validation's samples; their trajectories stay until the next one's.
+
+        Raises:
+            OSError: the disk did not take it; that of the validation before stays.
+        """
+        write_atomic(self.validation, samples.to_bytes())
+
+    def read_validation(self) -> ValidationSamples | None:
+        """Return what became of the newest validation's samples; None where there is no record of it.
+
+        Raises:
+            OsmosisError: the record can not be read.
+        """
+        try:
+            with self.validation.open("rb") as file:
+                content = file.read(LARGEST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OsmosisError(f"`{self.validation}` can not be read ({error.strerror or error}).") from None
+        if len(content) > LARGEST_BYTES:
+            raise OsmosisError(f"`{self.validation}` has more than {LARGEST_BYTES >> 20} MB.")
+        return ValidationSamples.from_bytes(content)
+
+    def forget_validation_after(self, step: int) -> None:
+        """Remove the record of a validation that was made after a later step than the run goes on from."""
+        with contextlib.suppress(OsmosisError):
+            kept = self.read_validation()
+            if kept is None or kept.step <= step:
+                return
+        self.validation.unlink(missing_ok=True)
+
     def sweep_trials(self, step: int) -> None:
-        """Remove the trajectories of steps before the last few; a long run would fill the disk with them."""
+        """Remove the trajectories of steps before the last few, which would fill the disk; not the newest validation's."""
+        kept = self._kept_trials()
         for name in os.listdir(self.trials):  # noqa: PTH208 - there are hundreds, most of them to stay
             match = _STEP_OF_TRIAL.match(name)
-            if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS:
+            if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS and name not in kept:
                 shutil.rmtree(f"{self.trials}/{name}", ignore_errors=True)
+
+    def _kept_trials(self) -> frozenset[str]:
+        try:
+            samples = self.read_validation()
+        except OsmosisError:
+            return frozenset()
+        return (
+            frozenset(record.rollout_id for record in samples.records) if samples is not None else frozenset()
+        )
 
 
 def _in_the_words_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,6 +185,7 @@ class Trainer:
         checkpoints = CheckpointStore(directory.checkpoints, keep_every=spec.settings.checkpoint_save_freq)
         history = MetricsHistory(directory.metrics)
         state = await self._run_blocking_with_ranks(lambda: _resume(checkpoints, learner, history))
+        directory.forget_validation_after(state.step)
         hooks.stage(f"opening the policy's engine ({spec.settings.policy_engine})")
         engine = await open_policy_engine(
             stack,
@@ -215,6 +216,8 @@ class Trainer:
             checkpoints=checkpoints,
             hooks=hooks,
             provenance=self._checkpoint_provenance(),
+            redact=self._redact,
+            keep_validation=directory.write_validation,
         )
         return TrainingLoop(parts, state, between_steps=directory.sweep_trials)
 

@@ -30,6 +30,7 @@ from osmosis_ai.training.runs.metrics import (
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.attempts import AttemptResult
+    from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.runs.sampler import RolloutSampler
 
 
@@ -116,12 +117,14 @@ async def validate(
     seed: int,
     step: int,
     finished: Callable[[AttemptResult], None],
+    redact: Redactor | None = None,
 ) -> MeasuredRows:
     """Measure the policy on ``rows``.
 
     Args:
         step: after which this is done; names the rollouts and changes nothing else.
         finished: told of each result as it comes.
+        redact: blanks secrets in what is recorded of the samples.
     """
     return await evaluate_in_memory(
         sampler.runner,
@@ -132,6 +135,7 @@ async def validate(
         name=f"valid-{step:06d}",
         finished=finished,
         forget=sampler.bridge.discard,
+        redact=redact,
     )
 
 

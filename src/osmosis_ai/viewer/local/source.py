@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, get_args
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.conversation_files import (
     list_artifacts,
     open_artifact,
@@ -54,11 +55,13 @@ from osmosis_ai.viewer.source import (
     StoredConversation,
     TrainingCurves,
 )
+from osmosis_ai.viewer.validation import validated_record
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.evaluation.record import TerminalRecord
+    from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _OPEN_INDEXES = 8
 _FOLLOWED_RUNS = 4
@@ -187,6 +190,18 @@ class LocalSource:
         """Return the curves of a training run."""
         place = self._place("training", run)
         return training_curves(read_training(place.path, run), place.path)
+
+    def validation(self, run: str) -> ValidationSamples | None:
+        """Return what became of the samples of a training run's newest validation."""
+        return TrainingDirectory(self._place("training", run).path).read_validation()
+
+    def validation_conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int
+    ) -> StoredConversation:
+        """Return the trajectory of one of these samples."""
+        record = validated_record(self.validation(run), run, row, attempt)
+        directory = RunDirectory(self._place("training", run).path)
+        return read_conversation(directory, record.rollout_id, row, attempt, max_bytes=max_bytes)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands."""

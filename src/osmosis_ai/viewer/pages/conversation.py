@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -25,6 +25,7 @@ from osmosis_ai.viewer.queries import Words, query_string, sample_query, word, w
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery, StoredConversation
+from osmosis_ai.viewer.validation import validated_sample
 
 HIDEABLE = ("system", "tools", "reasoning")
 _ITEM = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
@@ -85,8 +86,8 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "title": f"Row {row}, attempt {attempt} of {run}",
             "name": run,
             "crumbs": [
-                *view.crumbs("eval", run),
-                NavItem("Samples", view.run_href("eval", run, "samples") + query_string(kept)),
+                *(view.crumbs("training" if view.of_validation else "eval", run)),
+                *_list_crumb(view, run, kept),
             ],
             "here": one.href,
             "one": one,
@@ -104,6 +105,11 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "address": lambda **more: one.href + _query(state | more, hidden),
         },
     )
+
+
+def of_validation(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
+    """Return the page of a sample of a training run's newest validation."""
+    return page(replace(view, of_validation=True), words, run=run, item=item)
 
 
 def place_of(item: str) -> tuple[int, int]:
@@ -134,14 +140,33 @@ def viewed(
     Raises:
         NotFoundError: there is no such sample.
     """
-    detail = view.source.sample(run, row, attempt, query or SampleQuery())
+    source = view.source
+    if view.of_validation:
+        detail = validated_sample(source.validation(run), run, row, attempt)
+    else:
+        detail = source.sample(run, row, attempt, query or SampleQuery())
     stored = StoredConversation(None, missing="Conversations are not kept here.")
     if view.can("conversations"):
-        stored = view.source.conversation(run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
+        stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
     conversation = conversation_in(stored)
     shown = shown_steps(conversation, first=first, whole=whole)
     href = view.sample_href(run, row, attempt)
     return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
+
+
+def stored_conversation(
+    view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int
+) -> StoredConversation:
+    """Return a sample's trajectory as it lies there."""
+    read = view.source.validation_conversation if view.of_validation else view.source.conversation
+    return read(run, row, attempt, max_bytes=max_bytes)
+
+
+def _list_crumb(view: Viewing, run: str, kept: Words) -> Sequence[NavItem]:
+    """Return the way back to the list that the sample was found in."""
+    if view.of_validation:
+        return [NavItem("Validation", view.run_href("training", run) + "#validation")]
+    return [NavItem("Samples", view.run_href("eval", run, "samples") + query_string(kept))]
 
 
 def _number(words: Words, name: str) -> int | None:
@@ -192,9 +217,9 @@ def _elsewhere(
 
     On this machine every run's journal has to be read for it, which a first page has no time for.
     """
-    if view.is_local and not asked:
+    if view.is_local and not asked and not view.of_validation:
         return None
-    if sample.row_digest is None:
+    if view.of_validation or sample.row_digest is None:
         return ()
     return [
         (
@@ -210,7 +235,7 @@ def _elsewhere(
 
 def _artifacts(view: Viewing, run: str, one: ViewedSample) -> Sequence[tuple[str, int, str]]:
     """Return path, size in bytes and address of the files that the attempt left."""
-    if not view.can("artifacts"):
+    if view.of_validation or not view.can("artifacts"):
         return ()
     item = f"{one.sample.row}.{one.sample.attempt}"
     return [

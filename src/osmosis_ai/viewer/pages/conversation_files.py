@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -10,7 +11,7 @@ from osmosis_ai.evaluation.conversation import as_dataset_row, as_messages, json
 from osmosis_ai.ui.policy import artifact_headers
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.conversation import place_of
+from osmosis_ai.viewer.pages.conversation import place_of, stored_conversation
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.shown_steps import step_text
 
@@ -45,13 +46,21 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
         "conversation_raw.html",
         {
             "title": f"Row {row}, attempt {attempt} of {run}, as JSON",
-            "crumbs": [*view.crumbs("eval", run), NavItem(f"Row {row}, attempt {attempt}", here)],
+            "crumbs": [
+                *view.crumbs("training" if view.of_validation else "eval", run),
+                NavItem(f"Row {row}, attempt {attempt}", here),
+            ],
             "here": here,
             "text": content[: _HEAD if is_head else None].decode("utf-8", "replace"),
             "size": len(content),
             "is_head": is_head,
         },
     )
+
+
+def raw_of_validation(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | Response:
+    """Return the same of a training run's newest validation."""
+    return raw(replace(view, of_validation=True), words, run=run, item=item)
 
 
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:
@@ -86,7 +95,7 @@ def _pieces(handle: BinaryIO) -> Iterator[bytes]:
 def _content(view: Viewing, run: str, row: int, attempt: int) -> bytes:
     if not view.can("conversations"):
         raise NotFoundError("conversations are not kept here.")
-    stored = view.source.conversation(run, row, attempt, max_bytes=LARGEST_DOWNLOAD_BYTES)
+    stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_DOWNLOAD_BYTES)
     if stored.content is None:
         why = stored.missing or f"the conversation has more than {LARGEST_DOWNLOAD_BYTES >> 20} MB."
         raise NotFoundError(why)

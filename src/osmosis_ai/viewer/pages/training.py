@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
+from osmosis_ai.viewer.read_sample import outcome_of
+from osmosis_ai.viewer.validation import validated_entry
 
 if TYPE_CHECKING:
     from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+    from osmosis_ai.training.runs.validation_samples import ValidationSamples
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
     from osmosis_ai.viewer.source import (
         CurveMark,
         CurveValue,
         RunDetail,
         RunEntry,
+        SampleEntry,
         SavedAdapter,
         TrainingCurves,
         ViewedCurve,
@@ -69,6 +73,15 @@ class MetricLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ValidationTable:
+    """The samples of the newest validation with their addresses, or what is wrong with the record of them."""
+
+    samples: ValidationSamples | None = None
+    lines: Sequence[tuple[SampleEntry, str]] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLine:
     """A saved adapter, and by their names the commands that do something with it."""
 
@@ -83,19 +96,22 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail = view.read(view.source.run, "training", run)
     curves = view.read(view.source.curves, run) if _shows_curves(view) else _no_curves()
     summary = detail.summary
+    validated = _validated(view, run)
     return RenderedPage(
         "training.html",
         {
             **shown(detail, curves, smoothing, draws=view.wants("curves")),
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
+            "validated": validated,
+            "outcome_of": outcome_of,
             "adapters": [
                 AdapterLine(adapter, () if view.is_local else _commands(summary, adapter))
                 for adapter in curves.checkpoints
             ],
             **log_tail(view, summary),
         },
-        parts={name: f"training_{name}.html" for name in ("standing", "curves", "adapters")}
+        parts={name: f"training_{name}.html" for name in ("standing", "curves", "validation", "adapters")}
         | {"log": "run_log.html"},
         live=live,
     )
@@ -125,6 +141,24 @@ def shown(
         "facts": known_facts(detail),
         "config": flat_config(detail.config_effective),
     }
+
+
+def _validated(view: Viewing, run: str) -> ValidationTable:
+    if not view.can("conversations") or not view.wants("validation"):
+        return ValidationTable()
+    try:
+        samples = view.read(view.source.validation, run)
+    except NotFoundError:
+        raise
+    except OsmosisError as error:
+        return ValidationTable(problem=error.message)
+    if samples is None:
+        return ValidationTable()
+    here = replace(view, of_validation=True)
+    entries = [validated_entry(record, samples.pass_threshold) for record in samples.records]
+    return ValidationTable(
+        samples, [(each, here.sample_href(run, each.row, each.attempt)) for each in entries]
+    )
 
 
 def _no_curves() -> TrainingCurves:

@@ -146,7 +146,7 @@ def _clean(raw: BinaryIO, kind: str, redactor: Redactor) -> BinaryIO:
         max_size=_IN_MEMORY_BYTES
     )
     if kind == "trajectories":
-        clean.write(_clean_json(raw.read(), redactor))
+        clean.write(clean_json(raw.read(), redactor))
     elif not _copy_clean_json(raw, clean, redactor):
         for line in raw:
             clean.write(_clean_line(line, redactor))
@@ -184,7 +184,12 @@ def _clean_document(content: bytes, redactor: Redactor) -> bytes | None:
     return content if repr(clean) == repr(document) else json.dumps(clean).encode()
 
 
-def _clean_json(content: bytes, redactor: Redactor) -> bytes:
+def clean_json(content: bytes, redactor: Redactor) -> bytes:
+    """Return a document of JSON without secrets; byte for byte as it was where it has none.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
     document = orjson.loads(content)
     clean = redactor.tree(document)
     return content if clean == document else orjson.dumps(clean)

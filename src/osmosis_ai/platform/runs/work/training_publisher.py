@@ -30,6 +30,7 @@ from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointD
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
+    VALIDATION_PLANNED,
     VALIDATION_REWARD,
     StepRecord,
     finite,
@@ -39,6 +40,7 @@ from osmosis_ai.training.runs.metrics import (
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher
     from osmosis_ai.platform.runs.work.run_work import Interrupt
+    from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 _SHOWN = {TRAINING_REWARD: "reward", VALIDATION_REWARD: "validation reward"}
@@ -198,22 +200,41 @@ class TrainingPublisher:
     Args:
         directory: the run's.
         store: where it goes.
+        validation: where its newest validation goes.
         publisher: where it is told.
         save_freq: steps between the checkpoints that are kept.
     """
 
     def __init__(
-        self, directory: TrainingDirectory, store: TrainingRunWriter, publisher: Publisher, *, save_freq: int
+        self,
+        directory: TrainingDirectory,
+        store: TrainingRunWriter,
+        validation: ValidationFiles,
+        publisher: Publisher,
+        *,
+        save_freq: int,
     ) -> None:
+        self._validation = validation
         self._directory = directory
         self._store = store
         self._publisher = publisher
         self._save_freq = save_freq
 
     def catch_up(self) -> None:
-        """Publish every step and every due checkpoint that is in the directory."""
+        """Publish every step, every due checkpoint and the newest validation that are in the directory."""
         self._store.append_steps(list(read_history(self._directory.metrics)))
         self.keep_due()
+        self.keep_validation()
+
+    def keep_validation(self) -> None:
+        """Keep the conversations of the newest validation; if they can not be, those of the one before stay."""
+        try:
+            self._validation.publish()
+        except LeaseLostError:
+            raise
+        except (OSError, OsmosisError) as error:
+            message = f"the conversations of the newest validation could not be stored: {error}"
+            self._publisher.log(LogLine(message, level="error", step="validation"))
 
     def keep_due(self) -> None:
         """Keep the checkpoints that are due and not kept yet; one that cannot be is tried again with the next."""
@@ -287,6 +308,8 @@ class PublishingHooks(TrainingHooks):
 
     def step(self, record: StepRecord, total_steps: int) -> None:
         self._publisher.write(lambda: self._store.append_steps([record]))
+        if VALIDATION_PLANNED in record.metrics:
+            self._publisher.write(self._training.keep_validation)
         shown = [f"{name} {record.metrics[key]:.3f}" for key, name in _SHOWN.items() if key in record.metrics]
         shown += [f"{count} without a reward ({reason})" for reason, count in record.unscored.items()]
         self._say(f"step {record.step} of {total_steps}: {', '.join(shown) or 'no rewards'}", step="step")

@@ -32,6 +32,7 @@ from osmosis_ai.platform.runs.work.training_publisher import (
     TrainingPublisher,
     TrainingRunWriter,
 )
+from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
@@ -99,7 +100,8 @@ class TrainingWork(RunWork[PreparedTraining]):
             self._lease, self._leases, prepared.blobs, SystemClock(), base_model=prepared.spec.model_path
         )
         directory, save_freq = self._directory.training, prepared.request.settings.checkpoint_save_freq
-        training_publisher = TrainingPublisher(directory, store, publisher, save_freq=save_freq)
+        validation = ValidationFiles(self._lease, self._leases, prepared.blobs, prepared.redactor, directory)
+        training_publisher = TrainingPublisher(directory, store, validation, publisher, save_freq=save_freq)
         if interrupt:
             # Nothing is begun any more, but what an earlier worker did is gathered.
             await asyncio.to_thread(training_publisher.catch_up)

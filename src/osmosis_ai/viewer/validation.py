@@ -1,0 +1,73 @@
+"""The samples of a training run's newest validation, as a list's lines and as pages show them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
+from osmosis_ai.viewer.source import SampleDetail, SampleEntry
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+
+def validated_record(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> TerminalRecord:
+    """Return the record of a sample.
+
+    Raises:
+        NotFoundError: the newest validation has none, or it is not among the worst, which are kept.
+    """
+    for record in samples.records if samples is not None else ():
+        if (record.row_index, record.run_index) == (row, attempt):
+            return record
+    raise NotFoundError(
+        f"the newest validation of the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
+        hint="its page lists those that are kept",
+    )
+
+
+def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:
+    """Return a sample in a line."""
+    reward = reward_of(record)
+    return SampleEntry(
+        row=record.row_index,
+        attempt=record.run_index,
+        status=record.status,
+        passed=None if reward is None else reward >= pass_threshold,
+        source_row=record.source_row_index,
+        row_digest=record.row_digest,
+        reward=reward,
+        tokens=record.tokens,
+        duration_ms=record.duration_ms,
+        model_latency_ms=record.model_latency_ms,
+        cost_usd=record.cost_usd,
+        boundary=record.boundary,
+        category=record.category,
+        error=record.error,
+        input=record.input,
+        output=record.output,
+    )
+
+
+def validated_sample(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> SampleDetail:
+    """Return a sample, between those that are a little worse and a little better.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    record = validated_record(samples, run, row, attempt)
+    assert samples is not None
+    entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]
+    place = next(at for at, each in enumerate(samples.records) if each is record)
+    around = {
+        at: (entries[at].row, entries[at].attempt) for at in (place - 1, place + 1) if 0 <= at < len(entries)
+    }
+    return SampleDetail(
+        entries[place],
+        {name: value for name, value in asdict(record).items() if value is not None},
+        next=around.get(place + 1),
+        previous=around.get(place - 1),
+        attempts=[each for each in entries if each.row == row],
+    )

@@ -142,6 +142,7 @@ def validated_source(count: int = 4, step: int = 12) -> FakeSource:
         sample_record(row, 0, row / 4, input=f"what is {row}?", output=HOSTILE, **errors.get(row, {}))
         for row in range(count)
     ]
+    records.append(sample_record(0, 1, 1.0))
     samples = ValidationSamples.of(records, step=step, pass_threshold=0.75)
     source.validations = {"keen-owl-2": samples}
     said = (
@@ -154,16 +155,16 @@ def validated_source(count: int = 4, step: int = 12) -> FakeSource:
 def test_the_newest_validation_is_listed_with_the_worst_first() -> None:
     text = page_text(visitor(validated_source(), root="/fern").get("/fern/training/keen-owl-2"))
     table = text.partition('<h2 id="validation">')[2].partition("</section>")[0]
-    assert "It was at step 12. 4 samples, without a score first, then the worst." in table
+    assert "It was at step 12. 5 samples, without a score first, then the worst." in table
     links = re.findall(r'href="/fern/training/keen-owl-2/validation/([^"]+)"', table)
-    assert links == ["0.0", "1.0", "2.0", "3.0"]
+    assert links == ["0.0", "1.0", "2.0", "3.0", "0.1"]
     outcomes = re.findall(r"badge[^>]*>(?:<[^>]*>|[^<\w])*(unscored|passed|failed)", table)
-    assert outcomes == ["unscored", "failed", "failed", "passed"]
+    assert outcomes == ["unscored", "failed", "failed", "passed", "passed"]
     assert "&lt;script&gt;alert" in table and "<script>" not in table
 
 
 def test_of_a_large_validation_the_page_says_how_much_of_it_is_kept() -> None:
-    text = page_text(visitor(validated_source(MOST_KEPT + 1)).get("/training/keen-owl-2"))
+    text = page_text(visitor(validated_source(MOST_KEPT)).get("/training/keen-owl-2"))
     assert "The 500 worst of 501 samples are kept" in text and text.count("/validation/") == 100
     assert gzipped(text) < 200_000
 
@@ -179,7 +180,8 @@ def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have
         "/fern/training/keen-owl-2/validation/3.0",
     ):
         assert f'href="{link}' in text, link
-    assert "/evals/keen-owl-2" not in text and "No other run has this row" not in text
+    assert "/evals/keen-owl-2" not in text and "left no files" not in text
+    assert "No other run has this row" not in page_text(pages.get(f"{here.removesuffix('2.0')}0.1"))
     assert "no idea" in page_text(pages.get(f"{here}/raw"))
     assert pages.get(f"{here}/raw?as=messages").json()[1]["content"] == "no idea"
     beside = page_text(pages.get(f"{here}?with=3.0"))

@@ -102,6 +102,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "copies": _copies(one),
             "waterfall": _waterfall(one.conversation),
             "outcome_of": outcome_of,
+            "of_validation": view.of_validation,
             "address": lambda **more: one.href + _query(state | more, hidden),
         },
     )

@@ -18,23 +18,32 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai import training
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs import trainer
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.loop_state import Ending
-from osmosis_ai.training.runs.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    VALIDATION_PLANNED,
+    MetricsHistory,
+    StepRecord,
+)
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.lazily import needs
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import experiment, training_body
@@ -325,6 +334,72 @@ def test_values_of_secrets_reach_the_agent_and_nothing_else(
     assert "canary" not in repr([pretended.spec, pretended.environ, pretended.provenance, bench.prepared])
     assert "HF_TOKEN" not in pretended.environ
     assert "the agent printed [REDACTED]" in bench.log()
+
+
+def validates(pretended: PretendedTrainer, step: int, said: str) -> None:
+    """Leave a validation of two samples, the second of which was killed while its conversation was written."""
+    records = [
+        TerminalRecord(row, 0, f"valid-{step:06d}-row-{row}-0", "success", 5, reward=0.5, output=said)
+        for row in range(2)
+    ]
+    trials = pretended.directory.trials
+    for record, content in zip(records, (json.dumps({"steps": [{"message": said}]}), '{"st'), strict=True):
+        (trials / record.rollout_id).mkdir(parents=True)
+        (trials / record.rollout_id / "trajectory.json").write_text(content)
+    pretended.directory.write_validation(ValidationSamples.of(records, step=step, pass_threshold=1.0))
+    record = StepRecord(step, 1000 * step, {VALIDATION_PLANNED: 2.0})
+    MetricsHistory(pretended.directory.metrics).append(record)
+    pretended.hooks.step(record, STEPS)
+
+
+def test_the_conversations_of_the_newest_validation_are_kept_without_secrets(
+    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"AGENT_KEY": "canary-7291"}
+    bench = Bench(api, services, secrets={"required": list(given), "provided": given})
+    with services.db.session() as session:
+        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
+    assert source.validation(bench.name) is None
+
+    def validates_once(pretended: PretendedTrainer) -> Ending:
+        validates(pretended, 2, "it is canary-7291")
+        return is_stopped(pretended)
+
+    ends(validates_once)
+    bench.work()
+    first = source.validation(bench.name)
+    assert first is not None and (first.step, first.total) == (2, 2)
+    assert {record.output for record in first.records} == {"it is [REDACTED]"}
+    conversations = [source.validation_conversation(bench.name, row, 0, max_bytes=999) for row in (0, 1)]
+    assert [each.content for each in conversations] == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
+
+    def kept_steps() -> set[str]:
+        keys = services.blobs.keys(f"runs/{bench.id}/validation")
+        return {key.split("/")[3].partition("-")[0] for key in keys}
+
+    real = LocalBlobStore.put
+
+    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
+        if "/validation/4-" in key and key.endswith("row_0_run_0.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, key, stream)
+
+    def validates_again(pretended: PretendedTrainer) -> Ending:
+        validates(pretended, 4, "again")
+        return is_stopped(pretended)
+
+    monkeypatch.setattr(LocalBlobStore, "put", put)
+    ends(validates_again)
+    bench.work()
+    assert source.validation(bench.name) == first, "the one before is whole; half a new one is none"
+    assert "the conversations of the newest validation could not be stored" in bench.log()
+    assert kept_steps() == {"2"}
+    monkeypatch.setattr(LocalBlobStore, "put", real)
+    ends(is_stopped)
+    bench.work()
+    second = source.validation(bench.name)
+    assert second is not None and second.step == 4
+    assert kept_steps() == {"4"}
 
 
 def test_the_trainer_is_given_the_commit_the_rows_and_the_settings(

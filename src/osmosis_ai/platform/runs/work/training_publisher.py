@@ -241,7 +241,12 @@ class TrainingPublisher:
         self._keep([one for one in self._all() if one.step % self._save_freq == 0])
 
     def keep_last(self) -> bool:
-        """Keep the last checkpoint, due or not, and all that are due; return whether all of them could be."""
+        """Keep the last checkpoint, due or not, all that are due, and the newest validation.
+
+        Returns:
+            Whether all of the checkpoints could be kept.
+        """
+        self.keep_validation()
         checkpoints = self._all()
         due = [one for one in checkpoints if one.step % self._save_freq == 0 or one is checkpoints[-1]]
         return self._keep(due)

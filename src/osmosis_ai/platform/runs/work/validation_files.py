@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
+from threading import Lock
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import item_name
@@ -55,6 +58,8 @@ class ValidationFiles:
         self._blobs = blobs
         self._redactor = redactor
         self._directory = directory
+        # The publisher's thread and that of who ends the run may come at once.
+        self._lock = Lock()
 
     def publish(self) -> None:
         """Make the run's files those of the validation that is in its directory; of none where there is none.
@@ -63,14 +68,18 @@ class ValidationFiles:
             OsmosisError, OSError: what is on the disk can not be read or stored; the validation before stays.
             LeaseLostError: the run has another owner.
         """
-        samples = self._directory.read_validation()
-        listed = samples.to_bytes() if samples is not None else b""
+        with self._lock:
+            self._publish(self._directory.read_validation())
+
+    def _publish(self, samples: ValidationSamples | None) -> None:
+        written = samples.to_bytes() if samples is not None else b""
+        listed = b"\n".join(clean_json(line, self._redactor) for line in written.splitlines())
         version = f"{samples.step}-{hashlib.sha256(listed).hexdigest()[:16]}" if samples is not None else None
         with self._leases.writing(self._lease) as (session, _):
             before = self._stored(session)
         if before == version:
             return
-        files = list(self._store(samples, listed, f"{self._root}/{version}")) if samples is not None else []
+        files = self._store(samples, listed, f"{self._root}/{version}") if samples is not None else []
         with self._leases.writing(self._lease) as (session, run):
             session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.kind == KIND))
             session.add_all(files)
@@ -87,7 +96,16 @@ class ValidationFiles:
         key = session.scalar(select(DbRunFile.blob_key).where(*at))
         return key.split("/")[-2] if key is not None else None
 
-    def _store(self, samples: ValidationSamples, listed: bytes, below: str) -> Iterator[DbRunFile]:
+    def _store(self, samples: ValidationSamples, listed: bytes, below: str) -> list[DbRunFile]:
+        """Store all of a validation, or nothing."""
+        try:
+            return list(self._stored_files(samples, listed, below))
+        except (OSError, OsmosisError):
+            with suppress(OSError, OsmosisError):
+                self._blobs.delete_below(below)
+            raise
+
+    def _stored_files(self, samples: ValidationSamples, listed: bytes, below: str) -> Iterator[DbRunFile]:
         yield self._file(SAMPLES_PATH, listed, below)
         directory, room = RunDirectory(self._directory.path), _MOST_BYTES
         for record in samples.records:

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys
 from osmosis_ai.viewer.serving.meeting import opening_address
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.source_contract import sample_record
 from tests.viewer.test_compare import two_runs
 from tests.viewer.test_conversation_page import STEPS, trajectory
 from tests.viewer.test_rubric_page import a_document
@@ -41,6 +43,7 @@ PAGES = {
     "log": "/evals/new/log",
     "comparison": "/compare?run=old&run=new",
     "training": "/training/keen-owl-2",
+    "conversation of a validation": "/training/keen-owl-2/validation/5.0",
     "rubric": "/rubrics/answers",
     "nothing": "/evals/nothing-here",
 }
@@ -84,7 +87,10 @@ def a_site() -> FakeSource:
     source.conversations = {
         ("new", 5, 0): trajectory(*STEPS, *said, label=HOSTILE),
         ("new", 6, 0): trajectory(*said),
+        ("keen-owl-2", 5, 0): trajectory(*STEPS, *said, label=HOSTILE),
     }
+    validated = [sample_record(row, 0, row / 8, input=LONG, output=HOSTILE) for row in (5, 6)]
+    source.validations = {"keen-owl-2": ValidationSamples.of(validated, step=12, pass_threshold=0.75)}
     source.curves_of = {"keen-owl-2": learned()}
     source.lines = [LogEntry(level="warning", message=f"line {n} {HOSTILE} {LONG}") for n in range(50)]
     return source

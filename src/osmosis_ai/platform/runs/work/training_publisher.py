@@ -222,9 +222,9 @@ class TrainingPublisher:
 
     def catch_up(self) -> None:
         """Publish every step, every due checkpoint and the newest validation that are in the directory."""
+        self.keep_validation()
         self._store.append_steps(list(read_history(self._directory.metrics)))
         self.keep_due()
-        self.keep_validation()
 
     def keep_validation(self) -> None:
         """Keep the conversations of the newest validation; if they can not be, those of the one before stay."""
@@ -312,9 +312,10 @@ class PublishingHooks(TrainingHooks):
         self._say(message)
 
     def step(self, record: StepRecord, total_steps: int) -> None:
-        self._publisher.write(lambda: self._store.append_steps([record]))
         if VALIDATION_PLANNED in record.metrics:
+            # Before its numbers: what is told of a change is whole by then.
             self._publisher.write(self._training.keep_validation)
+        self._publisher.write(lambda: self._store.append_steps([record]))
         shown = [f"{name} {record.metrics[key]:.3f}" for key, name in _SHOWN.items() if key in record.metrics]
         shown += [f"{count} without a reward ({reason})" for reason, count in record.unscored.items()]
         self._say(f"step {record.step} of {total_steps}: {', '.join(shown) or 'no rewards'}", step="step")

@@ -24,7 +24,7 @@ from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
-from osmosis_ai.viewer.source import Outcome, RunQuery, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import Histogram, Outcome, RunQuery, SampleQuery, SampleSort
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.comparison.builders import write_journalled_run
 from tests.viewer.source_contract import (
@@ -429,3 +429,13 @@ def test_what_is_decided_about_a_config_is_known_of_its_runs_and_a_wrong_file_is
     decided.write_text("[decide]\nslice = 1\n")
     wrong = local.source.run("eval", "mine")
     assert wrong.decided is None and any("math.decide.toml" in problem for problem in wrong.problems)
+
+
+def test_one_reward_that_all_samples_have_is_drawn_on_the_scale_of_rewards() -> None:
+    import numpy as np
+
+    for reward, ends in ((0.0, (0.0, 1.0)), (1.0, (0.0, 1.0)), (-2.0, (-2.0, 1.0)), (7.0, (0.0, 7.0))):
+        found = Histogram.of(np.full(3, reward))
+        assert found is not None and sum(found.counts) == 3
+        assert (found.edges[0], found.edges[-1]) == ends
+    assert Histogram.of(np.empty(0)) is None and Histogram.of(np.array([-1.7e308, 1.7e308])) is None

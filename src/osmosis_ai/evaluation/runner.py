@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
 
 _PROGRESS_S = 0.25
-_SNAPSHOT_S = 5.0
+# Who looks on sees a sample within two seconds, and the numbers that it changes.
+_SNAPSHOT_S = 1.0
 # Snapshots cost in proportion to the run; at most this share of the time goes into them.
 _SNAPSHOT_SHARE = 0.05
 

@@ -6,6 +6,7 @@ browser ever holds a whole run. Rows and attempts are numbered from 0, as journa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,9 +20,11 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.statistics import Floats
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 ItemT = TypeVar("ItemT")
+_BARS = 20
 
 RunKind = Literal["eval", "training", "rubric"]
 Capability = Literal["runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare"]
@@ -123,6 +126,28 @@ class Histogram:
 
     edges: Sequence[float]
     counts: Sequence[int]
+
+    @classmethod
+    def of(cls, rewards: Floats, weights: Floats | None = None) -> Histogram | None:
+        """Return how rewards are spread, in twenty bars; None for none, or where no bars fit between them.
+
+        Args:
+            rewards: finite numbers; one that all have stands on the scale from 0 to 1, or from there to it.
+            weights: how often each is there, once by default.
+        """
+        import numpy as np
+
+        if not rewards.size:
+            return None
+        low, high = float(rewards.min()), float(rewards.max())
+        ends = (low, high) if low < high else (min(low, 0.0), max(high, 1.0))
+        if not math.isfinite(ends[1] - ends[0]):
+            return None
+        try:
+            counts, edges = np.histogram(rewards, bins=_BARS, range=ends, weights=weights)
+        except ValueError:
+            return None  # so near each other that no number lies between
+        return cls(edges.tolist(), [int(count) for count in counts])
 
 
 @dataclass(frozen=True, slots=True)

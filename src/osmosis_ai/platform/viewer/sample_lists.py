@@ -69,7 +69,6 @@ _COLUMNS = (*_SHOWN, DbSample.category, DbSample.source_row_index)
 _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
 _TEXTS = (DbSample.input, DbSample.output, DbSample.error)
-_BARS = 20
 
 
 @dataclass(frozen=True)
@@ -255,14 +254,8 @@ class FamilySamples:
         found = self.session.execute(
             self._all(select(*counted)).where(_SCORED).group_by(DbSample.reward)
         ).all()
-        if not found:
-            return None
-        rewards, weights = zip(*found, strict=True)
-        try:
-            counts, edges = np.histogram(np.array(rewards), bins=_BARS, weights=np.array(weights))
-        except ValueError:
-            return None  # rewards so large that they have no range
-        return Histogram(edges.tolist(), [int(count) for count in counts])
+        table = np.array([tuple(row) for row in found], dtype=np.float64).reshape(-1, 2)
+        return Histogram.of(table[:, 0], table[:, 1])
 
     def _entry(self, row: Any, flaky: set[int]) -> SampleEntry:
         return replace(sample_entry(row, self.family.pass_threshold), flaky=row.row_index in flaky)

@@ -29,7 +29,6 @@ _CONDITIONS = {
     "flaky": _FLAKY,
 }
 _TEXTS = ("input", "output", "error")
-_BARS = 20
 _MOST_COUNTED = 200
 _SELECT = (
     f"SELECT {', '.join(COLUMNS)}, (SELECT flaky FROM selected_rows WHERE place = item / :n) FROM samples"
@@ -170,13 +169,7 @@ class SampleList:
 
         rewards = self.index.connection.execute("SELECT reward FROM samples WHERE reward IS NOT NULL")
         values = np.fromiter((reward for (reward,) in rewards), dtype=np.float64)
-        if not values.size:
-            return None
-        try:
-            counts, edges = np.histogram(values, bins=_BARS)
-        except ValueError:
-            return None  # rewards so large that they have no range
-        return Histogram(edges.tolist(), counts.tolist())
+        return Histogram.of(values)
 
     def _number(self, statement: str, values: Mapping[str, Any]) -> int:
         return int(self.index.connection.execute(statement, values).fetchone()[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.viewer.cursors import encode
 from osmosis_ai.viewer.local.log_file import parse_line
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
@@ -145,6 +146,25 @@ def test_a_pipe_in_place_of_a_file_holds_no_page_up(place: LocalPlace, name: str
     os.mkfifo(place.evals / "run" / name)
     place.start("other", rows=1, n=1)
     assert "other" in look(place, "/", "/evals/run", "/evals/run/log")[0]
+
+
+def test_a_journal_that_goes_while_it_is_read_is_said_to_be_gone(
+    place: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.viewer.local import run_index
+
+    look(place, "/evals/run/samples")
+    size = (place.evals / "run" / "events.jsonl").stat().st_size
+    monkeypatch.setattr(run_index, "_size", lambda _: size)
+    (place.evals / "run" / "events.jsonl").unlink()
+    page, _ = look(place, "/evals/run", "/evals/run/samples/0.0")
+    assert "events.jsonl` can not be read (No such file or directory)" in page
+
+
+def test_a_cursor_beyond_every_float_is_refused(place: LocalPlace) -> None:
+    cursor = encode("samples:reward:asc", [10**310, 1, 0])
+    (page,) = look(place, f"/evals/run/samples?sort=reward&cursor={cursor}")
+    assert "The cursor is none of this list in this order." in page
 
 
 def test_a_line_of_a_log_is_tried_for_details_at_a_few_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:

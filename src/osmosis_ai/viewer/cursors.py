@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from osmosis_ai.viewer.source import SampleSort
 
 _LONGEST = 2048
 _LARGEST = 2**31 - 1
+_LARGEST_AMOUNT = sys.float_info.max
 Scalar = str | int | float | None
 
 
@@ -91,11 +92,16 @@ def sample_position(cursor: str, sort: SampleSort, descending: bool) -> SamplePo
     """
     (value, row, attempt), backward = decode(cursor, _order(sort, descending), parts=3)
     numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
-    if not numbers or not (value is None or (type(value) in (int, float) and math.isfinite(float(value)))):
+    if not numbers or not (value is None or _is_amount(value)):
         raise refused(cursor)
     return SamplePosition(
         None if value is None else float(value), int(row or 0), int(attempt or 0), backward=backward
     )
+
+
+def _is_amount(value: Scalar) -> bool:
+    """Tell whether a value is one that a list can be sorted by: JSON's whole numbers may be larger than any float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_AMOUNT
 
 
 def refused(cursor: str) -> OsmosisError:

@@ -164,6 +164,9 @@ class RunIndex:
             except sqlite3.Error as error:
                 self._file.give_up(error)
                 return self._refresh(deadline)
+            except OSError as error:
+                self.damage = f"`{self.directory.events}` can not be read ({error.strerror or error})."
+                return None
 
     def record(self, item: int) -> TerminalRecord | None:
         """Return an item's latest record as the journal has it; None when it has none, or one that is no record.
@@ -174,7 +177,8 @@ class RunIndex:
             found = self.connection.execute("SELECT offset FROM samples WHERE item = ?", (item,)).fetchone()
         if found is None:
             return None
-        with JournalReader(self.directory.events) as journal, suppress(ValueError):
+        # The run may be deleted, or put aside, in this moment.
+        with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
             return journal.record(found[0])
         return None
 

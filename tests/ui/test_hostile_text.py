@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -208,3 +209,13 @@ def test_what_drives_a_terminal_is_taken_out_and_counted() -> None:
 
 def test_a_long_file_has_no_colours_and_all_its_text() -> None:
     assert "<span" not in code("1 " * 60_000, "json") and "<span" in code("[1]", "json")
+
+
+@pytest.mark.parametrize(
+    ("language", "piece"), [("yaml", "@"), ("ts", "1."), ("typescript", "1."), ("xml", "<![CDATA[")]
+)
+def test_no_lexer_is_given_what_takes_it_minutes(language: str, piece: str) -> None:
+    began = time.process_time()
+    assert "<span" not in code(piece * (99_000 // len(piece)), language)
+    assert code(piece * (20_000 // len(piece)), language)
+    assert time.process_time() - began < 10

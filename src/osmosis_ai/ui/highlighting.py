@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
 MOST_CHARACTERS = 100_000
-"""Longer code is shown without colours: lexers read about a megabyte a second."""
+"""Longer JSON is shown without colours: its lexer reads about a megabyte a second."""
+_MOST_OF_OTHERS = 20_000
+"""Of other languages: their lexers are regular expressions, whose time may grow with the square of the text."""
 
-# Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text.
+# Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text. Pygments'
+# for YAML and TypeScript take more than a minute for 100,000 characters that are chosen for it.
 _LEXERS = {
     "json": "json",
     "jsonl": "json",
@@ -27,11 +30,10 @@ _LEXERS = {
     "shell": "bash",
     "sql": "sql",
     "toml": "toml",
-    "yaml": "yaml",
     "javascript": "javascript",
     "js": "javascript",
-    "typescript": "typescript",
-    "ts": "typescript",
+    "typescript": "javascript",
+    "ts": "javascript",
     "html": "html",
     "xml": "xml",
     "css": "css",
@@ -44,7 +46,7 @@ def code(text: str, language: str = "") -> Markup:
     """Return code to stand in a ``pre``: spans whose classes begin with ``c-``; its text stays as it is."""
     shown = visible(text)
     name = _LEXERS.get(language.strip().lower())
-    if name is None or len(shown) > MOST_CHARACTERS:
+    if name is None or len(shown) > (MOST_CHARACTERS if name == "json" else _MOST_OF_OTHERS):
         return escape(shown)
     from pygments import highlight
 

@@ -54,6 +54,11 @@ def _number(number: float | None) -> str | None:
     return None if number is None else f"{number:g}"
 
 
+def _whole(number: int | None) -> str | None:
+    """Return every digit: of large seeds the last ones tell them apart."""
+    return None if number is None else str(number)
+
+
 _INPUTS: dict[str, Callable[[ComparedInputs], str | None]] = {
     "model": lambda inputs: inputs.model,
     "rollout": lambda inputs: inputs.rollout,
@@ -63,8 +68,8 @@ _INPUTS: dict[str, Callable[[ComparedInputs], str | None]] = {
     "grader": lambda inputs: _digest(inputs.grader_digest),
     "judges": lambda inputs: ", ".join(inputs.judges) or None,
     "passes at": lambda inputs: _number(inputs.pass_threshold),
-    "n": lambda inputs: _number(inputs.n),
-    "seed": lambda inputs: _number(inputs.seed),
+    "n": lambda inputs: _whole(inputs.n),
+    "seed": lambda inputs: _whole(inputs.seed),
     "dataset": lambda inputs: inputs.dataset_name,
     "dataset's content": lambda inputs: _digest(inputs.dataset_sha256),
     "config": lambda inputs: inputs.config,

@@ -9,8 +9,20 @@ import sys
 
 
 def open_browser(page: str) -> bool:
-    """Show a page in the user's browser; False where none would open a window of its own."""
-    if not page.startswith(("https://", "http://", "file://")) or not _has_windows():
+    """Show a web page in the user's browser; False where none would open a window of its own.
+
+    What a platform calls a page may be a file of this machine: such a one is not opened.
+    """
+    return page.startswith(("https://", "http://")) and _shown(page)
+
+
+def open_own_file(page: str) -> bool:
+    """Show a file that this command wrote, by its ``file:`` address; False where no browser opens a window."""
+    return page.startswith("file://") and _shown(page)
+
+
+def _shown(page: str) -> bool:
+    if not _has_windows():
         return False
     import webbrowser
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.browser import is_remote, open_browser, tunnel_command
+from osmosis_ai.cli.browser import is_remote, open_own_file, tunnel_command
 from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
@@ -113,7 +113,7 @@ def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     yield result_envelope(_result(found))
     if is_remote():
         output.note(f"On your own machine, then open the address there:  {tunnel_command(found.port)}")
-    elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
+    elif opens and (page := page_for_browser(found)) is not None and open_own_file(page):
         output.note("Your browser should show it now.")
     if not found.has_own_name:
         output.note(

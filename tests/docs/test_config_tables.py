@@ -25,7 +25,7 @@ def test_what_the_docs_say_of_config_keys_is_what_the_code_says(
 @pytest.mark.parametrize(
     "page, tables",
     [
-        ("eval-configs.md", ["decide", "evaluation", "experiment"]),
+        ("eval-configs.md", ["decide", "evaluation", "execution", "experiment"]),
         ("training.md", ["advanced", "checkpoints", "memory", "sampling", "training"]),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from typing import Any
@@ -154,9 +154,34 @@ def section_issues(
         kind: of the config.
         context: :data:`ANY_PLATFORM`, where only what no platform could accept is wrong.
     """
-    model = kind.model(name)
+    yield from table_issues(
+        name,
+        section,
+        kind.model(name),
+        unknown=lambda place, key: _unknown_key(place, key, name, kind),
+        context=context,
+    )
+
+
+def table_issues(
+    name: str,
+    table: Mapping[str, Any],
+    model: type[ConfigSection],
+    *,
+    unknown: Callable[[str, str], Issue],
+    context: Mapping[str, Any] | None = None,
+) -> Iterator[Issue]:
+    """Yield everything wrong in one table, key by key.
+
+    Args:
+        name: the table's, dots included.
+        table: what is written in it.
+        model: what declares its keys.
+        unknown: says of a key that is not declared what is wrong with it, by its place and its name.
+        context: of the validation, as for :func:`section_issues`.
+    """
     try:
-        model.model_validate(section, context=context)
+        model.model_validate(table, context=context)
     except ValidationError as error:
         details: dict[str, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
@@ -165,9 +190,9 @@ def section_issues(
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
             elif detail["type"] == "extra_forbidden":
-                yield _unknown_key(f"{name}.{key}", key, name, kind)
+                yield unknown(f"{name}.{key}", key)
             else:
-                yield value_issue(f"{name}.{key}", section[key], detail, model)
+                yield value_issue(f"{name}.{key}", table[key], detail, model)
 
 
 def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

@@ -9,6 +9,7 @@ from typing import Any
 from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkAgent
 from osmosis_ai.config.checks import EVAL, TRAINING
 from osmosis_ai.config.decisions import DecideSettings
+from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
 
@@ -24,6 +25,7 @@ _TABLES: Mapping[str, type[ConfigSection]] = {
     **{f"benchmark-{name}": section for name, section in BENCHMARK.sections.items()},
     "benchmark-agents": BenchmarkAgent,
     "decide": DecideSettings,
+    "execution": ExecutionSection,
 }
 """What a table of the docs can be of; names of sections mean other things in the configs of benchmarks."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from osmosis_ai.config.checks import TRAINING, ConfigKind, section_issues
+from osmosis_ai.config.execution import EXECUTION, execution_issues
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest
 from osmosis_ai.config.training import (
     TINY_MODEL,
@@ -45,7 +46,9 @@ def read_settings(
         for name in TRAINER_SECTIONS
     }
     ignored = tuple(key for key in written["advanced"] if _is_for_others(key))
-    written["advanced"] = {key: value for key, value in written["advanced"].items() if key not in ignored}
+    written["advanced"] = {
+        key: value for key, value in written["advanced"].items() if key not in (*ignored, EXECUTION)
+    }
     issues = [
         _explained(issue) for name in written for issue in section_issues(name, written[name], TRAINING)
     ]
@@ -74,7 +77,7 @@ def release_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]
     """Return everything this release would refuse in a config beyond the rules of every platform, by its text."""
     model_path = model_path_of(document)
     unknown = unknown_built_in(model_path) if model_path is not None else None
-    found = [unknown] if unknown is not None else []
+    found = [*([unknown] if unknown is not None else []), *execution_issues(document)]
     if kind is TRAINING:
         try:
             read_settings(document)
@@ -102,7 +105,7 @@ def unknown_built_in(model_path: str) -> Issue | None:
 
 
 def _is_for_others(key: str) -> bool:
-    return key not in _SECTION_OF and closest(key, AdvancedSection.model_fields) is None
+    return key != EXECUTION and key not in _SECTION_OF and closest(key, AdvancedSection.model_fields) is None
 
 
 def _explained(issue: Issue) -> Issue:

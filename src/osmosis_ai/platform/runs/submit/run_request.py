@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
+from osmosis_ai.config.execution import ExecutionSection, execution_issues, read_execution
 from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
@@ -42,6 +43,11 @@ class RunRequest(ABC):
     provided: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
+    def execution(self) -> ExecutionSection:
+        """What the run asks of the machine that executes it."""
+        return read_execution(self.written.get("advanced_config"))
+
+    @property
     @abstractmethod
     def seed(self) -> int:
         """What the run's chance is drawn from."""
@@ -68,6 +74,7 @@ def check_body(body: Mapping[str, Any], kind: ConfigKind) -> tuple[dict[str, Any
     return document, [
         *_unknown_parts(body, kind),
         *document_issues(document, kind),
+        *execution_issues(document),
         *_provided_issues(body),
         *_length_issues(document),
     ]

@@ -1,0 +1,90 @@
+"""``[advanced.execution]``: what a run asks of the machine that executes it, of either kind.
+
+Clients send the table as it is written, for it is no section of the wire's; our platform checks it when a run is
+submitted, and so do commands that check a config. A run may ask for more isolation than a machine gives by itself,
+never for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from osmosis_ai.config.checks import table_issues
+from osmosis_ai.config.issues import Issue, as_written, closest
+from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
+
+EXECUTION = "execution"
+"""The key of ``[advanced]`` that the table stands under."""
+PLACE = f"advanced.{EXECUTION}"
+MOST_SERVERS = 8
+_LONGEST_POOL = 64
+
+Isolation = Literal["auto", "required", "off"]
+Network = Literal["host", "none"]
+
+
+def _pool(value: str) -> str:
+    plain = value.replace("-", "").replace("_", "").replace(".", "")
+    if not (plain.isascii() and plain.isalnum()) or len(value) > _LONGEST_POOL:
+        raise ValueError(
+            f"must be the name of a pool of workers: letters, digits, `-`, `_` and `.`, at most {_LONGEST_POOL}"
+        )
+    return value
+
+
+class ExecutionSection(ConfigSection):
+    """`[advanced.execution]`: where a run is executed, and what its rollouts may reach there."""
+
+    cpus: Positive | None = Field(default=None, examples=[2], description="processors the run needs")
+    gpus: CountOrZero | None = Field(default=None, examples=[1], description="GPUs the run needs")
+    memory_gb: Positive | None = Field(
+        default=None, examples=[4], description="memory that the run's rollouts may use together, in GiB"
+    )
+    pool: Annotated[str, AfterValidator(_pool)] | None = Field(
+        default=None, examples=["gpu"], description="the workers that may take the run"
+    )
+    network: Network | None = Field(
+        default=None,
+        description="what rollouts reach: what their machine does, or the run's model alone; the machine's setting "
+        "without it",
+    )
+    isolation: Isolation | None = Field(
+        default=None,
+        description="whether rollouts need a sandbox; more than the machine's setting counts, less does not",
+    )
+    servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
+        default=None, examples=[2], description="rollout servers that work on the run at once"
+    )
+
+
+def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield everything wrong in the execution table of a config, and a table that looks like a misspelling of it."""
+    advanced = document.get("advanced")
+    if not isinstance(advanced, Mapping):
+        return
+    for key, value in advanced.items():
+        if key != EXECUTION and isinstance(value, Mapping) and closest(key, [EXECUTION]):
+            yield Issue(f"advanced.{key}", "Unrecognized table", suggestion=EXECUTION)
+    table = advanced.get(EXECUTION, {})
+    if not isinstance(table, Mapping):
+        yield Issue(PLACE, f"must be a table, got {as_written(table)}")
+        return
+    yield from table_issues(PLACE, table, ExecutionSection, unknown=_unknown_key)
+
+
+def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
+    """Return what the ``[advanced]`` of a run asks for; where it is wrong, nothing.
+
+    A run that was accepted by an earlier release may hold what was nobody's business then.
+    """
+    document = {"advanced": advanced or {}}
+    if any(execution_issues(document)):
+        return ExecutionSection()
+    return ExecutionSection.model_validate(dict((advanced or {}).get(EXECUTION, {})))
+
+
+def _unknown_key(key: str, name: str) -> Issue:
+    return Issue(key, "Unrecognized key", suggestion=closest(name, ExecutionSection.model_fields))

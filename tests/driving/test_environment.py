@@ -8,7 +8,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from osmosis_ai.driving import environment as environment_module
@@ -18,6 +17,7 @@ from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.driving.uv import Uv
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.supervision import open_server_session, server_url
 from tests.driving.wheels import make_sdk_dependencies, make_wheel
 
 SDK_VERSION = metadata.version("osmosis-ai")
@@ -220,8 +220,8 @@ if __name__ == "__main__":
     )
     async with (
         RolloutServer(spec) as server,
-        aiohttp.ClientSession() as session,
-        session.get(server.base_url + "/health") as reply,
+        open_server_session(server.base_url, timeout_s=60) as session,
+        session.get(server_url(server.base_url, "/health")) as reply,
     ):
         assert await reply.json() == {"tinydep": "1.0"}
 

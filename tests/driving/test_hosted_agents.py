@@ -12,7 +12,7 @@ import pytest
 from osmosis_ai.driving.rollout_runner import prepare_server
 from osmosis_ai.driving.server_process import RolloutServer
 from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
-from osmosis_ai.supervision import ServiceError
+from osmosis_ai.supervision import ServiceError, open_server_session, server_url
 from tests.driving.test_server_process import ask
 from tests.rollout.world import Controller
 
@@ -22,6 +22,7 @@ AGENT = """
 import sys
 
 from osmosis_ai.rollout import RolloutAgentLoop
+from osmosis_ai.supervision import open_server_session, server_url
 
 assert __name__ == "agent"
 
@@ -69,10 +70,13 @@ async def prepared(directory: Path, entrypoint: str, settings: dict[str, Any] | 
 
 async def rollout(server: RolloutServer) -> dict[str, Any]:
     """Run one rollout and return the grader's report."""
-    import aiohttp
-
-    async with Controller().serving() as controller, aiohttp.ClientSession() as session:
-        async with session.post(f"{server.base_url}/rollout", json=controller.init_body()) as reply:
+    async with (
+        Controller().serving() as controller,
+        open_server_session(server.base_url, timeout_s=60) as session,
+    ):
+        async with session.post(
+            server_url(server.base_url, "/rollout"), json=controller.init_body()
+        ) as reply:
             assert reply.status == 202
         return await controller.wait_for("grader")
 

@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from osmosis_ai.driving.server_process import (
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision import ServiceDiedError, ServiceError
+from osmosis_ai.supervision import ServiceDiedError, ServiceError, open_server_session, server_url
 from tests.processes import alive, gone
 
 pytestmark = pytest.mark.integration
@@ -84,8 +85,18 @@ def make_spec(tmp_path: Path) -> MakeSpec:
     return build
 
 
+@asynccontextmanager
+async def asked(server: RolloutServer, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    address = server.base_url
+    async with (
+        open_server_session(address, timeout_s=60) as session,
+        session.get(server_url(address, path)) as reply,
+    ):
+        yield reply
+
+
 async def ask(server: RolloutServer, path: str = "/health") -> Any:
-    async with aiohttp.ClientSession() as session, session.get(server.base_url + path) as reply:
+    async with asked(server, path) as reply:
         return await reply.json(content_type=None)
 
 
@@ -268,7 +279,7 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
     """
     async with RolloutServer(make_spec(source)) as server:
         assert server.capacity == 4
-        async with aiohttp.ClientSession() as session, session.get(server.base_url + "/health") as reply:
+        async with asked(server, "/health") as reply:
             assert reply.headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
 
 

@@ -49,7 +49,7 @@ def answering(tmp_path: Path, *, status: int = 200, port: int | None = None, **c
         dict(os.environ),
         tmp_path,
         log_path=tmp_path / "thing.log",
-        health_url=f"http://127.0.0.1:{port}/health",
+        addresses=[f"http://127.0.0.1:{port}"],
         **changes,
     )
 
@@ -76,7 +76,7 @@ async def test_an_announced_service_is_ready_when_it_has_said_so(tmp_path: Path)
     assert (service.answer, service.failure()) == (None, None)
 
 
-async def test_a_service_with_a_health_url_is_ready_when_that_answers(tmp_path: Path) -> None:
+async def test_a_service_with_an_address_is_ready_when_that_answers(tmp_path: Path) -> None:
     async with Service(answering(tmp_path)) as service:
         assert service.answer == {"whose": "ours"}
     assert (tmp_path / "thing.log").read_text() == "serving\n"

@@ -2,8 +2,8 @@
 
 Started as a file by :mod:`osmosis_ai.driving.server_process`: ``python _server_bootstrap.py
 <entrypoint>`` in the rollout's directory, where the entrypoint is a file or the ``module:attribute``
-of an agent loop. The process ends when its parent does, its ``/health``
-proves whose server it is, and the project's modules can be imported wherever they lie: beside the
+of an agent loop. The process ends when its parent does, uvicorn listens on the socket that the parent
+made in place of the rollout's port, ``/health`` proves whose server it is, and the project's modules can be imported wherever they lie: beside the
 entrypoint, in ``src/``, or in the project's directory.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import runpy
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_at
 from osmosis_ai.supervision import watch_parent
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
+LISTENER_ENV = "_OSMOSIS_ROLLOUT_LISTENER_FD"
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
 _CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
@@ -40,6 +42,9 @@ def main(entrypoint: str) -> None:
     instance_id = os.environ.get(INSTANCE_ENV)
     if instance_id:
         _prove_ownership(instance_id)
+    listener = os.environ.pop(LISTENER_ENV, None)
+    if listener:
+        _listen_on(socket.socket(fileno=int(listener)), os.environ["_OSMOSIS_ROLLOUT_PORT"])
     if is_attribute:
         _host("serve_reference", entrypoint)
     elif holds_an_agent_loop(path):
@@ -111,6 +116,32 @@ def _prove_ownership(instance_id: str) -> None:
         await serve(self, scope, receive, send_with_proof if is_health else send)
 
     Starlette.__call__ = serve_with_proof  # type: ignore[method-assign]
+
+
+def _listen_on(listener: socket.socket, port: str) -> None:
+    """Have uvicorn take ``listener`` wherever the entrypoint asks it for the rollout's port."""
+    # What the agent starts has no business with it.
+    listener.set_inheritable(False)
+    try:
+        import uvicorn
+    except ImportError:
+        # It serves by other means, on the port.
+        listener.close()
+        return
+    serve, bind = uvicorn.Server.serve, uvicorn.Config.bind_socket
+
+    def is_meant(config: uvicorn.Config) -> bool:
+        return str(config.port) == port and config.uds is None and config.fd is None
+
+    async def serve_there(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        await serve(self, [listener] if sockets is None and is_meant(self.config) else sockets)
+
+    def bind_there(self: uvicorn.Config) -> socket.socket:
+        # Called where there are several workers, each of which is handed what this returns.
+        return listener if is_meant(self) else bind(self)
+
+    uvicorn.Server.serve = serve_there  # type: ignore[method-assign]
+    uvicorn.Config.bind_socket = bind_there  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from osmosis_ai.driving.driver import RolloutDriver, RolloutOutcome, RolloutRunR
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.transport import open_session
 from osmosis_ai.retry_after import retry_after_s
+from osmosis_ai.supervision import open_server_session, server_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -132,15 +133,19 @@ class CallbackRolloutDriver(RolloutDriver):
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = open_session(timeout_s=ADMISSION_TIMEOUT_S)
+            self._session = self._open_session()
         return self._session
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        return open_session(timeout_s=ADMISSION_TIMEOUT_S)
 
 
 class HttpRolloutDriver(CallbackRolloutDriver):
     """Runs rollouts on one rollout server whose callbacks arrive in a :class:`CallbackStore`.
 
     Args:
-        rollout_base_url: address of the rollout server.
+        rollout_base_url: address of the rollout server, ``http://host:port`` or that of a socket
+            (:mod:`osmosis_ai.supervision.server_address`).
         callback_store: where the server's callbacks arrive.
         completion_url_for: rollout id -> URL of the completion callback.
         grader_url_for: rollout id -> URL of the grader callback.
@@ -170,16 +175,19 @@ class HttpRolloutDriver(CallbackRolloutDriver):
         if not controller_api_key.strip():
             raise ValueError("controller_api_key must not be blank")
         super().__init__(callback_store, http_client=http_client, callback_timeout_s=callback_timeout_sec)
-        self._base_url = rollout_base_url.rstrip("/")
+        self._base_url = rollout_base_url
         self._completion_url_for = completion_url_for
         self._grader_url_for = grader_url_for
         self._chat_completions_url_for = chat_completions_url_for
         self._chat_api_key = chat_api_key or None
         self._controller_api_key = controller_api_key
 
+    def _open_session(self) -> aiohttp.ClientSession:
+        return open_server_session(self._base_url, timeout_s=ADMISSION_TIMEOUT_S)
+
     async def _admit(self, request: RolloutRunRequest) -> None:
         body = encode_request(self._init_body(request))
-        url = f"{self._base_url}/rollout"
+        url = server_url(self._base_url, "/rollout")
         while True:
             async with self._client().post(
                 url, data=body, headers=_JSON_HEADERS, timeout=total_timeout(ADMISSION_TIMEOUT_S)
@@ -214,7 +222,7 @@ class HttpRolloutDriver(CallbackRolloutDriver):
 
         try:
             async with self._client().post(
-                f"{self._base_url}/rollout/cancel",
+                server_url(self._base_url, "/rollout/cancel"),
                 data=orjson.dumps({"ids": [rollout_id]}),
                 headers=_JSON_HEADERS,
                 timeout=total_timeout(CANCEL_TIMEOUT_S),

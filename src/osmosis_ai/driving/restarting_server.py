@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.transport import open_session
-from osmosis_ai.supervision import ServiceDiedError, ServiceError
+from osmosis_ai.supervision import ServiceDiedError, ServiceError, open_server_session, server_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 SETTLE_LIMIT_S = 120.0
 _POLL_S = 0.5
+_STATUS_TIMEOUT_S = 5.0
 _STILL_BUSY = frozenset({"queued", "running", "grading"})
 # A dying server refuses connections a little before its end is noticed.
 _DEATH_NOTICE_S = 1.0
@@ -188,14 +188,11 @@ class RestartingRolloutServer:
         """
         busy = set(rollout_ids)
         deadline = time.monotonic() + limit_s
-        async with open_session(timeout_s=5.0) as http:
-            while True:
-                for rollout_id in list(busy):
-                    if self.base_url is None or not await _is_busy(http, self.base_url, rollout_id):
-                        busy.discard(rollout_id)
-                if not busy or time.monotonic() >= deadline:
-                    return frozenset(busy)
-                await asyncio.sleep(_POLL_S)
+        while True:
+            busy = await _still_busy(self.base_url, busy) if self.base_url is not None else set()
+            if not busy or time.monotonic() >= deadline:
+                return frozenset(busy)
+            await asyncio.sleep(_POLL_S)
 
     def _connected(self) -> _Generation:
         generation = _Generation(self._server.base_url, self._connect(self._server.base_url))
@@ -249,12 +246,18 @@ class RestartingRolloutServer:
         await generation.driver.aclose()
 
 
+async def _still_busy(base_url: str, rollout_ids: Collection[str]) -> set[str]:
+    async with open_server_session(base_url, timeout_s=_STATUS_TIMEOUT_S) as http:
+        return {rollout_id for rollout_id in rollout_ids if await _is_busy(http, base_url, rollout_id)}
+
+
 async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) -> bool:
     """Tell whether a rollout is under way; one whose status cannot be read may well be."""
     import aiohttp
 
     try:
-        async with http.get(f"{base_url}/rollout/{quote(rollout_id, safe='')}/status") as reply:
+        path = f"/rollout/{quote(rollout_id, safe='')}/status"
+        async with http.get(server_url(base_url, path)) as reply:
             if reply.status != 200:
                 return reply.status >= 500
             body = await reply.json(content_type=None)

@@ -73,7 +73,7 @@ async def prepare_server(
         log_path: the file that its output is appended to.
         cache_dir: where environments are kept.
         note: told what is ignored, what takes time, and what the environment is.
-        port: of the server; None takes a free one.
+        port: of the server; None gives it a socket.
 
     Raises:
         OsmosisError: the environment cannot be built or would lack a framework of the code's, or ``environ`` asks for what makes no sense.
@@ -98,7 +98,7 @@ async def prepare_server(
         log_path=log_path,
         secret_values=frozenset(secret_values.values()),
     )
-    return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ))
+    return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ), note=note)
 
 
 class UnknownAttemptError(RuntimeError):

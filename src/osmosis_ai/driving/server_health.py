@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.event_loop import LATE_S, LoopState
-from osmosis_ai.llm.transport import open_session
+from osmosis_ai.supervision import open_server_session, server_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -27,6 +27,7 @@ class ServerHealth:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
+        self._address: str | None = None
         self._asked_at: float | None = None
         self._last, self._heard_at = LoopState(0.0), clock()
 
@@ -44,12 +45,13 @@ class ServerHealth:
         """Ask the server at ``base_url``. One that does not answer at all is as late as it was waited for."""
         import aiohttp
 
-        if self._session is None:
-            self._session = open_session(timeout_s=ANSWER_TIMEOUT_S)
+        if self._session is None or self._address != base_url:
+            await self.aclose()
+            self._session, self._address = open_server_session(base_url, timeout_s=ANSWER_TIMEOUT_S), base_url
         asked_at = self._asked_at = self._clock()
         told: Any = None
         try:
-            async with self._session.get(f"{base_url}/health") as reply:
+            async with self._session.get(server_url(base_url, "/health")) as reply:
                 body = await reply.json(content_type=None)
                 told = body.get("event_loop") if isinstance(body, Mapping) else None
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):

@@ -2,20 +2,25 @@
 
 The server is the rollout's entrypoint, run in the rollout's environment. It counts as started only
 when its ``/health`` answers with the identity this process gave it.
+
+It asks nobody for a key, so it gets no port: it listens on a Unix socket that is made here and handed to it
+as a descriptor, which uvicorn is given in place of the port (:mod:`osmosis_ai.driving._server_bootstrap`). An
+entrypoint that serves by other means listens on a port of this machine, and so does every one for which the user
+chose a port.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.driving import _server_bootstrap
-from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER
+from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER, LISTENER_ENV
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision import Service, ServiceError, ServiceSpec, free_port, is_free
+from osmosis_ai.supervision import PrivateSocket, Service, ServiceError, ServiceSpec, free_port, is_free
 
 HEALTH_TIMEOUT_S = 90.0
 HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
@@ -38,7 +43,7 @@ class ServerSpec:
         python: the interpreter of the rollout's environment.
         env: the server's whole environment; what the protocol defines is added.
         artifact_root: where the server puts trajectories and artifacts.
-        port: a port to listen on, or None for a free one.
+        port: a port to listen on, or None for a socket.
         log_path: the file its output is appended to, readable by its owner alone.
         secret_values: values blotted out where the log is quoted in an error.
     """
@@ -59,16 +64,31 @@ class RolloutServer(Service):
     Args:
         spec: what to start.
         health_timeout_s: how long the server may take to become healthy, in seconds.
+        note: told, once, when it listens on a port although it need not.
     """
 
-    def __init__(self, spec: ServerSpec, *, health_timeout_s: float = HEALTH_TIMEOUT_S) -> None:
-        super().__init__(_service(spec, spec.port or 0, health_timeout_s))
+    def __init__(
+        self,
+        spec: ServerSpec,
+        *,
+        health_timeout_s: float = HEALTH_TIMEOUT_S,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(_service(spec, spec.port or 0, None, health_timeout_s))
         self._rollout = spec
+        self._note: Callable[[str], None] | None = note
+        self._socket: PrivateSocket | None = None
 
     @property
     def base_url(self) -> str:
-        """Where the server listens while it runs."""
-        return str(self.spec.health_url).removesuffix("/health")
+        """Its address while it runs, for :func:`osmosis_ai.supervision.open_server_session`.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        if self.address is None:
+            raise RuntimeError(f"{self.spec.name} is not running")
+        return self.address
 
     @property
     def capacity(self) -> int | None:
@@ -85,16 +105,9 @@ class RolloutServer(Service):
         self._rollout.artifact_root.mkdir(parents=True, exist_ok=True)
         attempts = {"address in use": 1 if self._rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
         while True:
-            port = self._rollout.port or free_port()
-            self.spec = _service(self._rollout, port, self.spec.start_timeout_s)
             try:
-                if not is_free(port):
-                    raise ServiceError(
-                        f"port {port} is already in use, so the rollout server cannot listen on it.",
-                        "address in use",
-                        hint="choose another port, or leave it out and a free one is taken.",
-                    )
-                return await super().start()
+                await self._start_once()
+                return self._say_where()
             except ServiceError as error:
                 # Neither is the entrypoint's fault: a machine short of memory, one with too much to do.
                 error.is_infrastructure = error.cause in ("killed", "late")
@@ -102,8 +115,53 @@ class RolloutServer(Service):
                 if not attempts[error.cause]:
                     raise
 
+    async def stop(self) -> None:
+        """End it and everything it started; harmless when it does not run. Cancelling it ends them at once."""
+        try:
+            await super().stop()
+        finally:
+            listener, self._socket = self._socket, None
+            if listener is not None:
+                listener.remove()
 
-def _service(rollout: ServerSpec, port: int, health_timeout_s: float) -> ServiceSpec:
+    async def _start_once(self) -> None:
+        port = self._rollout.port or free_port()
+        if not is_free(port):
+            raise ServiceError(
+                f"port {port} is already in use, so the rollout server cannot listen on it.",
+                "address in use",
+                hint="choose another port, or leave it out: the server then needs none.",
+            )
+        listener = self._socket = None if self._rollout.port else _private_socket()
+        self.spec = _service(self._rollout, port, listener, self.spec.start_timeout_s)
+        await super().start()
+        if listener is not None:
+            listener.let_go()
+
+    def _say_where(self) -> None:
+        if self._socket is None or self.address == self._socket.address or self._note is None:
+            return
+        self._note(
+            "the rollout's server listens on a port of this machine, where whoever is on it can ask it for rollouts: "
+            "an entrypoint that serves with uvicorn, on the port in `_OSMOSIS_ROLLOUT_PORT`, gets a socket in place of it."
+        )
+        self._note = None
+
+
+def _private_socket() -> PrivateSocket:
+    try:
+        return PrivateSocket()
+    except OSError as error:
+        raise ServiceError(
+            f"no socket can be made for the rollout server ({error.strerror or error}).",
+            "not started",
+            hint="the directory for temporary files must be writable; `TMPDIR` names another",
+        ) from error
+
+
+def _service(
+    rollout: ServerSpec, port: int, listener: PrivateSocket | None, health_timeout_s: float
+) -> ServiceSpec:
     env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}
     # Callbacks and model calls go to this machine; a proxy must not get to see them.
     for name in ("NO_PROXY", "no_proxy"):
@@ -117,13 +175,16 @@ def _service(rollout: ServerSpec, port: int, health_timeout_s: float) -> Service
         "ROLLOUT_PORT": str(port),
         "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": str(rollout.artifact_root.resolve()),
     }
+    if listener is not None:
+        env[LISTENER_ENV] = str(listener.fileno())
     return ServiceSpec(
         name=f"the rollout server `{rollout.entrypoint}`",
         command=[str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint],
         env=env,
         cwd=rollout.rollout_dir,
         log_path=rollout.log_path,
-        health_url=f"http://{_LOOPBACK[0]}:{port}/health",
+        addresses=[*([listener.address] if listener else []), f"http://{_LOOPBACK[0]}:{port}"],
+        pass_fds=[listener.fileno()] if listener else [],
         is_ours=lambda headers, body: (
             (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
         ),

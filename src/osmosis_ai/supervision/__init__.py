@@ -11,6 +11,7 @@ from osmosis_ai.supervision.child_process import (
     lower_priority,
     watch_parent,
 )
+from osmosis_ai.supervision.server_address import PrivateSocket, open_server_session, server_url
 from osmosis_ai.supervision.service import (
     Service,
     ServiceDiedError,
@@ -23,6 +24,7 @@ from osmosis_ai.supervision.service import (
 __all__ = [
     "TERMINATION_GRACE_S",
     "ChildProcess",
+    "PrivateSocket",
     "Service",
     "ServiceDiedError",
     "ServiceError",
@@ -31,5 +33,7 @@ __all__ = [
     "free_port",
     "is_free",
     "lower_priority",
+    "open_server_session",
+    "server_url",
     "watch_parent",
 ]

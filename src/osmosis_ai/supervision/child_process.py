@@ -106,6 +106,7 @@ class ChildProcess:
             ``subprocess.PIPE``, or None for where this process's own goes.
         stderr: likewise; by default it follows ``stdout``.
         outlives: whether it goes on without this process, untied.
+        pass_fds: descriptors that it inherits under the same numbers.
 
     Raises:
         OSError: the program or the file cannot be opened.
@@ -120,6 +121,7 @@ class ChildProcess:
         stdout: IO[bytes] | int | Path | None,
         stderr: IO[bytes] | int | None = subprocess.STDOUT,
         outlives: bool = False,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self._lifeline = -1
         with contextlib.ExitStack() as ours:
@@ -141,7 +143,7 @@ class ChildProcess:
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    pass_fds=[int(end) for end in tied.values()],
+                    pass_fds=[*pass_fds, *(int(end) for end in tied.values())],
                 )
             except BaseException:
                 self._close_lifeline()

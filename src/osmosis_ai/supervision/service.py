@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.supervision.bounded_log import shorten_log
 from osmosis_ai.supervision.child_process import TERMINATION_GRACE_S, ChildProcess, exit_words
+from osmosis_ai.supervision.server_address import open_server_session, server_url, socket_path
 
 if TYPE_CHECKING:
     import aiohttp
@@ -50,7 +51,7 @@ person. ``late``: it still ran and was not ready in time, as on a machine with t
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to start, and when it is ready; without a health URL or an announcement, as soon as it runs.
+    """What to start, and when it is ready; without an address or an announcement, as soon as it runs.
 
     Attributes:
         name: what errors call it, such as "the vLLM server".
@@ -58,9 +59,10 @@ class ServiceSpec:
         env: its whole environment.
         cwd: its working directory.
         log_path: its output is appended to it; None keeps the last lines in memory.
-        health_url: it is ready when this answers 200; the answer is what it says of itself.
+        addresses: it is ready when ``/health`` at one of them answers 200; the answer is what it says of itself.
+        pass_fds: descriptors that it inherits.
         announces: how the line begins, a JSON object, with which it says that it is ready; for one without a log.
-        is_ours: whether an answer of the health URL, its headers and body, is that of this very process.
+        is_ours: whether an answer of ``/health``, its headers and body, is that of this very process.
         start_timeout_s: how long it may take to be ready.
         late_hint: what to do when it takes longer.
         stop_grace_s: how long it may take to stop before it is ended by force.
@@ -76,7 +78,8 @@ class ServiceSpec:
     env: Mapping[str, str] = field(repr=False)
     cwd: Path
     log_path: Path | None = None
-    health_url: str | None = None
+    addresses: Sequence[str] = ()
+    pass_fds: Sequence[int] = ()
     announces: str | None = None
     is_ours: Callable[[Mapping[str, str], Mapping[str, Any]], bool] = lambda _headers, _body: True
     start_timeout_s: float = 90.0
@@ -114,11 +117,13 @@ class Service:
     Attributes:
         spec: what the next start starts.
         answer: what it said of itself when it became ready; None while it is not.
+        address: that of its addresses at which it became ready; None before.
     """
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
         self.answer: dict[str, Any] | None = None
+        self.address: str | None = None
         self._process: ChildProcess | None = None
         self._failure: ServiceError | None = None
         self._deaths = 0
@@ -254,7 +259,11 @@ class Service:
         try:
             self._log_start = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
             process = self._process = ChildProcess(
-                [*guard, *spec.command], env=spec.env, cwd=spec.cwd, stdout=spec.log_path or subprocess.PIPE
+                [*guard, *spec.command],
+                env=spec.env,
+                cwd=spec.cwd,
+                stdout=spec.log_path or subprocess.PIPE,
+                pass_fds=spec.pass_fds,
             )
         except OSError as error:
             said = f"{spec.name} could not be started with `{spec.command[0]}`: {error.strerror or error}."
@@ -286,8 +295,8 @@ class Service:
             if ready.done():
                 return ready.result()
             if not ended.done():
-                url = self.spec.health_url and urlsplit(self.spec.health_url)
-                seen = f" (`GET {url.path}` on port {url.port}: {self._seen})" if url else ""
+                where = " and ".join(map(_place, self.spec.addresses))
+                seen = f" (`GET /health` on {where}: {self._seen})" if where else ""
                 # Not the exit status, which would be that of our own signal.
                 raise self._failed(
                     "late", f"was not ready after {limit_s:g} s{seen}", hint=self.spec.late_hint
@@ -301,23 +310,34 @@ class Service:
         raise self._ended(ended.result(), "ended before it was ready")
 
     async def _until_ready(self) -> dict[str, Any]:
-        if self.spec.health_url is not None:
-            return await self._until_healthy(self.spec.health_url)
+        if self.spec.addresses:
+            return await self._until_healthy_anywhere(self.spec.addresses)
         while self.spec.announces is not None and self._announced is None:  # noqa: ASYNC110 - a thread reads it
             await asyncio.sleep(POLL_S[0])
         return self._announced or {}
 
-    async def _until_healthy(self, url: str) -> dict[str, Any]:
+    async def _until_healthy_anywhere(self, addresses: Sequence[str]) -> dict[str, Any]:
+        probes = {asyncio.ensure_future(self._until_healthy(address)): address for address in addresses}
+        try:
+            first = (await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED))[0].pop()
+            self.address = probes[first]
+            return first.result()
+        finally:
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+
+    async def _until_healthy(self, address: str) -> dict[str, Any]:
         import aiohttp
 
         pause_s, longest_s = POLL_S
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session:
+        async with open_server_session(address, timeout_s=PROBE_TIMEOUT_S) as session:
             while True:
                 try:
-                    async with session.get(url) as reply:
+                    async with session.get(server_url(address, "/health")) as reply:
                         body = await _json_object(reply)
                         if not self.spec.is_ours(reply.headers, body):
-                            said = f"another server is already listening on port {reply.url.port}"
+                            said = f"another server is already listening on {_place(address)}"
                             raise ServiceError(
                                 f"{said}, where {self.spec.name} should.",
                                 "address in use",
@@ -386,6 +406,10 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _place(address: str) -> str:
+    return f"port {urlsplit(address).port}" if socket_path(address) is None else "its socket"
 
 
 async def _json_object(reply: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class VllmServer(Service):
             env=env,
             cwd=Path.cwd(),
             log_path=log_path,
-            health_url=f"{self.url}/health",
+            addresses=[self.url],
             start_timeout_s=start_timeout_s,
             late_hint="[advanced].vllm_start_timeout_s gives it longer",
             stop_grace_s=STOP_GRACE_S,

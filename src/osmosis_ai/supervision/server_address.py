@@ -1,0 +1,106 @@
+"""Addresses of servers on this machine: a port, or a Unix socket in a directory that nobody else may enter.
+
+A server that asks nobody for a key is reached by a socket: it has no port, and who may connect is decided by the
+permissions of a directory. Its address is ``http+unix://`` and the socket's path, percent-encoded; what is asked of
+it is plain HTTP either way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_SCHEME = "http+unix://"
+_SOCKET_NAME = "server.sock"
+# `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included (unix(7), unix(4)).
+_MAX_PATH_BYTES = 103
+_BACKLOG = 2048
+# uvicorn closes an idle connection after 5 s; reusing one at that very moment fails the request.
+_KEEP_ALIVE_S = 4.0
+
+
+def socket_path(address: str) -> str | None:
+    """Return the path of the socket that an address names; None when it names a port."""
+    return unquote(address.removeprefix(_SCHEME)) if address.startswith(_SCHEME) else None
+
+
+def server_url(address: str, path: str) -> str:
+    """Return the URL to ask for, in a session of :func:`open_server_session`, for a path on a server."""
+    return f"{'http://localhost' if socket_path(address) else address.rstrip('/')}{path}"
+
+
+def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSession:
+    """Open a session for requests to one server of ours; call it inside a running event loop and close it.
+
+    Args:
+        address: of the server, ``http://host:port`` or that of a socket.
+        timeout_s: the longest a request may take in all, in seconds, unless it sets its own.
+    """
+    import aiohttp
+
+    path = socket_path(address)
+    # No limit: whoever sends many requests decides beforehand how many run at once.
+    connector = (
+        aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        if path is None
+        else aiohttp.UnixConnector(path, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+class PrivateSocket:
+    """A Unix socket to listen on, in a new directory that only this user may enter.
+
+    The directory is new every time, so nothing that an earlier process left behind is ever in the way.
+
+    Attributes:
+        address: where it is found.
+
+    Raises:
+        OSError: no directory or no socket can be made.
+    """
+
+    def __init__(self) -> None:
+        self._directory = _short_directory()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = self._directory / _SOCKET_NAME
+        try:
+            self._socket.bind(str(path))
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self.remove()
+            raise
+        self.address = f"{_SCHEME}{quote(str(path), safe='')}"
+
+    def fileno(self) -> int:
+        """Return the descriptor that a child is handed."""
+        return self._socket.fileno()
+
+    def let_go(self) -> None:
+        """Listen no longer here: when the child that was handed the socket is gone, connections are refused."""
+        self._socket.close()
+
+    def remove(self) -> None:
+        """Be done with it."""
+        self._socket.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _short_directory() -> Path:
+    """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
+    made = Path(tempfile.mkdtemp(prefix="osmosis-"))
+    if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
+        return made
+    made.rmdir()
+    return Path(tempfile.mkdtemp(prefix="osmosis-", dir="/tmp"))

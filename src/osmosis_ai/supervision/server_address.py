@@ -99,8 +99,8 @@ class PrivateSocket:
 
 def _short_directory() -> Path:
     """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
-    made = Path(tempfile.mkdtemp(prefix="osmosis-"))
+    made = Path(tempfile.mkdtemp(prefix="osmosis-server-"))
     if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
         return made
     made.rmdir()
-    return Path(tempfile.mkdtemp(prefix="osmosis-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix="osmosis-server-", dir="/tmp"))

@@ -71,7 +71,10 @@ def run(
         str | None, typer.Option(help="NAME=value lines for [secrets].required; - reads stdin.")
     ] = None,
     rollout_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the rollout's server (default: a free one).")
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of the rollout's server (default: a socket in place of one)."
+        ),
     ] = None,
     upload: Annotated[
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")

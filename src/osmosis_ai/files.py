@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
@@ -90,6 +91,21 @@ def require_writable(path: Path) -> None:
     # Whether a file can be made there is not only a matter of permissions.
     with tempfile.TemporaryFile(dir=path.parent):
         pass
+
+
+def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
+    """Open a file where anybody may have put something else: no link is followed, no pipe waited for, no device read.
+
+    Raises:
+        OSError: there is none, or it is no regular file.
+    """
+    import errno
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def sync_directory(directory: Path) -> None:

@@ -249,6 +249,14 @@ def spoken_run(maze: Maze) -> None:
         (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(told))
 
 
+def validated_run(maze: Maze) -> None:
+    """Leave a training directory with the samples of a validation."""
+    from tests.cli.test_train_show import validated_here
+
+    if not (maze.workspace.root / "trained").exists():
+        validated_here(maze)
+
+
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
     """Answer as a platform of ours, which deletes."""
     return lambda maze: maze.get(path).respond(
@@ -338,6 +346,7 @@ CASES: tuple[Case, ...] = (
             _checkpoints,
         ),
     ),
+    Case("train show trained/walks --limit 2", validated_run),
     Case("train logs copper-finch", answers("get", "/training-runs/copper-finch/logs", LOG)),
     Case(
         "train checkpoints copper-finch",

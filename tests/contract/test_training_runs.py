@@ -242,3 +242,38 @@ def test_logs_and_stop(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/training-runs/tr_8/stop", '{"id": "tr_8", "status": "stopping"}')
     assert client.training_runs.stop("tr_8").status == "stopping"
     assert wire.sent == {}
+
+
+VALIDATION = """{"step": 40, "total": 200, "pass_threshold": 0.5, "next_cursor": "40-1", "samples": [
+ {"row": 3, "attempt": 1, "status": "success", "reward": 0.25, "notes": "Nearly.", "parts": {"format": 1}}]}"""
+
+
+def test_a_validation_full(client: PlatformClient, wire: Wire) -> None:
+    wire.answers("GET", "/api/cli/training-runs/keen%2Fowl/validation?cursor=40-0", VALIDATION)
+    page = client.training_runs.validation("keen/owl", cursor="40-0")
+    (sample,) = page.samples
+    assert (page.step, page.total, page.pass_threshold, page.next_cursor) == (40, 200, 0.5, "40-1")
+    assert (sample.row, sample.attempt, sample.reward, sample.parts) == (3, 1, 0.25, {"format": 1})
+
+
+@pytest.mark.parametrize("body", ["{}", nulled(VALIDATION)])
+def test_a_validation_minimal_and_null(client: PlatformClient, wire: Wire, body: str) -> None:
+    wire.answers("GET", "/api/cli/training-runs/owl/validation", body)
+    page = client.training_runs.validation("owl")
+    assert (page.step, page.total, page.samples, page.next_cursor) == (None, None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        ('{"text": "{}", "size": 2, "missing": "x"}', ("{}", 2, "x")),
+        ("{}", (None, 0, None)),
+        ('{"text": null, "size": null, "missing": null}', (None, 0, None)),
+    ],
+)
+def test_a_conversation_of_a_validation(
+    client: PlatformClient, wire: Wire, body: str, known: tuple[object, ...]
+) -> None:
+    wire.answers("GET", "/api/cli/training-runs/owl/validation/3/1", body)
+    said = client.training_runs.validation_conversation("owl", 3, 1)
+    assert (said.text, said.size, said.missing) == known

@@ -173,6 +173,16 @@ def training_run_checkpoints(name_or_id: str) -> str:
     return f"{run(TRAINING_RUNS, name_or_id)}/checkpoints"
 
 
+def training_run_validation(name_or_id: str) -> str:
+    """The samples of a training run's newest validation; with what is below it, a route of self-hosted platforms."""
+    return f"{run(TRAINING_RUNS, name_or_id)}/validation"
+
+
+def training_run_conversation(name_or_id: str, row: int, attempt: int) -> str:
+    """What was said in one of these samples."""
+    return f"{training_run_validation(name_or_id)}/{row}/{attempt}"
+
+
 def benchmark(key: str) -> str:
     """One benchmark, by its key, its name or its id."""
     return f"{BENCHMARKS}/{segment(key)}"

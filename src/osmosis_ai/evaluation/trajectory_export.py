@@ -17,7 +17,6 @@ import itertools
 import os
 import re
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 
 TRAJECTORY_WAIT_S = 30.0
@@ -291,13 +291,10 @@ def _walk(source: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
 def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
     """Copy ``name`` of an open directory unless it is a link or a special file."""
     try:
-        # Non-blocking, so that a named pipe does not wait for a writer.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        source = open_regular(name, dir_fd=directory)
     except OSError:
         return False
-    with os.fdopen(descriptor, "rb") as source:
-        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            return False
+    with source:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
@@ -308,17 +305,13 @@ def read_regular_file(path: Path) -> bytes | None:
     """Return a file's content, or None where there is none; no link is followed.
 
     Raises:
-        OSError: it cannot be read, or is a link.
-        ValueError: it is no regular file.
+        OSError: it cannot be read, or is something else.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open_regular(path) as handle:
+            return handle.read()
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as handle:
-        if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
-            raise ValueError(f"`{path}` is not a regular file")
-        return handle.read()
 
 
 def _remove(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
@@ -26,6 +26,11 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
         f"the newest validation of the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
         hint="its page lists those that are kept",
     )
+
+
+def known_of(record: TerminalRecord) -> dict[str, Any]:
+    """Return what a journal's record says, by its names."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:
@@ -66,7 +71,7 @@ def validated_sample(samples: ValidationSamples | None, run: str, row: int, atte
     }
     return SampleDetail(
         entries[place],
-        {name: value for name, value in asdict(record).items() if value is not None},
+        known_of(record),
         next=around.get(place + 1),
         previous=around.get(place - 1),
         attempts=[each for each in entries if each.row == row],

@@ -12,6 +12,8 @@ from osmosis_ai.api.wire.training_runs import (
     TrainingMetrics,
     TrainingRunDetail,
     TrainingRunList,
+    ValidationConversation,
+    ValidationPage,
 )
 
 
@@ -39,3 +41,13 @@ class TrainingRuns(Runs[TrainingRunSubmit]):
     def checkpoints(self, name_or_id: str) -> CheckpointList:
         """Return the adapters that a run has saved, the earliest first."""
         return self._client.get(routes.training_run_checkpoints(name_or_id), model=CheckpointList)
+
+    def validation(self, name_or_id: str, *, cursor: str | None = None) -> ValidationPage:
+        """Return samples of the newest validation, those without a score first, then the worst."""
+        path = routes.training_run_validation(name_or_id)
+        return self._client.get(path, model=ValidationPage, params={"cursor": cursor})
+
+    def validation_conversation(self, name_or_id: str, row: int, attempt: int) -> ValidationConversation:
+        """Return what was said in one of these samples."""
+        path = routes.training_run_conversation(name_or_id, row, attempt)
+        return self._client.get(path, model=ValidationConversation)

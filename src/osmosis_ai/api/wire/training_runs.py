@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
+from osmosis_ai.api.wire.eval_runs import EvalSample
 from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 
@@ -137,6 +138,27 @@ class ValidatedRows(WireModel):
 
     step: int
     rewards: dict[str, Measured] = {}
+
+
+class ValidationPage(WireModel):
+    """Samples of the newest validation, after ``step``, that are kept; ours.
+
+    ``total`` is how many the validation had. Without a ``step`` no validation was recorded.
+    """
+
+    step: int | None = None
+    total: Counted = None
+    pass_threshold: Measured = None
+    samples: list[EvalSample] = []
+    next_cursor: Annotated[str, Field(max_length=1000)] | None = None
+
+
+class ValidationConversation(WireModel):
+    """What was said in one of these samples: the trajectory's ``text``, or why it is ``missing``; ``size`` in bytes."""
+
+    text: str | None = None
+    size: int = Field(0, ge=0)
+    missing: str | None = None
 
 
 class TrainingMetrics(WireModel):

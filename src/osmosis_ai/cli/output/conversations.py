@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.output import formats
@@ -13,12 +14,14 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     SideBySide,
     Styled,
+    Text,
     Tone,
 )
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
+    from osmosis_ai.services.training_runs.show import ShownValidation
 
 _LONGEST = 8_000
 """Characters of a message; JSON has the whole."""
@@ -32,6 +35,14 @@ def shown_run(found: ShownRun, wanted: WantedSamples) -> DetailResult:
         blocks=[_block(each, against=found.beside) for each in found.conversations],
         hints=list(_hints(found, wanted)),
     )
+
+
+def shown_validation(found: ShownValidation, wanted: WantedSamples) -> DetailResult:
+    """Return the conversations of a training run's validation as a command's result."""
+    shown = shown_run(found.run, wanted)
+    of = f" of {found.total:,}" if found.total is not None else ""
+    told = f"Validation after step {found.step:,}: {found.kept:,}{of} samples are kept, without a score first, then the worst."
+    return replace(shown, data=found.data(), blocks=[Text(told, in_plain=True), *shown.blocks])
 
 
 def _block(shown: ShownConversation, *, against: str | None) -> Block:

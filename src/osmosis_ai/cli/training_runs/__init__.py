@@ -13,6 +13,7 @@ from osmosis_ai.cli.training_runs.list import list_
 from osmosis_ai.cli.training_runs.logs import logs
 from osmosis_ai.cli.training_runs.resubmit import resubmit
 from osmosis_ai.cli.training_runs.resume import resume
+from osmosis_ai.cli.training_runs.show import show
 from osmosis_ai.cli.training_runs.stop import stop
 from osmosis_ai.cli.training_runs.submit import submit
 from osmosis_ai.cli.training_runs.watch import watch
@@ -22,6 +23,7 @@ app.command("estimate")(estimate)
 app.command("submit")(submit)
 app.command("list")(list_)
 app.command("info")(info)
+app.command("show")(show)
 app.command("watch")(watch)
 app.command("logs")(logs)
 app.command("compare")(compare)

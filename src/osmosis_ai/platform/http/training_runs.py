@@ -6,17 +6,21 @@ from typing import Any
 
 from osmosis_ai.api.wire import training_runs as wire
 from osmosis_ai.config.checks import TRAINING
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
-from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import runs_url
-from osmosis_ai.platform.http.paging import Paging
+from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.runs.read.sample_pages import validation_page
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
 
 router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 
@@ -109,6 +113,31 @@ def training_run_checkpoints(
     )
 
 
+@router.get("/{name_or_id}/validation")
+def training_run_validation(
+    services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
+) -> wire.ValidationPage:
+    """Return what became of the samples of a run's newest validation: those that are kept, the worst first."""
+    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    samples = _source(services, scope).validation(run.name)
+    return validation_page(samples, limit=page.limit, cursor=page.cursor)
+
+
+@router.get("/{name_or_id}/validation/{row}/{attempt}")
+def training_run_conversation(
+    services: Services, scope: WorkspaceScope, name_or_id: str, row: int, attempt: int
+) -> wire.ValidationConversation:
+    """Return what was said in one of these samples."""
+    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    stored = _source(services, scope).validation_conversation(
+        run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES
+    )
+    text = stored.content.decode("utf-8", "replace") if stored.content is not None else None
+    return wire.ValidationConversation(
+        size=stored.size, **runs.present({"text": text, "missing": stored.missing})
+    )
+
+
 @router.post("/{name_or_id}/resume")
 def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.ResumeReply:
     """Let a run that failed or was stopped go on from its last checkpoint."""
@@ -118,6 +147,10 @@ def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: s
         raise runs.missing_secrets(services, scope, error) from None
     run = resumed.run
     return wire.ResumeReply(id=run.id, name=run.name, status=run.status, step=resumed.step)
+
+
+def _source(services: PlatformServices, scope: Scope) -> PlatformSource:
+    return PlatformSource(services, scope.workspace_id, services.sample_counts)
 
 
 def _standing(results: dict[str, Any] | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ OFFERED = frozenset(
         Capability.EVAL_SAMPLES,
         Capability.QUICKSTART,
         Capability.RUN_EVENTS,
+        Capability.TRAINING_VALIDATION,
     }
 )
 """What this platform has beyond the routes that every platform has."""

@@ -25,6 +25,7 @@ from osmosis_ai.viewer.source import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.eval_runs import EvalSample
     from osmosis_ai.services.runs.download import DownloadPlan
 
 _PAGE = 200
@@ -32,10 +33,16 @@ _LARGEST_LISTING_BYTES = 512 << 20
 
 
 class RunConversations(Protocol):
-    """A run whose conversations can be had."""
+    """A run whose conversations can be had; ``subject`` is what a sentence about it begins with."""
 
-    name: str
-    place: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def subject(self) -> str: ...
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""
@@ -62,6 +69,7 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
         from osmosis_ai.viewer.local.source import LocalSource
 
         self.name, self.place = directory.name, place
+        self.subject = f"the run `{self.name}`"
         self._source = LocalSource(directory, cache_dir=cache_dir())
 
     def __exit__(self, *_: object) -> None:
@@ -111,6 +119,7 @@ class PlatformConversations:
         detail = client.eval_runs.get(name)
         self._run = detail.eval_run
         self.name = self._run.name or self._run.id
+        self.subject = f"the run `{self.name}`"
         threshold = detail.results.pass_threshold if detail.results is not None else None
         self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
         self._plans: dict[int | None, DownloadPlan] = {}
@@ -126,7 +135,7 @@ class PlatformConversations:
         found = self._told() if offered else self._listed()
         for number, attempts in groupby(found, key=lambda sample: sample.row):
             if row in (None, number):
-                yield from _of_outcome(list(attempts), outcome)
+                yield from of_outcome(list(attempts), outcome)
             if row is not None and number > row:
                 return
 
@@ -188,10 +197,7 @@ class PlatformConversations:
             for each in page.samples:
                 if each.notes is not None or each.parts is not None:
                     self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
-                known = each.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
-                yield self._entry(
-                    each.row, each.attempt, each.status, each.reward, each.source_row_index, known
-                )
+                yield told_entry(each, self._threshold)
             cursor = page.next_cursor
             if cursor in seen or not page.samples:
                 return
@@ -221,34 +227,42 @@ class PlatformConversations:
                 ):
                     known = {name: found.get(name) for name in ("tokens", "duration_ms")}
                     status = str(found.get("status") or "unknown")
-                    yield self._entry(
-                        found["row_index"], found["run_index"], status, found.get("reward"), None, known
-                    )
-
-    def _entry(
-        self,
-        row: int,
-        attempt: int,
-        status: str,
-        reward: Any,
-        source_row: int | None,
-        known: Mapping[str, Any],
-    ) -> SampleEntry:
-        fields = SampleEntry.__dataclass_fields__
-        numeric = isinstance(reward, (int, float)) and math.isfinite(reward)
-        scored = float(reward) if numeric and status == "success" else None
-        return SampleEntry(
-            row=row,
-            attempt=attempt,
-            status=status,
-            passed=None if scored is None else scored >= self._threshold,
-            source_row=source_row,
-            reward=scored,
-            **{name: value for name, value in known.items() if name in fields and value is not None},
-        )
+                    place = found["row_index"], found["run_index"]
+                    yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
 
 
-def _of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
+def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
+    """Return a sample that a platform tells."""
+    known = sample.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
+    place = sample.row, sample.attempt
+    return _entry(*place, sample.status, sample.reward, sample.source_row_index, known, pass_threshold)
+
+
+def _entry(
+    row: int,
+    attempt: int,
+    status: str,
+    reward: Any,
+    source_row: int | None,
+    known: Mapping[str, Any],
+    pass_threshold: float,
+) -> SampleEntry:
+    fields = SampleEntry.__dataclass_fields__
+    numeric = isinstance(reward, (int, float)) and math.isfinite(reward)
+    scored = float(reward) if numeric and status == "success" else None
+    return SampleEntry(
+        row=row,
+        attempt=attempt,
+        status=status,
+        passed=None if scored is None else scored >= pass_threshold,
+        source_row=source_row,
+        reward=scored,
+        **{name: value for name, value in known.items() if name in fields and value is not None},
+    )
+
+
+def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
+    """Return those of the attempts on a row that ended so."""
     if outcome is None:
         return attempts
     if outcome == "flaky":

@@ -137,15 +137,26 @@ def show(
     with ExitStack() as held:
         run = _opened(reference, client, start, held)
         other = _opened(beside, client, start, held) if beside is not None else None
-        scan = _Scan(run, wanted)
-        found = list(islice(scan, wanted.limit + 1))
-        if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
-            attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
-            raise NotFoundError(
-                f"the run `{run.name}` has no result of row {wanted.row}{attempt}.",
-                hint="rows and attempts are numbered from 0, as in `osmosis view`",
-            )
-        shown = [_shown(run, sample, stored, other) for sample, stored in found[: wanted.limit]]
+        return shown_samples(run, wanted, other)
+
+
+def shown_samples(
+    run: RunConversations, wanted: WantedSamples, other: RunConversations | None = None
+) -> ShownRun:
+    """Return those of a run's samples that are wanted, beside each the same row of the other run.
+
+    Raises:
+        NotFoundError: it has no sample of the row and attempt that were named.
+    """
+    scan = _Scan(run, wanted)
+    found = list(islice(scan, wanted.limit + 1))
+    if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
+        attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
+        raise NotFoundError(
+            f"{run.subject} has no result of row {wanted.row}{attempt}.",
+            hint="rows and attempts are numbered from 0, as in `osmosis view`",
+        )
+    shown = [_shown(run, sample, stored, other) for sample, stored in found[: wanted.limit]]
     return ShownRun(
         name=run.name,
         place=run.place,
@@ -179,7 +190,9 @@ class _Scan:
     def __iter__(self) -> Iterator[tuple[SampleEntry, StoredConversation]]:
         samples = self._run.samples(self._wanted.row, self._wanted.outcome)
         rest = (each for each in samples if self._wanted.attempt in (None, each.attempt))
-        while piece := list(islice(rest, _AT_ONCE)):
+        # Without a text each that comes is one that is wanted: no more are read than are shown.
+        at_once = _AT_ONCE if self._wanted.text else min(_AT_ONCE, self._wanted.limit + 1)
+        while piece := list(islice(rest, at_once)):
             if self._wanted.text and self.searched >= MOST_SEARCHED:
                 self.gave_up = True
                 return

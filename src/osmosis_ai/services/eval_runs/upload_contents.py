@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import open_regular
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_imports import EvalImportStart
@@ -276,26 +276,20 @@ def _hashed(root: Path, path: Path, secrets: Mapping[str, bytes]) -> UploadFile:
     return UploadFile(relative, path, found.st_size, digest.hexdigest(), _identity(found))
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> BinaryIO:
     """Open a file that is one: no link, no pipe.
 
     Raises:
         OsmosisError: it is none, or cannot be read.
     """
     try:
-        # Non-blocking, so that a named pipe does not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return open_regular(path)
     except FileNotFoundError:
         raise _refused(f"`{path}` is missing", _AGAIN) from None
     except OSError as error:
         if path.is_symlink():
             raise _refused(f"`{path}` is a symbolic link", _COPY) from None
-        raise _refused(f"`{path}` cannot be read: {error.strerror}") from None
-    handle = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        handle.close()
-        raise _refused(f"`{path}` is no regular file", _COPY)
-    return handle
+        raise _refused(f"`{path}` cannot be read: {error.strerror}", _COPY) from None
 
 
 _AGAIN = "the same `osmosis eval run` writes it anew from the journal"

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.files import sync_directory, write_atomic
+from osmosis_ai.files import open_regular, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class TrainingDirectory:
             OsmosisError: the record can not be read.
         """
         try:
-            with self.validation.open("rb") as file:
+            with open_regular(self.validation) as file:
                 content = file.read(LARGEST_BYTES + 1)
         except FileNotFoundError:
             return None

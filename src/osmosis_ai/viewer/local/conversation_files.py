@@ -15,14 +15,13 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
 from osmosis_ai.evaluation.trajectory_export import item_name
+from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.viewer.source import StoredArtifact, StoredConversation
 
 _MOST_FILES = 2_000
 _NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking, so that a named pipe does not wait for a writer.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_config(directory: RunDirectory) -> str | None:
@@ -119,10 +118,6 @@ def _opened(root: Path, path: str) -> BinaryIO:
             below = os.open(folder, _FOLDER, dir_fd=at)
             os.close(at)
             at = below
-        descriptor = os.open(name, _FILE, dir_fd=at)
+        return open_regular(name, dir_fd=at)
     finally:
         os.close(at)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"`{path}` is no regular file")
-    return os.fdopen(descriptor, "rb")

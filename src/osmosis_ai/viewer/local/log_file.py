@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.files import open_regular
 from osmosis_ai.viewer.cursors import decode, encode, refused
 
 _BLOCK_BYTES = 1 << 18
@@ -30,7 +31,7 @@ def read_log(
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             at = _place(cursor) if cursor else size
             if at > size:
                 at = size  # the log was begun anew

@@ -10,11 +10,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar, get_args
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import JournalNumbers
@@ -55,12 +55,11 @@ from osmosis_ai.viewer.source import (
     StoredConversation,
     TrainingCurves,
 )
-from osmosis_ai.viewer.validation import validated_record
+from osmosis_ai.viewer.validation import known_of, validated_record
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _OPEN_INDEXES = 8
@@ -139,7 +138,7 @@ class LocalSource:
         )
         return SampleDetail(
             summary=entry,
-            record=_known(record) if record is not None else {},
+            record=known_of(record) if record is not None else {},
             ground_truth=_ground_truth(samples.index.directory, entry),
             next=(following.row, following.attempt) if following is not None else None,
             previous=(previous.row, previous.attempt) if previous is not None else None,
@@ -344,10 +343,6 @@ def _modified(path: Path) -> int:
         return written.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _known(record: TerminalRecord) -> dict[str, Any]:
-    return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def _dataset(run: RunSamples, directory: Path) -> Path:

@@ -19,6 +19,7 @@ from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
@@ -193,7 +194,7 @@ def _is_number(value: Any) -> bool:
 def _sessions(log: Path) -> Iterator[dict[str, Any]]:
     """Yield what each session of a run wrote of its plan."""
     try:
-        with log.open("rb") as lines:
+        with open_regular(log) as lines:
             for line in lines:
                 if b" [plan] " in line[:80]:
                     yield parse_line(line).details or {}

@@ -14,10 +14,12 @@ from typing import Any
 from sqlalchemy import and_, or_, select
 
 from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.api.wire.training_runs import ValidationPage
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")
@@ -55,7 +57,7 @@ def sample_page(
     newest = [
         max(results, key=lambda sample: ages[sample.run_id]) for _, results in islice(attempts, limit + 1)
     ]
-    page = [_sample(sample, details=details) for sample in newest[:limit]]
+    page = [told_sample(sample, details=details) for sample in newest[:limit]]
     if len(newest) <= limit:
         return EvalSamplePage(samples=page)
     return EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
@@ -68,9 +70,36 @@ def _position(cursor: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _sample(sample: Any, *, details: bool) -> EvalSample:
+def validation_page(samples: ValidationSamples | None, *, limit: int, cursor: str | None) -> ValidationPage:
+    """Return ``limit`` of the samples that a training run has kept of its newest validation, in the order of their list.
+
+    Raises:
+        OsmosisError: the cursor did not come from a page of this validation.
+    """
+    if samples is None:
+        return ValidationPage()
+    step, place = _position(cursor) if cursor is not None else (samples.step, 0)
+    if step != samples.step:
+        raise ConflictError(
+            f"the run has validated anew, after step {samples.step}; begin at the first page."
+        )
+    page = samples.records[place : place + limit]
+    more = place + limit < len(samples.records)
+    return ValidationPage(
+        step=samples.step,
+        total=samples.total,
+        pass_threshold=samples.pass_threshold,
+        samples=[told_sample(record, details=True) for record in page],
+        **({"next_cursor": f"{samples.step}-{place + limit}"} if more else {}),
+    )
+
+
+def told_sample(sample: Any, *, details: bool) -> EvalSample:
+    """Return a sample of the database, or a journal's record, as the wire tells it."""
     measured = {name: getattr(sample, name) for name in _MEASURED}
-    known = {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
+    known: dict[str, Any] = {
+        name: value for name, value in measured.items() if value is not None and math.isfinite(value)
+    }
     if sample.row_digest is not None:
         known["row_digest"] = sample.row_digest
     if details:

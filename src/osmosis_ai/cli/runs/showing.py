@@ -1,0 +1,42 @@
+"""Which samples of a run are to be shown: the options that evaluations and training runs share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.viewer.source import Outcome
+
+_MOST = 1_000
+
+RowOption = Annotated[
+    int | None, typer.Option(min=0, help="Of this row alone, counted from 0.", show_default=False)
+]
+AttemptOption = Annotated[
+    int | None, typer.Option(min=0, help="This attempt alone, counted from 0.", show_default=False)
+]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Scored below the threshold.")]
+PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the threshold or above.")]
+UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Without a score: an error, say.")]
+SearchOption = Annotated[
+    str,
+    typer.Option(metavar="TEXT", help="With TEXT in the conversation or the error.", show_default=False),
+]
+ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How many at most.")]
+
+
+def outcome_of(**asked: bool) -> Outcome | None:
+    """Return the one outcome that was asked for, by its name.
+
+    Raises:
+        OsmosisError: there are several.
+    """
+    names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
+    chosen = [name for name in names if asked.get(name)]
+    if len(chosen) > 1:
+        raise OsmosisError(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")
+    return chosen[0] if chosen else None

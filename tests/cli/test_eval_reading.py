@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -392,12 +393,63 @@ def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_listed(
     assert "Only the runs of this machine" in shown.err
 
 
-def test_without_a_run_of_this_machine_a_list_says_why_no_platform_was_asked(
+def test_without_a_run_of_this_machine_a_list_says_why_no_platform_was_asked_and_what_makes_the_first(
     maze: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
     outcome = maze.osmosis("eval", "list", "--json")
     assert (outcome.status, outcome.error["code"]) == (1, "AUTH_REQUIRED")
+    assert "osmosis template list" in outcome.error["hint"]
+    (maze.workspace.root / "configs" / "eval" / "a b.toml").write_text("")
+    (maze.workspace.root / "configs" / "eval" / "a b.decide.toml").write_text("")
+    assert "osmosis eval run configs/eval/'a b.toml'" in maze.osmosis("eval", "list").err
+
+
+@pytest.mark.parametrize("reply", [None, 500, 503, 404])
+def test_where_the_platform_can_not_be_read_what_is_here_is_listed_and_the_error_told(
+    maze: Maze, reply: int | None
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    route = maze.get("/eval-runs")
+    if reply is None:
+        route.mock(side_effect=httpx.ConnectError("no route to host"))
+    else:
+        route.respond(reply, json={"error": "it is gone"})
+    for mode in ((), ("--plain",)):
+        outcome = maze.osmosis("eval", "list", *mode)
+        assert outcome.status == 1 and "good" in outcome.out and "Error: " in outcome.err
+    error = maze.osmosis("eval", "list", "--json").error
+    (run,) = error["details"]["local_runs"]
+    assert (run["name"], error["details"]["local_total_count"]) == ("good", 1)
+
+
+def test_a_list_of_all_and_of_some_is_refused_though_nobody_is_logged_in(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    outcome = maze.osmosis("eval", "list", "--all", "--limit", "2")
+    assert (outcome.status, outcome.out) == (1, "") and "mutually exclusive" in outcome.err
+
+
+def test_a_run_that_was_put_aside_is_in_no_list_but_named_and_read_by_its_name(maze: Maze) -> None:
+    archives = [f"good.archive-2026010{day}T000000Z" for day in range(1, 6)]
+    for name in ("good", *archives):
+        write_run(maze.workspace.evals_dir / name, [[1.0]])
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    listed = maze.osmosis("eval", "list", "--json").json
+    assert [run["name"] for run in listed["local_runs"]] == ["good"]
+    assert sorted(listed["local_archived"]) == archives
+    assert re.search(
+        r"5 runs were put aside by --fresh: good\.archive-\w+, .* and 2 more",
+        maze.osmosis("eval", "list").out,
+    )
+    for command in ("info", "show", "logs"):
+        assert maze.osmosis("eval", command, archives[0], "--json").status == 0
+    assert (
+        maze.osmosis("eval", "info", "good.archive-20260103", "--json").json["data"]["local_run"]["name"]
+        == archives[2]
+    )
 
 
 def test_runs_of_this_machine_stand_beside_those_of_the_platform(maze: Maze) -> None:

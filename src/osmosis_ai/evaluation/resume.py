@@ -16,7 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError
-from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY, generate_run_name
+from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY, generate_run_name, is_archive
 from osmosis_ai.evaluation.spec import EvalRunOptions
 
 
@@ -109,7 +109,5 @@ def _run_paths(output_root: Path) -> list[Path]:
     return [
         path
         for path in output_root.iterdir()
-        if path.name != LOCKS_DIRECTORY
-        and ".archive-" not in path.name
-        and (path / "manifest.json").is_file()
+        if path.name != LOCKS_DIRECTORY and not is_archive(path.name) and (path / "manifest.json").is_file()
     ]

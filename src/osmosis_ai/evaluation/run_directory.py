@@ -18,7 +18,7 @@ from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
-from osmosis_ai.evaluation.run_name import stamp
+from osmosis_ai.evaluation.run_name import archive_name
 from osmosis_ai.files import replacing, sync_directory, write_atomic, write_json
 
 TRAJECTORY_FILE = "trajectory.json"
@@ -67,7 +67,7 @@ class RunDirectory:
         """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""
         if not self.manifest.exists():
             return None
-        base = f"{self.path.name}.archive-{stamp()}"
+        base = archive_name(self.path.name)
         target, again = self.path.with_name(base), 2
         while target.exists():
             target, again = self.path.with_name(f"{base}-{again}"), again + 1

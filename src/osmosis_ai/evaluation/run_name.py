@@ -10,6 +10,7 @@ from osmosis_ai.errors import OsmosisError
 
 LOCKS_DIRECTORY = ".locks"
 MAX_LENGTH = 96
+_ARCHIVE = ".archive-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -26,6 +27,16 @@ def check_run_name(name: str) -> str:
             "starting with a letter or digit."
         )
     return name
+
+
+def archive_name(name: str) -> str:
+    """Return what a run is called that makes room for another one of its name."""
+    return f"{name}{_ARCHIVE}{stamp()}"
+
+
+def is_archive(name: str) -> bool:
+    """Tell whether a run of this name has made room for another one."""
+    return _ARCHIVE in name
 
 
 def stamp(now: datetime | None = None) -> str:

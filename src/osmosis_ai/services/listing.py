@@ -34,6 +34,16 @@ class Listing(Generic[T]):
     next_offset: int | None = None
 
 
+def require_one_size(*, limit: int, everything: bool) -> None:
+    """Check that ``everything`` is not asked for beside a ``limit`` of one's own.
+
+    Raises:
+        OsmosisError: it is.
+    """
+    if everything and limit != DEFAULT_LIMIT:
+        raise OsmosisError("--all and --limit are mutually exclusive.")
+
+
 def fetch_listing(
     fetch: Callable[[int, int], P],
     items_of: Callable[[P], Sequence[T]],
@@ -53,8 +63,7 @@ def fetch_listing(
         OsmosisError: when both are asked for.
         PlatformError: as every call; also when the platform's list does not end.
     """
-    if everything and limit != DEFAULT_LIMIT:
-        raise OsmosisError("--all and --limit are mutually exclusive.")
+    require_one_size(limit=limit, everything=everything)
     if everything:
         from osmosis_ai.api.paging import iterate_pages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -26,6 +26,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredErro
 from osmosis_ai.services.eval_runs.local_runs import (
     LocalRuns,
     describe_local_run,
+    first_run_command,
     local_item,
     nobody_asked,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 ResultT = TypeVar("ResultT")
+_ARCHIVES_NAMED = 3
 
 _COLUMNS = (
     "Name",
@@ -92,17 +94,50 @@ def _platform_can_be_asked() -> bool:
 
 
 def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> ListResult:
-    """Return the platform's list with the runs of this machine below it; these alone where nobody can be asked."""
-    extra = {"local_runs": [local_item(entry) for entry in local.items], "local_total_count": local.total}
+    """Return the platform's list with the runs of this machine below it; these alone where nobody can be asked.
+
+    Raises:
+        OsmosisError: the platform could not be read. What is here was printed then, or is among the error's details.
+    """
+    extra: dict[str, Any] = {
+        "local_runs": [local_item(entry) for entry in local.items],
+        "local_total_count": local.total,
+    }
+    if local.archived:
+        extra["local_archived"] = list(local.archived)
+    hints = list(_archive_hints(local.archived))
     try:
         found = of_platform()
     except OsmosisError as error:
-        if not nobody_asked(error) or not local.items:
+        here = ListResult([], title="", extra=extra, hints=hints, blocks=[_table(local, in_plain=True)])
+        if not local.items:
+            if nobody_asked(error):
+                first = f"to begin on this machine: {first_run_command()}"
+                error.hint = f"{error.hint}; {first}" if error.hint else first
             raise
-        current().note(f"Only the runs of this machine: {error.message}")
-        return ListResult([], title="", extra=extra, blocks=[_table(local, in_plain=True)])
+        if nobody_asked(error):
+            current().note(f"Only the runs of this machine: {error.message}")
+            return here
+        if current().mode == "json":
+            error.details |= extra
+        else:
+            current().emit(here)
+        raise
     blocks = [_table(local, in_plain=False)] if local.items else []
-    return replace(found, extra={**found.extra, **extra}, blocks=[*found.blocks, *blocks])
+    return replace(
+        found,
+        extra={**found.extra, **extra},
+        blocks=[*found.blocks, *blocks],
+        hints=[*found.hints, *hints],
+    )
+
+
+def _archive_hints(names: Sequence[str]) -> Iterator[str]:
+    """Yield where the runs are that are in no list."""
+    if names:
+        more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
+        runs = "run was" if len(names) == 1 else "runs were"
+        yield f"{len(names)} {runs} put aside by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}"
 
 
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -23,17 +24,29 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class LocalRuns:
-    """The newest evaluations of this machine; ``total`` is how many there are."""
+    """The newest evaluations of this machine.
+
+    Attributes:
+        total: how many there are.
+        archived: the names of those that `--fresh` has put aside, which are not among them, the newest first.
+    """
 
     items: Sequence[RunEntry]
     total: int
+    archived: Sequence[str] = ()
 
 
 def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) -> LocalRuns:
-    """Return the workspace's evaluations on this machine, the newest first; none where there is no workspace."""
-    from osmosis_ai.services.eval_runs.resolver import evals_directory
+    """Return the workspace's evaluations on this machine, the newest first; none where there is no workspace.
+
+    Raises:
+        OsmosisError: ``everything`` and a limit are asked for.
+    """
+    from osmosis_ai.services.eval_runs.resolver import archived_names, evals_directory
+    from osmosis_ai.services.listing import require_one_size
     from osmosis_ai.viewer.source import RunQuery
 
+    require_one_size(limit=limit, everything=everything)
     try:
         directory = evals_directory(start)
     except OsmosisError:
@@ -46,7 +59,7 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
             found += page.items
             cursor = page.next
             if cursor is None or not everything:
-                return LocalRuns(found, page.counts["total"])
+                return LocalRuns(found, page.counts["total"], archived_names(directory))
 
 
 def describe_local_run(directory: Path) -> RunDetail:
@@ -135,8 +148,21 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
 
 
 def nobody_asked(error: OsmosisError) -> bool:
-    """Tell whether no platform could be asked: there is no login, no origin, or no address of one."""
-    return getattr(error, "status", None) is None and error.code in ("AUTH_REQUIRED", "VALIDATION")
+    """Tell whether no platform could be asked: there is no login, no workspace or origin, or no address of one."""
+    missing = ("AUTH_REQUIRED", "VALIDATION", "WORKSPACE_REQUIRED")
+    return getattr(error, "status", None) is None and error.code in missing
+
+
+def first_run_command(start: Path | None = None) -> str:
+    """Return the command that makes a workspace's first run on this machine."""
+    from osmosis_ai.services.eval_runs.resolver import evals_directory
+
+    try:
+        configs = sorted((evals_directory(start).parents[1] / "configs" / "eval").glob("*.toml"))
+    except OsmosisError:
+        return "osmosis demo"
+    named = [path.name for path in configs if not path.name.endswith(".decide.toml")]
+    return f"osmosis eval run configs/eval/{quote(named[0])}" if named else "osmosis template list"
 
 
 @contextmanager

@@ -232,6 +232,8 @@ def _told_by(file: Path) -> Path | None:
 
 def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Path | None:
     """Return the directory of a run of the workspace; None when it has no such one."""
+    from osmosis_ai.evaluation.run_name import is_archive
+
     if not word:
         return None
     workspace = _workspace(start)
@@ -243,8 +245,8 @@ def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Pa
     given = Path(word)
     if given.name == word and (root / word / "manifest.json").is_file():
         return root / word
-    names = [path.name for path in _newest(root) if path.name.startswith(word)]
-    name = _only(word, names)
+    known = archived_names(root) if is_archive(word) else [path.name for path in _newest(root)]
+    name = _only(word, [each for each in known if each.startswith(word)])
     return root / name if name is not None else None
 
 
@@ -283,9 +285,21 @@ def _only(word: str, names: list[str]) -> str | None:
 
 def _newest(root: Path) -> list[Path]:
     """Return the run directories of the workspace, the newest first; none that were put aside."""
-    runs = [path for path in root.glob("*/manifest.json") if ".archive-" not in path.parent.name]
+    from osmosis_ai.evaluation.run_name import is_archive
+
+    return [directory for directory in _dated(root) if not is_archive(directory.name)]
+
+
+def archived_names(root: Path) -> list[str]:
+    """Return the names of the runs that `--fresh` has put aside, the newest first; each is a run's name like any other."""
+    from osmosis_ai.evaluation.run_name import is_archive
+
+    return [directory.name for directory in _dated(root) if is_archive(directory.name)]
+
+
+def _dated(root: Path) -> list[Path]:
     dated = []
-    for path in runs:
+    for path in root.glob("*/manifest.json"):
         try:
             dated.append((path.stat().st_mtime_ns, path.parent))
         except OSError:

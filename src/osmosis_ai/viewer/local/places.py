@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from osmosis_ai.evaluation.run_name import is_archive
 from osmosis_ai.viewer.local.judging_sessions import is_result
 from osmosis_ai.viewer.source import RunKind
 
@@ -26,7 +27,6 @@ _LOOK_AGAIN_S = 1.0
 _SHARE = 20
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
 _READ = ("events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
-_ARCHIVE = ".archive-"
 _OWN = ".osmosis"
 
 
@@ -191,5 +191,5 @@ def _named(found: list[_Found], root: Path) -> list[RunPlace]:
             name = f"{written}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
         taken.add((kind, name))
         # A run that was asked for by its directory is what one wants to see, archived or not.
-        places.append(RunPlace(kind, name, path, archived=_ARCHIVE in path.name and path != root))
+        places.append(RunPlace(kind, name, path, archived=is_archive(path.name) and path != root))
     return places

@@ -192,39 +192,6 @@ def test_a_run_of_a_newer_release_says_to_upgrade(local: LocalPlace) -> None:
     assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
 
 
-@pytest.mark.parametrize("harm", ["no database", "read-only"])
-def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
-    local: LocalPlace, harm: str
-) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
-    cache = local.root / "other-cache"
-    if harm == "read-only":
-        cache.write_text("a file is where the directory should be")
-    else:
-        first = LocalSource(local.root, cache_dir=cache)
-        assert len(listed(first, "run", SampleQuery())) == 1
-        first.close()
-        for path in (cache / "viewer").iterdir():
-            path.write_bytes(b"no database at all" * 1000)
-    source = LocalSource(local.root, cache_dir=cache)
-    assert [entry.name for entry in source.runs(RunQuery(), limit=5).items] == ["run"]
-    assert places_of(listed(source, "run", SampleQuery())) == [(0, 0)]
-    problems = source.run("eval", "run").problems
-    assert bool(problems) == (harm == "read-only")
-    assert all("in memory" in problem for problem in problems)
-    source.close()
-
-
-def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
-    listed(local.source, "run", SampleQuery())
-    kept = list((local.root / "cache" / "viewer").glob("*.sqlite"))
-    assert kept
-    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
-
-
 def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     local.source.runs(RunQuery(), limit=5)

@@ -94,10 +94,18 @@ class RunDirectory:
             },
         )
 
-    def write_metrics(self, eval_run: Mapping[str, Any], metrics: RunMetrics) -> None:
-        """Write the numbers of the run: the product's summary, and our estimates beside it."""
+    def write_metrics(
+        self, eval_run: Mapping[str, Any], metrics: RunMetrics, *, journal_bytes: int | None = None
+    ) -> None:
+        """Write the numbers of the run: the product's summary, and our estimates beside it.
+
+        Args:
+            eval_run: what the run is.
+            metrics: its numbers.
+            journal_bytes: of how much of the journal they are; None while more is being counted.
+        """
         numbers = {"summary": metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")}
-        write_json(self.metrics, {"eval_run": dict(eval_run), **numbers})
+        write_json(self.metrics, {"eval_run": dict(eval_run), **numbers, "journal_bytes": journal_bytes})
 
     def read_metrics(self) -> dict[str, Any] | None:
         """Return the last written metrics, or None when there are none to be read."""

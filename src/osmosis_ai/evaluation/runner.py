@@ -382,7 +382,9 @@ class _Session:
         described = describe_run(
             job.spec, self._manifest, job.selection.drawn, status=status, duration_ms=duration_ms
         )
-        job.directory.write_metrics(described, state.summary())
+        # While results come in, the journal has some that are not counted yet.
+        counted = None if status == "running" else job.directory.events.stat().st_size
+        job.directory.write_metrics(described, state.summary(), journal_bytes=counted)
 
     async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
         state, directory = self._state, self._job.directory

@@ -1,21 +1,28 @@
 """SQLite files in the user's cache: made again from what they were made from whenever anything is odd about them.
 
-Invariant: deleting one costs time and nothing else. One that is damaged or of another release is replaced, and where
-none can be written (no room, no right) it is kept in memory, which the reader is told.
+Invariant: deleting one costs time and nothing else, and no file is written but one that this module made: a regular one
+of this user, with one name, that says so in its header. One of another release has another name. Where none can be
+written (no room, no right, something else in its place) it is kept in memory, which the reader is told.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sqlite3
+import stat
 import time
 from pathlib import Path
 
 _PATIENCE_S = 10.0
 _KEPT_S = 30 * 24 * 3600
 _FOLDER = "viewer"
+_APPLICATION = int.from_bytes(b"OsmC", "big")
+_MAGIC = b"SQLite format 3\0"
+"""How a database begins (https://sqlite.org/fileformat2.html, section 1.3)."""
+_BESIDE = ("-wal", "-shm", "-journal")
 
 
 class CacheFile:
@@ -25,7 +32,7 @@ class CacheFile:
         cache_dir: the user's cache directory.
         kind: what it is of, as in ``run``.
         source: the directory it is made from.
-        schema: statements that make its tables; another text makes another database.
+        schema: statements that make its tables; another text makes another file.
 
     Attributes:
         connection: in autocommit mode, usable from any thread, by one at a time.
@@ -34,8 +41,8 @@ class CacheFile:
 
     def __init__(self, cache_dir: Path, kind: str, source: Path, schema: str) -> None:
         self._schema = schema
-        self._version = int(hashlib.sha256(schema.encode()).hexdigest()[:7], 16)
-        self.path = cache_path(cache_dir, kind, source)
+        version = hashlib.sha256(schema.encode()).hexdigest()[:8]
+        self.path = cache_dir / _FOLDER / f"{_stem(kind, source)}-{version}.sqlite"
         self.problem: str | None = None
         try:
             self.connection = self._on_disk()
@@ -54,17 +61,17 @@ class CacheFile:
 
     def _on_disk(self) -> sqlite3.Connection:
         if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_unused(self.path.parent)
-            # What SQLite makes itself may be read by others.
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        os.utime(self.path)
+        if _is_damaged(self.path):
+            _make_anew(self.path)
+        os.utime(self.path, follow_symlinks=False)
         try:
             return self._prepared(str(self.path))
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            forget(self.path)
+            _make_anew(self.path)
             return self._prepared(str(self.path))
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
@@ -75,39 +82,76 @@ class CacheFile:
     def _prepared(self, path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
+            _is_made(connection)
             # Readers never wait for the one that writes; what a power cut takes is made again.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cache_size = -8192")  # KiB
-            if connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
-                self._make(connection)
+            # Who waited for another's lock finds the tables.
+            connection.execute("BEGIN IMMEDIATE")
+            if not _is_made(connection):
+                for statement in self._schema.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _make(self, connection: sqlite3.Connection) -> None:
-        names = [
-            name
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-            )
-        ]
-        drops = "".join(f'DROP TABLE "{name}";' for name in names)
-        connection.executescript(
-            f"BEGIN; {drops} {self._schema}; PRAGMA user_version = {self._version}; COMMIT"
-        )
+
+def forget_all(cache_dir: Path, kind: str, source: Path) -> None:
+    """Remove what was made from a directory, by whichever release."""
+    with contextlib.suppress(OSError):
+        for path in (cache_dir / _FOLDER).glob(f"{_stem(kind, source)}-*.sqlite"):
+            _forget(path)
 
 
-def cache_path(cache_dir: Path, kind: str, source: Path) -> Path:
-    """Return where what is made from a directory is kept."""
-    digest = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[:32]
-    return cache_dir / _FOLDER / f"{kind}-{digest}.sqlite"
+def _stem(kind: str, source: Path) -> str:
+    return f"{kind}-{hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[:32]}"
 
 
-def forget(path: Path) -> None:
+def _is_made(connection: sqlite3.Connection) -> bool:
+    """Tell whether a database is one of this module, and not an empty one.
+
+    Raises:
+        sqlite3.OperationalError: it is of something else.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application == _APPLICATION:
+        return True
+    if application or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise sqlite3.OperationalError("there is a database of something else in its place")
+    return False
+
+
+def _is_damaged(path: Path) -> bool:
+    """Make a file that is not there, and tell whether one that is there is no database any more.
+
+    Raises:
+        OSError: it is not this user's own.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        about = os.fstat(descriptor)
+        head = file.read(len(_MAGIC)) if stat.S_ISREG(about.st_mode) else b""
+    beside = (path.with_name(path.name + suffix) for suffix in _BESIDE)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or any(each.is_symlink() for each in beside):
+        raise OSError(errno.EINVAL, f"{path.name} is a link, or no file")
+    if about.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"{path.name} belongs to another user")
+    return head not in (b"", _MAGIC)
+
+
+def _make_anew(path: Path) -> None:
+    _forget(path)
+    # What SQLite makes itself may be read by others.
+    _is_damaged(path)
+
+
+def _forget(path: Path) -> None:
     """Remove a cache file and what SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", *_BESIDE):
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).unlink()
 
@@ -117,5 +161,5 @@ def _remove_unused(folder: Path) -> None:
     oldest = time.time() - _KEPT_S
     with contextlib.suppress(OSError):
         for path in folder.glob("*.sqlite"):
-            if path.stat().st_mtime < oldest:
-                forget(path)
+            if path.lstat().st_mtime < oldest:
+                _forget(path)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.viewer.source import RunEntry
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from osmosis_ai.config.decisions import Decisions
 
 _READ_FOR_A_LIST_BYTES = 4 << 20
@@ -104,7 +107,7 @@ def _numbers(
 ) -> tuple[Estimates | None, Mapping[str, Any] | None, tuple[str, ...]]:
     """Return estimates, summary and what is wrong with them."""
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
-    if estimates is not None and isinstance(summary, dict) and _is_current(found):
+    if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
         return estimates, summary, ()
     if follow is None and journal_size(found) > _READ_FOR_A_LIST_BYTES:
         return estimates, summary, ()
@@ -122,8 +125,13 @@ def _numbers(
     return metrics.estimates, metrics.summary, ()
 
 
-def _is_current(found: RunDirectory) -> bool:
-    """Tell whether the numbers were written after the last result."""
+def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
+    """Tell whether the numbers are of the whole journal; of those that do not say, whether they were written last."""
+    counted = written.get("journal_bytes")
+    if counted is not None:
+        return bool(counted == journal_size(found))
+    if _table(written.get("eval_run")).get("status") == "running":
+        return False  # whoever wrote them was killed since, or goes on
     try:
         return found.metrics.stat().st_mtime_ns >= found.events.stat().st_mtime_ns
     except OSError:
@@ -140,12 +148,17 @@ def journal_size(found: RunDirectory) -> int:
 
 def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
     """Return how many rows of how many a run uses, as ``metrics.json`` tells it; None where it does not."""
-    from pydantic import TypeAdapter
-
     try:
-        return TypeAdapter(RowsDrawn).validate_python(facts.get("rows"), strict=True)
+        return _rows_adapter().validate_python(facts.get("rows"), strict=True)
     except ValueError:
         return None
+
+
+@lru_cache
+def _rows_adapter() -> TypeAdapter[RowsDrawn]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(RowsDrawn)
 
 
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

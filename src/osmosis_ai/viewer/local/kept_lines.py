@@ -17,12 +17,12 @@ from typing import Any
 import orjson
 
 from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.viewer.local.cache_file import CacheFile, cache_path, forget
+from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
 from osmosis_ai.viewer.source import RunEntry
 
 Stamp = tuple[int, ...]
 _SCHEMA = f"""
--- {", ".join(field.name for field in fields(RunEntry))}; {", ".join(Headline.model_fields)}
+-- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(Headline.model_fields)}
 CREATE TABLE lines (path TEXT PRIMARY KEY, stamp BLOB, entry BLOB) WITHOUT ROWID
 """
 _MOMENTS = ("started_at", "ended_at")
@@ -74,7 +74,7 @@ class KeptLines:
             self._file.give_up(error)
         for path in gone:
             if not path.exists():
-                forget(cache_path(self._cache_dir, "run", path))
+                forget_all(self._cache_dir, "run", path)
 
 
 def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes, bytes]]:

@@ -1,0 +1,182 @@
+"""What is kept of local runs in the user's cache: it costs nothing to lose, and nothing but it is ever written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.viewer.local import run_index
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.source import RunQuery, SampleQuery
+from tests.viewer.source_contract import listed, places_of, sample_record
+from tests.viewer.test_local_source import LocalPlace
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalPlace]:
+    place = LocalPlace(tmp_path / "place")
+    yield place
+    place.source.close()
+
+
+@pytest.mark.parametrize("harm", ["no database", "read-only"])
+def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
+    local: LocalPlace, harm: str
+) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    cache = local.root / "other-cache"
+    if harm == "read-only":
+        cache.write_text("a file is where the directory should be")
+    else:
+        first = LocalSource(local.root, cache_dir=cache)
+        assert len(listed(first, "run", SampleQuery())) == 1
+        first.close()
+        for path in (cache / "viewer").iterdir():
+            path.write_bytes(b"no database at all" * 1000)
+    source = LocalSource(local.root, cache_dir=cache)
+    assert [entry.name for entry in source.runs(RunQuery(), limit=5).items] == ["run"]
+    assert places_of(listed(source, "run", SampleQuery())) == [(0, 0)]
+    problems = source.run("eval", "run").problems
+    assert bool(problems) == (harm == "read-only")
+    assert all("in memory" in problem for problem in problems)
+    source.close()
+
+
+def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    listed(local.source, "run", SampleQuery())
+    kept = list((local.root / "cache" / "viewer").glob("*.sqlite"))
+    assert kept
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+
+
+def a_foreign_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript("CREATE TABLE precious (value); INSERT INTO precious VALUES (7);")
+
+
+def put_in_place_of(index: Path, what: str) -> Path:
+    """Put something in place of an index, and return the foreign database there is, or would be."""
+    other = index.parents[2] / "other.db"
+    for beside in ("", "-wal", "-shm"):
+        index.with_name(index.name + beside).unlink(missing_ok=True)
+    a_foreign_database(other)
+    if what == "symbolic link":
+        index.symlink_to(other)
+    elif what == "hard link":
+        index.hardlink_to(other)
+    elif what == "foreign database":
+        other.rename(index)
+        return index
+    elif what == "directory":
+        index.mkdir()
+    else:
+        os.mkfifo(index)
+    return other
+
+
+@pytest.mark.parametrize("what", ["symbolic link", "hard link", "foreign database", "directory", "pipe"])
+def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
+    local: LocalPlace, what: str
+) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    listed(local.source, "run", SampleQuery())
+    local.source.close()
+    (index,) = (local.root / "cache" / "viewer").glob("run-*.sqlite")
+    other = put_in_place_of(index, what)
+    before = other.read_bytes()
+    source = LocalSource(local.root, cache_dir=local.root / "cache")
+    assert places_of(listed(source, "run", SampleQuery())) == [(0, 0)]
+    assert "in memory" in source.run("eval", "run").problems[0]
+    source.close()
+    assert other.read_bytes() == before
+    assert stat.S_IFMT(index.lstat().st_mode) == {
+        "symbolic link": stat.S_IFLNK,
+        "directory": stat.S_IFDIR,
+        "pipe": stat.S_IFIFO,
+    }.get(what, stat.S_IFREG)
+
+
+def test_an_index_of_another_user_is_not_written(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0)]
+    assert "belongs to another user" in local.source.run("eval", "run").problems[0]
+
+
+def test_releases_beside_one_another_keep_an_index_each(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    listed(local.source, "run", SampleQuery())
+    monkeypatch.setattr(run_index, "SCHEMA", f"{run_index.SCHEMA}; CREATE TABLE of_a_newer_release (value)")
+    newer = LocalSource(local.root, cache_dir=local.root / "cache")
+    local.add("run", [sample_record(1, 0, 0.0)])
+    for source in (newer, local.source):
+        assert places_of(listed(source, "run", SampleQuery())) == [(0, 0), (1, 0)]
+    assert len(list((local.root / "cache" / "viewer").glob("run-*.sqlite"))) == 2
+    newer.close()
+
+
+def test_a_cache_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
+    local.start("run", rows=3, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    listed(local.source, "run", SampleQuery())
+    local.source.runs(RunQuery(), limit=5)
+    shutil.rmtree(local.root / "cache")
+    local.add("run", [sample_record(1, 0, 0.0)])
+    local.start("other", rows=1, n=1)
+    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
+    assert listed(local.source, "other", SampleQuery()) == []
+    assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
+
+
+def test_two_viewers_may_index_a_run_at_once(local: LocalPlace) -> None:
+    local.start("run", rows=6_000, n=1)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(6_000)])
+    sources = [LocalSource(local.root, cache_dir=local.root / "cache") for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        pages = list(threads.map(lambda source: source.samples("run", SampleQuery(), limit=1), sources))
+    assert [page.counts["total"] for page in pages] == [6_000] * 4
+    assert [source.run("eval", "run").problems for source in sources] == [[]] * 4
+    for source in sources:
+        source.close()
+
+
+def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(0, 0, 1.0)])
+    run = RunDirectory(local.evals / "run")
+    metrics = read_local_results(run.path).metrics
+    run.write_metrics({}, metrics, journal_bytes=run.events.stat().st_size)
+    local.add("run", [sample_record(1, 0, 1.0)])
+
+    def scored() -> int | None:
+        # As a copy leaves them: all files of one moment.
+        for file in (run.metrics, run.events):
+            os.utime(file, (10, 10))
+        headline = LocalSource(local.root, cache_dir=local.root / "none").run("eval", "run").summary.headline
+        return headline.scored if headline is not None else None
+
+    assert scored() == 2
+    # A release that did not write how much it counted, killed in the midst of it.
+    run.write_metrics({"status": "running"}, metrics)
+    assert scored() == 2
+    run.write_metrics({"status": "finished"}, metrics)
+    assert scored() == 1

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from osmosis_ai.driving.bridge import ModelBridge
 from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
 from osmosis_ai.driving.callback_server import CallbackAddress, CallbackListener
 from osmosis_ai.errors import OsmosisError
@@ -247,6 +248,33 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
     assert (status, reply) == (200, {"id": ROLLOUT_ID, "body": {"model": "m"}})
     status, reply = await post(http, url, {"model": "m"}, authorization=f"Bearer {TOKEN}")
     assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_no_route_takes_the_key_of_another_run(
+    store: CallbackStore, journal: Journal, http: aiohttp.ClientSession
+) -> None:
+    bridge = ModelBridge(None, auth_token=BRIDGE_TOKEN)  # type: ignore[arg-type]
+    bridge.open(ROLLOUT_ID)
+    listener = CallbackListener(store, auth_token=TOKEN, bridge=bridge, bridge_token=BRIDGE_TOKEN)
+    routes = [(route.method, route.resource) for route in listener._application().router.routes()]
+    assert len(routes) >= 6
+    async with listener:
+        for method, resource in routes:
+            assert resource is not None
+            known = {"rollout_id": ROLLOUT_ID, "endpoint": "responses"}
+            path = str(
+                resource.url_for(**{name: known[name] for name in known if name in resource.canonical})
+            )
+            for key in ("the callbacks' of another run", "the model's of another run"):
+                asked = http.request(
+                    "POST" if method == "*" else method,
+                    listener.base_url + path,
+                    json=grader_body(),
+                    headers={"Authorization": f"Bearer {key}"},
+                )
+                async with asked as reply:
+                    assert reply.status == 401, (method, path)
+    assert not journal.committed
 
 
 async def test_it_listens_on_loopback_only(listener: CallbackListener) -> None:

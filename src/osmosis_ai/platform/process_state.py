@@ -38,6 +38,7 @@ class PlatformProcess:
         version: its release.
         url: how clients reach it; None while it starts.
         local_url: how this machine reaches it, past any proxy; None while it starts.
+        debuggable: whether programs of its user may read its memory and that of its workers.
     """
 
     pid: int
@@ -45,6 +46,7 @@ class PlatformProcess:
     version: str
     url: str | None = None
     local_url: str | None = None
+    debuggable: bool = False
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.supervision import is_debuggable, keep_to_itself
 from osmosis_ai.supervision.listening import listen
 from osmosis_ai.viewer.live_routes import LiveServer
 
@@ -90,6 +91,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         ConflictError: a platform runs in this data directory already.
         OsmosisError: clients could not reach it safely, the port is taken, or its data cannot be used.
     """
+    keep_to_itself(os.environ)
     require_safe_address(config)
     config.prepare_home()
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -101,7 +103,10 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         services = build_services(bound)
         stack.callback(services.db.dispose)
         process = PlatformProcess(
-            os.getpid(), services.clock.now().isoformat(timespec="seconds"), __version__
+            os.getpid(),
+            services.clock.now().isoformat(timespec="seconds"),
+            __version__,
+            debuggable=is_debuggable(os.environ),
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)

@@ -11,6 +11,7 @@ from osmosis_ai.supervision.child_process import (
     lower_priority,
     watch_parent,
 )
+from osmosis_ai.supervision.kept_to_itself import is_debuggable, keep_to_itself, take_handed
 from osmosis_ai.supervision.server_address import PrivateSocket, open_server_session, server_url
 from osmosis_ai.supervision.service import (
     Service,
@@ -31,9 +32,12 @@ __all__ = [
     "ServiceSpec",
     "exit_words",
     "free_port",
+    "is_debuggable",
     "is_free",
+    "keep_to_itself",
     "lower_priority",
     "open_server_session",
     "server_url",
+    "take_handed",
     "watch_parent",
 ]

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, pipe_of
+
 LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
 _POLL_S = 0.05
@@ -107,6 +109,8 @@ class ChildProcess:
         stderr: likewise; by default it follows ``stdout``.
         outlives: whether it goes on without this process, untied.
         pass_fds: descriptors that it inherits under the same numbers.
+        handed: what it alone is to know, of some 4 KB at most
+            (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
 
     Raises:
         OSError: the program or the file cannot be opened.
@@ -122,6 +126,7 @@ class ChildProcess:
         stderr: IO[bytes] | int | None = subprocess.STDOUT,
         outlives: bool = False,
         pass_fds: Sequence[int] = (),
+        handed: Mapping[str, str] | None = None,
     ) -> None:
         self._lifeline = -1
         with contextlib.ExitStack() as ours:
@@ -129,21 +134,23 @@ class ChildProcess:
                 stdout.parent.mkdir(parents=True, exist_ok=True)
                 stdout = os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 ours.callback(os.close, stdout)
-            tied: dict[str, str] = {}
+            ends: dict[str, int] = {}
+            if handed is not None:
+                ends[HANDED_ENV] = pipe_of(handed)
+                ours.callback(os.close, ends[HANDED_ENV])
             if not outlives:
-                read_end, self._lifeline = os.pipe()
-                ours.callback(os.close, read_end)
-                tied = {LIFELINE_ENV: str(read_end)}
+                ends[LIFELINE_ENV], self._lifeline = os.pipe()
+                ours.callback(os.close, ends[LIFELINE_ENV])
             try:
                 self._process = subprocess.Popen(
                     list(command),
-                    env={**env, **tied},
+                    env={**env, **{name: str(end) for name, end in ends.items()}},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    pass_fds=[*pass_fds, *(int(end) for end in tied.values())],
+                    pass_fds=[*pass_fds, *ends.values()],
                 )
             except BaseException:
                 self._close_lifeline()

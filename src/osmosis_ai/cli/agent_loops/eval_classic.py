@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,7 +138,9 @@ def eval_classic(
         prepare_classic_eval,
         run_classic_eval,
     )
+    from osmosis_ai.supervision import keep_to_itself
 
+    keep_to_itself(os.environ)
     if context.args:
         context.fail(f"'{context.args[0]}' is too much for '{context.command_path}'. {TWO_FORMS}")
     request = ClassicEvalRequest(

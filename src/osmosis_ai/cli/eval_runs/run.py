@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,7 @@ def run(
     from osmosis_ai.cli.eval_runs.upload import and_uploaded, require_uploads_shown
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
+    from osmosis_ai.supervision import keep_to_itself
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     request = EvalRunRequest(
@@ -117,6 +119,8 @@ def run(
         slices=tuple(slices or ()),
         previews=not no_previews,
     )
+    # Its keys are not the agent's: the agent is another program of this user.
+    keep_to_itself(os.environ)
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
         require_uploads_shown()

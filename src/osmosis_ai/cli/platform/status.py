@@ -5,6 +5,8 @@ from __future__ import annotations
 from osmosis_ai.cli.output.results import DetailResult, Status, Timestamp
 from osmosis_ai.errors import NotFoundError
 
+_DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
+
 
 def status() -> DetailResult:
     """Show the platform that runs on this machine; exits with 1 when there is none.
@@ -34,6 +36,7 @@ def status() -> DetailResult:
             "version": process.version,
             "started_at": process.started_at,
             "runs_to_fill": runs_to_fill,
+            "debuggable": process.debuggable,
         },
         rows=[
             ("Status", Status(state)),
@@ -43,6 +46,7 @@ def status() -> DetailResult:
             ("Version", process.version),
             ("Data", str(home)),
             *([("Earlier runs", filling)] if filling else []),
+            *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
         ],
     )
 

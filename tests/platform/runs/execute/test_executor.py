@@ -305,10 +305,14 @@ def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:
         "HF_TOKEN": "hf",
     }
     assert program_environment(shell) == {"PATH": "/bin", "LC_ALL": "C"}
-    worker = worker_environment(shell, PlatformConfig(home=Path("/h")), "t")
+    worker = worker_environment(
+        shell, PlatformConfig(home=Path("/h"), database_url="postgresql://u:password@h/d")
+    )
     assert worker["UV_OFFLINE"] == "1"
     assert (worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("/h", "/m")
     assert not {"OPENAI_API_KEY", "OSMOSIS_TOKEN", "HF_TOKEN"} & worker.keys()
+    # What a run is claimed with, and the database's password, would be read by every program of this user.
+    assert "password" not in str(worker) and "_OSMOSIS_RUN_TOKEN" not in worker
 
 
 def test_a_failure_is_one_line_that_keeps_its_end_and_its_hint() -> None:

@@ -2,6 +2,8 @@
 
 The variables are named one by one, because whoever starts a platform has keys of their own in their shell. A run's
 secrets are added to its rollout's server alone; the worker itself gets where the platform is, and the rollout does not.
+The right to its run and the database's address, which may hold a password, reach it by a pipe: every program of the user
+can read the environment that another was started with.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from osmosis_ai.process_environment import (
     python_environment,
 )
 from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.supervision.kept_to_itself import DEBUGGABLE_ENV
 
 TOKEN_VARIABLE = "_OSMOSIS_RUN_TOKEN"
 
@@ -68,29 +71,27 @@ class WorkerStarter:
         directory.create()
         return ChildProcess(
             [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
-            env=worker_environment(os.environ, self._config, token),
+            env=worker_environment(os.environ, self._config),
             cwd=directory.path,
             stdout=directory.log,
+            handed={TOKEN_VARIABLE: token, "OSMOSIS_DATABASE_URL": self._config.database_url},
         )
 
 
-def worker_environment(environ: Mapping[str, str], config: PlatformConfig, token: str) -> dict[str, str]:
+def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> dict[str, str]:
     """Return the whole environment of a worker.
 
     Args:
         environ: the platform's own.
         config: where its data is.
-        token: what the worker claims its run with.
     """
     return {
         **python_environment(environ),
         # It builds the rollouts' environments.
         **chosen(environ, (), PACKAGE_PREFIXES),
         # It drives agents that are served elsewhere, as the operator allows.
-        **chosen(environ, ("OSMOSIS_AGENT_NETWORKS",), ("OSMOSIS_BRIDGE_",)),
+        **chosen(environ, ("OSMOSIS_AGENT_NETWORKS", DEBUGGABLE_ENV), ("OSMOSIS_BRIDGE_",)),
         "OSMOSIS_HOME": str(config.home),
-        "OSMOSIS_DATABASE_URL": config.database_url,
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",
-        TOKEN_VARIABLE: token,
     }

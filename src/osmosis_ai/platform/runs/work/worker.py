@@ -39,7 +39,7 @@ from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWo
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.supervision import lower_priority, watch_parent
+from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, watch_parent
 
 # The worker before this one is being ended together with its platform.
 _LOCK_WAIT_S = 10.0
@@ -215,11 +215,13 @@ def _log_details(error: Exception) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker; return its exit status."""
+    keep_to_itself(os.environ)
     watch_parent()
     lower_priority()
     (run_id,) = sys.argv[1:] if arguments is None else arguments
-    token = os.environ.pop(TOKEN_VARIABLE)
-    config = from_environment()
+    handed = take_handed()
+    token = handed.pop(TOKEN_VARIABLE)
+    config = from_environment({**os.environ, **handed})
     directory = WorkingDirectory(config.runs_dir, run_id)
     # On one machine the lock tells more surely than any clock that the worker before is gone.
     if not directory.lock(timeout_s=_LOCK_WAIT_S):

@@ -1,0 +1,57 @@
+"""What a process keeps to itself, also from programs of the same user: its memory, its environment, what it was handed.
+
+Linux lets a user's processes read each other's memory and the environment they were started with, unless a process
+says otherwise (`PR_SET_DUMPABLE` in prctl(2)); root reads everything. That begins when the process says so, and a
+variable that it takes out of its environment stays readable until then. What only a child is to know therefore
+reaches it by a pipe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+DEBUGGABLE_ENV = "OSMOSIS_DEBUGGABLE"
+HANDED_ENV = "_OSMOSIS_HANDED_FD"
+_PR_SET_DUMPABLE = 4
+# What a pipe takes before anybody reads it; a page is what POSIX and Linux promise at the least (pipe(7)).
+MAX_HANDED_BYTES = 4096
+
+
+def is_debuggable(environ: Mapping[str, str]) -> bool:
+    """Tell whether the operator wants profilers and core dumps of our own processes (``OSMOSIS_DEBUGGABLE=1``)."""
+    return environ.get(DEBUGGABLE_ENV, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def keep_to_itself(environ: Mapping[str, str]) -> None:
+    """Let no other program of this user read this process, unless ``environ`` says that it may; Linux alone has it."""
+    if sys.platform == "linux" and not is_debuggable(environ):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def pipe_of(handed: Mapping[str, str]) -> int:
+    """Return the read end of a pipe that holds ``handed``, for a child that calls :func:`take_handed`.
+
+    Raises:
+        ValueError: it is more than a pipe holds.
+    """
+    content = json.dumps(dict(handed)).encode()
+    if len(content) > MAX_HANDED_BYTES:
+        raise ValueError(f"{len(content)} bytes are more than a process can be handed")
+    read_end, write_end = os.pipe()
+    os.write(write_end, content)
+    os.close(write_end)
+    return read_end
+
+
+def take_handed() -> dict[str, str]:
+    """Return what the parent handed to this process alone; nothing the second time."""
+    descriptor = os.environ.pop(HANDED_ENV, None)
+    if descriptor is None:
+        return {}
+    with os.fdopen(int(descriptor), "rb") as pipe:
+        handed: dict[str, str] = json.loads(pipe.read())
+    return handed

@@ -39,6 +39,11 @@ def is_archive(name: str) -> bool:
     return _ARCHIVE in name
 
 
+def name_before_archiving(name: str) -> str:
+    """Return what a run was called before it made room; the name itself where it did not."""
+    return name.partition(_ARCHIVE)[0]
+
+
 def stamp(now: datetime | None = None) -> str:
     """Return the moment as ``20260131T235959Z``."""
     return (now or datetime.now(timezone.utc)).astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")

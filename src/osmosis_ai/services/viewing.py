@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
-_PATIENCE_S = 1.0
-"""How long a page reads on in a journal before it shows what it has."""
+_PATIENCE_S = 0.7
+"""How long a page reads on in a journal, or in runs, before it shows what it has; some pages ask twice."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
         since=_moment(words, "since", end_of_day=False),
         until=_moment(words, "until", end_of_day=True),
         text=word(words, "q") or "",
+        archived=_choice(words, "archived", ("yes",)) is not None,
         sort=_choice(words, "sort", get_args(RunSort)) or "started",
         descending=_descending(words, default=True),
     )
@@ -105,6 +106,7 @@ def searches_conversations(words: Words, query: SampleQuery) -> bool:
 def words_of_run_query(query: RunQuery) -> dict[str, str]:
     """Return the words that :func:`run_query` reads as ``query``, without its kind, which is in the path."""
     found = {name: getattr(query, name) for name in _RUN_TEXTS}
+    found["archived"] = "yes" if query.archived else None
     moments = {"since": query.since, "until": query.until}
     found |= {name: moment.isoformat() for name, moment in moments.items() if moment is not None}
     return _written(query, RunQuery(), found)
@@ -130,7 +132,7 @@ def query_string(words: Mapping[str, object], **more: object) -> str:
 def is_filtered(query: RunQuery | SampleQuery) -> bool:
     """Tell whether a query leaves anything out, its kind and order aside."""
     plain = type(query)()
-    order = {"kind", "sort", "descending"}
+    order = {"kind", "sort", "descending", "archived"}
     return any(
         getattr(query, each.name) != getattr(plain, each.name)
         for each in fields(query)

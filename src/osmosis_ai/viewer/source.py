@@ -56,7 +56,10 @@ class ItemPage(Generic[ItemT]):
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in names."""
+    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in names.
+
+    ``archived`` are wanted, too: runs that `--fresh` has put aside, where the source keeps such.
+    """
 
     kind: RunKind | None = None
     status: str | None = None
@@ -68,6 +71,7 @@ class RunQuery:
     since: datetime | None = None
     until: datetime | None = None
     text: str = ""
+    archived: bool = False
     sort: RunSort = "started"
     descending: bool = True
 
@@ -163,6 +167,7 @@ class RunDetail:
         secret_names: never their values.
         failures: the most frequent first.
         previous: the run before it on the same config.
+        namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
         problems: sentences about what could not be read.
         commands: what to type for what this source does not do (resume, retry, stop …).
         decided: what the decide file beside its config says; None where nobody knows.
@@ -178,6 +183,7 @@ class RunDetail:
     failures: Sequence[FailureCount] = ()
     rewards: Histogram | None = None
     previous: RunEntry | None = None
+    namesakes: Sequence[str] = ()
     problems: Sequence[str] = ()
     commands: Sequence[str] = ()
     decided: Decisions | None = None

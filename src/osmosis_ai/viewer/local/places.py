@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from osmosis_ai.evaluation.run_name import is_archive
+from osmosis_ai.evaluation.run_name import is_archive, name_before_archiving
 from osmosis_ai.viewer.local.judging_sessions import is_result
 from osmosis_ai.viewer.source import RunKind
 
@@ -146,12 +146,28 @@ def kind_of(directory: Path) -> RunKind | None:
 
     What holds a pipe or a device in place of a file was left by no run, and to read it would have no end.
     """
-    if not (directory / "manifest.json").is_file():
+    if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
-    if any((file := directory / name).exists() and not file.is_file() for name in _READ):
+    there = {entry.name: entry for entry in _entries(directory)}
+    files = [there[name] for name in _READ if name in there]
+    if any(not file.is_file() and Path(file).exists() for file in files):
         return None
-    trained = (directory / "metrics.jsonl").is_file() or (directory / "checkpoints").is_dir()
-    return "training" if trained else "eval"
+    if (metrics := there.get("metrics.jsonl")) is not None and metrics.is_file():
+        return "training"
+    return "training" if (saved := there.get("checkpoints")) is not None and saved.is_dir() else "eval"
+
+
+def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
+    """Return the runs that `--fresh` has put aside for one, and the one it was put aside for; the newest first."""
+    name, folder = name_before_archiving(place.path.name), place.path.parent
+    found = [
+        each
+        for each in places
+        if each.path.name.startswith(name) and each.path.parent == folder and each.kind == place.kind
+        if name_before_archiving(each.path.name) == name and each != place
+    ]
+    found.sort(key=lambda each: (not is_archive(each.path.name), each.path.name), reverse=True)
+    return [each.name for each in found]
 
 
 def _walked(root: Path) -> Iterator[tuple[Path, bool, list[Path]]]:

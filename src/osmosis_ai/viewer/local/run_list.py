@@ -2,11 +2,12 @@
 
 Invariant: a line that is shown is as old as the newest change of its run's directory or journal; a run under way is
 looked at each time, all of them every few seconds, for filters and order. Lists are made in memory, from lines that
-are kept.
+are kept. Where somebody waits, the newest are read first, and the rest at the next look.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from bisect import bisect_left
@@ -45,10 +46,13 @@ class RunList:
     Args:
         root: the directory whose runs they are.
         cache_dir: the user's cache directory.
+        patience_s: how long a call reads runs before it answers with those it has; all of them when None.
     """
 
-    def __init__(self, root: Path, *, cache_dir: Path) -> None:
+    def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._lock = Lock()
+        self._patience_s = patience_s
+        self._unread = 0
         self._root, self._cache_dir = root, cache_dir
         self._kept: KeptLines | None = None  # nobody may ask for a list
         self._known: dict[Path, KeptLine] = {}
@@ -57,6 +61,7 @@ class RunList:
         self._at: dict[_Name, RunPlace] = {}
         self._going_on: dict[_Name, RunPlace] = {}
         self._entries: dict[_Name, RunEntry] = {}
+        self._archived: dict[_Name, RunEntry] = {}
         self._series: dict[_Series, list[RunEntry]] = {}
         self._sorted: dict[RunQuery, list[RunEntry]] = {}
 
@@ -77,10 +82,10 @@ class RunList:
             self._refresh(places)
             page = self._page(query, limit, cursor)
             # Of those that nobody looked at in this moment, what is shown has to be as it is.
-            if any(self._has_changed(entry) for entry in page.items):
+            if not self._unread and any(self._has_changed(entry) for entry in page.items):
                 self._look_at_all(places)
                 page = self._page(query, limit, cursor)
-            return page
+            return page if not self._unread else replace(page, progress=1 - self._unread / len(places))
 
     def _page(self, query: RunQuery, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
         found, key = self._found(query), _SORTED_BY[query.sort]
@@ -94,6 +99,7 @@ class RunList:
             counts={
                 "total": len(found),
                 "unfiltered": sum(query.kind in (None, kind) for kind, _ in self._entries),
+                "archived": sum(query.kind in (None, kind) for kind, _ in self._archived),
             },
         )
 
@@ -102,7 +108,8 @@ class RunList:
         found = self._sorted.get(query)
         if found is None:
             key = _SORTED_BY[query.sort]
-            keyed = [(key(entry), entry.id, entry) for entry in self._entries.values() if _fits(entry, query)]
+            entries = {**self._entries, **self._archived} if query.archived else self._entries
+            keyed = [(key(entry), entry.id, entry) for entry in entries.values() if _fits(entry, query)]
             valued = [each for each in keyed if each[0] is not None]
             valued.sort(key=_first_two, reverse=query.descending)
             found = [entry for _, _, entry in valued]
@@ -114,7 +121,10 @@ class RunList:
 
     def entry(self, place: RunPlace) -> RunEntry:
         """Return a run's line."""
-        return _as_it_stands(place, _READ[place.kind](place.path, place.name))
+        line = self._known.get(place.path)
+        if line is None or line.stamp != _stamp(place.path, going_on=_goes_on(line.entry)):
+            return _as_it_stands(place, _READ[place.kind](place.path, place.name))
+        return _as_it_stands(place, line.entry)
 
     def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
         """Return the runs of a kind, the newest first."""
@@ -125,7 +135,8 @@ class RunList:
     def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line with those before it, and the run before it on the same config."""
         with self._lock:
-            self._refresh(places)
+            # Beside a run's own page, a list that is not read yet is not waited for.
+            self._refresh(places, patience_s=self._patience_s and 0.0)
             before = self._before(entry)
             return self._with_trend(entry), before[-1] if before else None
 
@@ -139,10 +150,10 @@ class RunList:
         place = bisect_left(series, _started(entry), key=_started)
         return series[max(0, place - TREND_RUNS + 1) : place]
 
-    def _refresh(self, places: Sequence[RunPlace]) -> None:
+    def _refresh(self, places: Sequence[RunPlace], *, patience_s: float | None = None) -> None:
         """Bring the lines up to date: at once of runs that go on, of all when runs came or went, and now and then."""
         if places is not self._places or time.monotonic() - self._looked > _LOOK_AT_ALL_S:
-            self._look_at_all(places)
+            self._look_at_all(places, patience_s)
             return
         going_on = list(self._going_on.values())
         stale = [place for place in going_on if self._stamp_of(place) != self._known[place.path].stamp]
@@ -154,28 +165,44 @@ class RunList:
             self._entries.update(now)
             self._sorted.clear()
 
-    def _look_at_all(self, places: Sequence[RunPlace]) -> None:
+    def _look_at_all(self, places: Sequence[RunPlace], patience_s: float | None = None) -> None:
         if self._kept is None:
             self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
             self._known = self._kept.read()
-        listed = [place for place in places if not place.archived]
-        known, read = {}, {}
-        for place in listed:
+        self._read(places, self._kept, self._patience_s if patience_s is None else patience_s)
+        listed = [place for place in places if place.path in self._known]
+        entries, archived = (
+            {(each.kind, each.name): self._as_it_stands(each) for each in listed if each.archived == aside}
+            for aside in (False, True)
+        )
+        if (entries, archived) != (self._entries, self._archived):
+            self._entries, self._archived = entries, archived
+            self._series = _in_series(entries.values())
+            self._sorted.clear()
+        going_on = [each for each in listed if not each.archived and _goes_on(self._known[each.path].entry)]
+        self._going_on = {(place.kind, place.name): place for place in going_on[-_MOST_WATCHED:]}
+        self._at = {(place.kind, place.name): place for place in listed}
+        self._places = places if not self._unread else None
+        self._looked = time.monotonic()
+
+    def _read(self, places: Sequence[RunPlace], kept: KeptLines, patience_s: float | None) -> None:
+        """Read the runs that have changed, the newest first, as far as one waits."""
+        until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
+        changed, read = [], dict[Path, KeptLine]()
+        for place in places:
             line, stamp = self._known.get(place.path), self._stamp_of(place)
             if line is None or line.stamp[: len(stamp)] != stamp or line.entry.name != place.name:
-                line = read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
-            known[place.path] = line
-        if read or len(known) != len(self._known):
-            self._kept.write(read, gone=self._known.keys() - known.keys())
-        self._known = known
-        entries = {(place.kind, place.name): self._as_it_stands(place) for place in listed}
-        if entries != self._entries:
-            self._entries, self._series = entries, _in_series(entries.values())
-            self._sorted.clear()
-        going_on = {(place.kind, place.name): place for place in listed if _goes_on(known[place.path].entry)}
-        self._going_on = dict(list(going_on.items())[-_MOST_WATCHED:])
-        self._at = {(place.kind, place.name): place for place in listed}
-        self._places, self._looked = places, time.monotonic()
+                changed.append((stamp, place))
+        changed.sort(key=lambda each: each[0], reverse=True)
+        for stamp, place in changed:
+            if read and time.monotonic() > until:
+                break
+            read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
+        gone = self._known.keys() - {place.path for place in places}
+        if read or gone:
+            kept.write(read, gone=gone)
+        self._known = {path: line for path, line in self._known.items() if path not in gone} | read
+        self._unread = len(changed) - len(read)
 
     def _has_changed(self, entry: RunEntry) -> bool:
         place = self._at[entry.kind, entry.name]

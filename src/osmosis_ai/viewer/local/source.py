@@ -35,7 +35,7 @@ from osmosis_ai.viewer.local.evaluations import (
 )
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
-from osmosis_ai.viewer.local.places import RunPlace, RunPlaces
+from osmosis_ai.viewer.local.places import RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList, position_of
@@ -79,14 +79,15 @@ class LocalSource:
     Args:
         root: a directory that holds runs somewhere below, or one run's.
         cache_dir: the user's cache directory, where indexes are kept and judging sessions leave their results.
-        patience_s: how long a call reads on in a journal before it answers with what it has; to its end when None.
+        patience_s: how long a call reads on in a journal, or in runs for a list, before it answers with what it has; all of
+            it when None.
     """
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._cache_dir = cache_dir
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
-        self._list = RunList(root, cache_dir=cache_dir)
+        self._list = RunList(root, cache_dir=cache_dir, patience_s=patience_s)
         self._lock = RLock()
         self._indexes: OrderedDict[Path, SampleList] = OrderedDict()
         self._followed: OrderedDict[Path, JournalNumbers] = OrderedDict()
@@ -118,7 +119,9 @@ class LocalSource:
         else:
             detail = session_detail(place.path, name)
         entry, previous = self._list.in_its_series(self._places.all(), detail.summary)
-        return replace(detail, summary=entry, previous=previous)
+        return replace(
+            detail, summary=entry, previous=previous, namesakes=namesakes(place, self._places.all())
+        )
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None

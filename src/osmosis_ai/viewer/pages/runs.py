@@ -66,7 +66,7 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "next": found.next and here + query_string(filters, cursor=found.next),
             "previous": found.previous and here + query_string(filters, cursor=found.previous),
             "filtered": is_filtered(query),
-            "narrowed": is_filtered(replace(query, text="", status=None)),
+            "narrowed": is_filtered(replace(query, text="", status=None)) or query.archived,
             "commands": FIRST_COMMANDS[kind],
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",

@@ -1,0 +1,71 @@
+"""Lists of many local runs: read piece by piece, and with those that were put aside where somebody asks for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.source import RunQuery
+from tests.viewer.browsing import page_text, visitor
+from tests.viewer.test_local_source import LocalPlace
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalPlace]:
+    place = LocalPlace(tmp_path / "place")
+    yield place
+    place.source.close()
+
+
+def test_a_list_is_read_piece_by_piece_where_somebody_waits_the_newest_first(local: LocalPlace) -> None:
+    for number in range(5):
+        local.start(f"run-{number}", rows=1, n=1)
+        os.utime(local.evals / f"run-{number}", (number, number))
+    source = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
+    seen = []
+    while (page := source.runs(RunQuery(), limit=9)).progress is not None:
+        seen.append((page.progress, [entry.name for entry in page.items]))
+    assert seen[0] == (pytest.approx(0.2), ["run-4"])
+    assert seen == sorted(seen, key=lambda each: each[0])
+    assert len(page.items) == 5
+    waits = "of the runs are read so far"
+    source.close()
+    shutil.rmtree(local.root / "cache")
+    again = visitor(LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0))
+    assert waits in page_text(again.get("/"))
+    while waits in (shown := page_text(again.get("/"))):
+        pass
+    assert "5 runs" in shown
+
+
+def test_runs_that_were_put_aside_are_found_by_a_filter_and_from_the_run_of_their_name(
+    local: LocalPlace,
+) -> None:
+    names = [
+        "run",
+        "run.archive-20260101T000000Z",
+        "run.archive-20260201T000000Z",
+        "other.archive-20260101T000000Z",
+    ]
+    for name in [*names, "runs"]:
+        local.start(name, rows=1, n=1)
+
+    def shown(query: RunQuery) -> set[str]:
+        return {entry.name for entry in local.source.runs(query, limit=9).items}
+
+    assert shown(RunQuery()) == {"run", "runs"}
+    assert shown(RunQuery(archived=True)) == {*names, "runs"}
+    assert local.source.runs(RunQuery(), limit=9).counts["archived"] == 3
+    assert local.source.run("eval", "run").namesakes == [names[2], names[1]]
+    assert local.source.run("eval", names[1]).namesakes == ["run", names[2]]
+    assert local.source.run("eval", names[3]).namesakes == []
+    pages = visitor(local.source)
+    assert f'href="/evals/{names[1]}"' in page_text(pages.get("/evals/run"))
+    assert names[1] in page_text(pages.get("/?archived=yes"))
+    assert names[1] not in page_text(pages.get("/"))
+    assert pages.get("/?archived=maybe").status_code == 400

@@ -1,14 +1,9 @@
-"""The viewer in Debian's Chromium: it says nothing on the console, asks nobody else, fits, and works with keys alone.
-
-Without a browser or the extra ``browser`` these tests skip; ``OSMOSIS_TEST_BROWSER=required`` makes that a failure.
-"""
+"""The viewer in Debian's Chromium: it says nothing on the console, asks nobody else, fits, and works with keys alone."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,63 +11,19 @@ import pytest
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.ui.assets import asset_name
 from osmosis_ai.viewer.source import RunDetail, RunKind
+from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
-from tests.conftest import SOAK
+from tests.browser.visits import NARROW, NARROWEST, PATIENCE_MS, WIDE, Visit, look_at_pages
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.test_training_page import learned
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.e2e
 
-WIDE, NARROW, NARROWEST = 1280, 390, 320
 # The others are made of the same parts: `make soak` asks axe about each of them, in each window.
-PAGES_OF_EACH_KIND = {"runs", "evaluation", "conversation"}
-AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PATIENCE_MS = 60_000
-
-
-@dataclass
-class Visit:
-    """A window of the browser, and all that went wrong in it."""
-
-    page: Page
-    base: str
-    wrong: list[str] = field(default_factory=list)
-
-    def open(self, path: str) -> None:
-        """Open a page; what it says on the console, refuses, or asks of others is wrong."""
-        self.page.goto(self.base + path, wait_until="load")
-
-    def seen(self, where: str) -> None:
-        """Remember a page that is wider than its window."""
-        width = self.page.evaluate(
-            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        if width > 0:
-            self.wrong.append(f"{where}: {width} pixels beyond the window")
-
-    def focused(self) -> str:
-        """Return the text of what has the focus."""
-        return str(self.page.evaluate("document.activeElement.innerText ?? ''")).strip()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        path = None
-    if path is None:
-        missing = "no Chromium, or not the extra `browser`: `make browser` adds it"
-        (pytest.fail if os.environ.get("OSMOSIS_TEST_BROWSER") == "required" else pytest.skip)(missing)
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield started
-        started.close()
+PAGES_OF_EACH_KIND = frozenset({"runs", "evaluation", "conversation"})
 
 
 @pytest.fixture(scope="module")
@@ -95,45 +46,12 @@ def opened(browser: Browser, site: FakeSource) -> Iterator[tuple[str, Any]]:
 
 
 def visit(browser: Browser, opened: tuple[str, Any], **settings: Any) -> Visit:
-    base, state = opened
-    context: BrowserContext = browser.new_context(storage_state=state, **settings)
-    context.set_default_timeout(PATIENCE_MS)
-    made = Visit(context.new_page(), base)
-    made.page.on("console", lambda message: made.wrong.append(f"console: {message.text}"))
-    made.page.on("pageerror", lambda error: made.wrong.append(f"error: {error}"))
-    # Who leaves a page ends its stream, which the browser calls a failure.
-    made.page.on(
-        "requestfailed",
-        lambda asked: (
-            asked.failure == "net::ERR_ABORTED" or made.wrong.append(f"failed: {asked.url} {asked.failure}")
-        ),
-    )
-    made.page.on(
-        "request", lambda asked: _is_ours(asked.url, base) or made.wrong.append(f"asked: {asked.url}")
-    )
-    return made
-
-
-def _is_ours(url: str, base: str) -> bool:
-    return url.startswith((f"{base}/", "data:"))
+    return visits.visit(browser, *opened, **settings)
 
 
 def look_at_every_page(browser: Browser, opened: tuple[str, Any], **settings: Any) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    looking, axe, runs = visit(browser, opened, **settings), Axe(), settings.get("java_script_enabled", True)
-    for name, path in PAGES.items():
-        looking.open(path)
-        looking.seen(name)
-        assert looking.page.locator("h1").count() == 1, name
-        if runs and (SOAK or name in PAGES_OF_EACH_KIND):
-            violations = axe.run(looking.page, options=AXE).response["violations"]
-            looking.wrong += [
-                f"{name}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in violations
-            ]
-    # Chromium says on the console that a page was not found, which it was not.
-    assert "\n".join(each for each in looking.wrong if "404" not in each) == ""
-    looking.page.context.close()
+    thoroughly = PAGES_OF_EACH_KIND if settings.get("java_script_enabled", True) else frozenset[str]()
+    look_at_pages(visit(browser, opened, **settings), PAGES, thoroughly=thoroughly)
 
 
 def test_every_page_is_sound_in_a_window(browser: Browser, opened: tuple[str, Any]) -> None:

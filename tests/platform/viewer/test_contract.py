@@ -19,7 +19,7 @@ from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
-from tests.platform.conftest import ManualClock, World
+from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database
 from tests.platform.viewer.runs_world import REQUEST, add_run, source_of
 from tests.viewer.source_contract import SourceContract, leave_validation
@@ -28,9 +28,9 @@ from tests.viewer.source_contract import SourceContract, leave_validation
 class PlatformPlace:
     """A workspace of a platform, whose runs go on."""
 
-    def __init__(self, services: PlatformServices) -> None:
+    def __init__(self, services: PlatformServices, member: Member) -> None:
         self._services = services
-        self._member = World(services).member()
+        self._member = member
         self._ids: dict[str, str] = {}
         self._bytes = count(1)
         self.source = source_of(services, self._member)
@@ -81,7 +81,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
     home = tmp_path_factory.mktemp("contract") / "platform"
     with platform_database(home) as url:
         services = build_services(PlatformConfig(home=home, database_url=url, port=8735), clock=ManualClock())
-        yield PlatformPlace(services)
+        yield PlatformPlace(services, World(services).member())
         services.db.dispose()
 
 

@@ -10,6 +10,7 @@ import gzip
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -21,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
 from osmosis_ai.platform.http.csrf import csrf_token, keep_secret
+from osmosis_ai.platform.http.errors import ApiError, as_api_error
 from osmosis_ai.platform.http.routing import ApiRoute
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.assets import assets
@@ -64,16 +66,29 @@ class PageRoute(ApiRoute):
         async def handle_page(request: Request) -> Response:
             try:
                 reply = await handle(request)
-            except NotFoundError as error:
-                services: PlatformServices = request.app.state.services
-                problem = error.message[:1].upper() + error.message[1:]
-                reply = render_page(
-                    request, services, "message.html", status=404, title="Not found", problem=problem
+            except Exception as error:
+                is_for_people = isinstance(error, NotFoundError) or "text/html" in request.headers.get(
+                    "accept", ""
                 )
+                refusal = as_api_error(error, request)
+                if not is_for_people or refusal.status == HTTPStatus.SEE_OTHER:
+                    raise refusal from error
+                reply = _refusal(request, refusal)
             keep_secret(request, reply)
             return _compressed(request, reply)
 
         return handle_page
+
+
+def _refusal(request: Request, refusal: ApiError) -> Response:
+    """Return the page that says why there is none."""
+    services: PlatformServices = request.app.state.services
+    problem = refusal.message[:1].upper() + refusal.message[1:]
+    title = HTTPStatus(refusal.status).phrase.capitalize()
+    status = refusal.status
+    reply = render_page(request, services, "message.html", status=status, title=title, problem=problem)
+    reply.headers.update(refusal.headers)
+    return reply
 
 
 def render_page(

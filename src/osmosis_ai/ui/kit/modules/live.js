@@ -3,7 +3,7 @@ import { say } from "./say.js";
 
 const POLL_MS = 5000;
 const NEAR_END_PX = 24;
-const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "You may not see this run any more." };
+const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "You may not see this run any more, or have to sign in again: load the page anew." };
 const source = document.body.dataset.liveSource;
 let stream = null;
 let polling = 0;
@@ -76,7 +76,13 @@ function end(reason) {
   stream?.close();
   clearTimeout(polling);
   delete document.body.dataset.liveSource;
-  refresh().then(() => say(ENDS[reason] ?? ENDS.ended));
+  if (reason === "ended" || !ENDS[reason]) return refresh().then(() => say(ENDS.ended));
+  // The page stays as it was, which must not look as if it were so still.
+  const problem = document.createElement("p");
+  problem.className = "problem";
+  problem.setAttribute("role", "alert");
+  problem.textContent = ENDS[reason];
+  document.querySelector("main h1").after(problem);
 }
 
 async function refresh() {

@@ -1,0 +1,174 @@
+"""The platform's pages in Debian's Chromium, as somebody sees and uses them who has signed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.platform_site import CANARY, PASSWORD, PlatformSite, platform_site
+from tests.browser.visits import NARROW, NARROWEST, WIDE, look_at_pages, visit
+from tests.conftest import home_of_a_module
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.e2e
+
+# What the viewer's own tests have not seen; `make soak` asks axe about all of them, in each window.
+LOOKED_AT_THOROUGHLY = frozenset({"dataset", "tokens and sessions", "submit again?", "members", "training"})
+
+
+@pytest.fixture(scope="module")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformSite]:
+    scratch = tmp_path_factory.mktemp("site")
+    with home_of_a_module(scratch / "user"), platform_site(scratch) as made:
+        yield made
+
+
+def look_at_every_page(browser: Browser, site: PlatformSite, **settings: Any) -> None:
+    thoroughly = LOOKED_AT_THOROUGHLY if settings.get("java_script_enabled", True) else frozenset[str]()
+    looking = visit(browser, site.base, site.session(site.mara), **settings)
+    shown: list[str] = []
+    looking.page.on("response", lambda reply: shown.append(reply.headers.get("content-type", "")))
+    look_at_pages(looking, site.pages(), thoroughly=thoroughly)
+    assert not [each for each in shown if each.startswith("application/json")], (
+        "a person got what is for programs"
+    )
+
+
+def test_every_page_is_sound_in_a_window(browser: Browser, site: PlatformSite) -> None:
+    look_at_every_page(browser, site, viewport={"width": WIDE, "height": 900}, color_scheme="light")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW, NARROWEST])
+def test_every_page_is_sound_in_every_window(
+    browser: Browser, site: PlatformSite, width: int, scheme: str
+) -> None:
+    look_at_every_page(browser, site, viewport={"width": width, "height": 800}, color_scheme=scheme)
+
+
+@pytest.mark.soak
+def test_every_page_is_there_without_script(browser: Browser, site: PlatformSite) -> None:
+    look_at_every_page(browser, site, viewport={"width": NARROW, "height": 800}, java_script_enabled=False)
+
+
+def test_a_stranger_signs_in_and_stops_a_run_with_a_double_click(
+    browser: Browser, site: PlatformSite
+) -> None:
+    name = site.submit()
+    looking = visit(browser, site.base)
+    page = looking.page
+    looking.open(f"/fern/evals/{name}")
+    page.get_by_label("E-mail").fill("mara@fern.example")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"**/fern/evals/{name}")
+    page.get_by_role("link", name="Stop").click()
+    page.get_by_text("What it has done stays.").wait_for()
+    page.get_by_role("button", name="Stop").dblclick()
+    page.wait_for_url(f"**/fern/evals/{name}")
+    page.get_by_text("it has ended: stopped").wait_for()
+    assert page.get_by_role("button", name="Stop").is_disabled()
+    assert site.log_of(name).count("mara@fern.example asked for the run to stop") == 1
+    assert looking.wrong == []
+    page.context.close()
+
+
+def test_what_failed_is_made_again_after_its_size_was_shown(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.mara))
+    page, done = looking.page, site.runs["done"]
+    for link, shown in (
+        ("Retry failed", ("1 of 6", "1 failed, 0 without a reward", "Cost, at most about")),
+        ("Submit again", ("experiment.rollout", "3 of", "6", "Cost, at most about")),
+    ):
+        looking.open(f"/fern/evals/{done}")
+        page.get_by_role("link", name=link).click()
+        asked = page.locator("main")
+        asked.get_by_role("button", name=link).wait_for()
+        assert all(words in asked.inner_text() for words in shown), asked.inner_text()
+        asked.get_by_role("button", name=link).click()
+        page.wait_for_url(lambda url: "/retry" not in url and "/resubmit" not in url and done not in url)
+        made = page.url.rpartition("/")[2]
+        assert "mara@fern.example submitted" in site.log_of(made)
+    assert "mara@fern.example submitted the retry" in site.log_of(done)
+    assert looking.wrong == []
+    page.context.close()
+
+
+def test_an_adapter_is_served_and_taken_back_by_who_may(browser: Browser, site: PlatformSite) -> None:
+    mara = visit(browser, site.base, site.session(site.mara))
+    mara.open("/fern/models/learning-5")
+    mara.page.get_by_role("button", name="Deploy").click()
+    mara.page.get_by_role("button", name="Undeploy").wait_for()
+    noa = visit(browser, site.base, site.session(site.noa))
+    noa.open("/fern/models/learning-5")
+    assert noa.page.get_by_role("button", name="Undeploy").is_disabled()
+    assert "that needs the role 'admin'" in noa.page.locator(".refused").inner_text()
+    mara.page.get_by_role("button", name="Undeploy").click()
+    mara.page.get_by_role("button", name="Deploy", exact=True).wait_for()
+    said = site.services.training_runs.get(site.mara.workspace.id, "learning").run
+    lines = [line.message for line in site.services.logs.page(said.id, limit=9).logs]
+    assert {"mara@fern.example deployed `learning-5`, on the run's page"} <= set(lines)
+    for each in (mara, noa):
+        assert each.wrong == []
+        each.page.context.close()
+
+
+def test_a_token_is_revoked_and_every_browser_signed_out(browser: Browser, site: PlatformSite) -> None:
+    here, there = (visit(browser, site.base, site.session(site.noa)) for _ in range(2))
+    page = here.page
+    here.open("/fern/api-keys")
+    page.get_by_label("Name").fill("a notebook")
+    page.get_by_role("button", name="Make an API key").click()
+    assert page.locator(".code").inner_text().startswith("osm_")
+    page.get_by_role("button", name="Revoke a notebook").click()
+    page.get_by_text("That can not be undone.").wait_for()
+    page.get_by_role("button", name="Revoke", exact=True).click()
+    page.wait_for_url("**/fern/api-keys")
+    assert page.get_by_text("a notebook").count() == 0
+    page.get_by_role("button", name="Sign out of every browser").click()
+    page.wait_for_url("**/login")
+    there.open("/fern/evals")
+    there.page.wait_for_url("**/login?next=*")
+    for each in (here, there):
+        assert each.wrong == []
+        each.page.context.close()
+
+
+def test_a_page_whose_session_ends_says_so_where_everybody_sees_it(
+    browser: Browser, site: PlatformSite
+) -> None:
+    state = site.session(site.noa)
+    looking = visit(browser, site.base, state)
+    page = looking.page
+    looking.open(f"/fern/evals/{site.runs['waiting']}")
+    with site.services.db.transaction() as session:
+        site.services.accounts.end_sessions(session, site.noa.user.id)
+    # The page asks anew when it is seen again, as it does when its stream ends.
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    said = page.locator("main > .problem")
+    said.wait_for()
+    assert "sign in" in said.inner_text().lower() and said.is_visible()
+    assert not [each for each in looking.wrong if "401" not in each]
+    page.context.close()
+
+
+def test_no_page_holds_a_secret(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.mara))
+    for path in site.pages().values():
+        assert CANARY not in looking.page.context.request.get(site.base + path).text(), path
+    looking.page.context.close()
+
+
+@pytest.mark.soak
+def test_twenty_tabs_of_one_browser_all_load(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.mara))
+    tabs = [looking.page.context.new_page() for _ in range(20)]
+    for tab in tabs:
+        tab.goto(f"{site.base}/fern/evals/{site.runs['waiting']}", wait_until="load")
+        assert tab.locator("h1").count() == 1
+    looking.page.context.close()

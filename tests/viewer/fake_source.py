@@ -119,7 +119,9 @@ class FakeSource:
         content = self.conversations.get((run, row, attempt))
         if content is None:
             return StoredConversation(None, missing="No conversation was recorded.")
-        return StoredConversation(content if len(content) <= max_bytes else None, len(content))
+        if len(content) > max_bytes:
+            return StoredConversation(None, len(content), open=lambda: BytesIO(content))
+        return StoredConversation(content, len(content))
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         found = self.files.get((run, row, attempt), {})

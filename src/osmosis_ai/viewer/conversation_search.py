@@ -59,18 +59,23 @@ def search_conversations(
     """
     wanted, rest = query.text.casefold(), replace(query, text="")
     began, found, looked, read, too_large = clock(), list[SampleEntry](), 0, 0, 0
+    enough = False
     while True:
         piece = source.samples(run, rest, limit=_AT_ONCE, cursor=cursor)
-        for sample in piece.items:
+        for number, sample in enumerate(piece.items, 1):
             stored = source.conversation(run, sample.row, sample.attempt, max_bytes=LARGEST_READ_BYTES)
             if stored.content is None:
                 too_large += stored.size > LARGEST_READ_BYTES
-                continue
-            looked, read = looked + 1, read + stored.size
-            if holds(stored.content, wanted):
-                found.append(sample)
+            else:
+                looked, read = looked + 1, read + stored.size
+                if holds(stored.content, wanted):
+                    found.append(sample)
+            enough = looked >= MOST_SAMPLES or read >= MOST_BYTES or clock() - began >= MOST_SECONDS
+            if enough and number < len(piece.items):
+                # Files may be large: it goes on from the midst of what was asked for.
+                piece = source.samples(run, rest, limit=number, cursor=cursor)
+                break
         cursor = piece.next
-        enough = looked >= MOST_SAMPLES or read >= MOST_BYTES or clock() - began >= MOST_SECONDS
         if cursor is None or enough:
             counts = {name: count for name, count in piece.counts.items() if name != "total"}
             return SearchedConversations(ItemPage(found, cursor, None, counts), looked, too_large)

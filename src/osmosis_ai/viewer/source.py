@@ -7,7 +7,7 @@ browser ever holds a whole run. Rows and attempts are numbered from 0, as journa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
@@ -256,11 +256,13 @@ class StoredConversation:
         content: None where there is none, or where it has more than the bytes that were asked for.
         size: in bytes.
         missing: why there is no content, in a sentence.
+        open: opens it where it is larger than was asked for; None where it is not.
     """
 
     content: bytes | None
     size: int = 0
     missing: str | None = None
+    open: Callable[[], BinaryIO] | None = None
 
 
 @dataclass(frozen=True, slots=True)

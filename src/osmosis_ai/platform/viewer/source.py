@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 from sqlalchemy import ColumnElement, and_, case, select
@@ -230,7 +231,7 @@ class PlatformSource:
         if file is None:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         if file.size > max_bytes:
-            return StoredConversation(None, file.size)
+            return StoredConversation(None, file.size, open=partial(self.services.blobs.open, file.blob_key))
         try:
             with self.services.blobs.open(file.blob_key) as content:
                 return StoredConversation(content.read(max_bytes + 1), file.size)

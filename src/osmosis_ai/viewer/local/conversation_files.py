@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,7 +54,8 @@ def read_conversation(
             missing = f"the conversation can not be read: `{path}` ({error.strerror or error})"
             continue
         if size > max_bytes or len(content) > max_bytes:
-            return StoredConversation(None, max(size, len(content)))
+            opened = partial(_opened, directory.path, path)
+            return StoredConversation(None, max(size, len(content)), open=opened)
         return StoredConversation(content, len(content))
     return StoredConversation(None, missing=missing)
 

@@ -80,7 +80,9 @@ _Line = tuple[Any, ...]
 _BATCH = 2_000
 _TAIL_BYTES = 128
 _MOST_ITEMS = 10**8
-_ERROR_CHARACTERS = 300
+_MOST_CHARACTERS = {
+    "boundary": 100, "category": 100, "error_type": 100, "error": 300, "input": 200, "output": 200
+}  # fmt: skip
 _CLUSTER_DIGITS = 16
 _NEEDED = ("row_index", "run_index", "rollout_id", "status", "duration_ms")
 _TEXT, _NUMBER = (str, NoneType), (float, int, NoneType)
@@ -256,7 +258,8 @@ class RunIndex:
         tokens, read, written = known("tokens"), known("prompt_tokens"), known("completion_tokens")
         if tokens is None and read is not None and written is not None:
             tokens = read + written
-        error = known("error")
+        # Anybody may have written it: what a line of a table shows is short.
+        text = {name: (known(name) or "")[:most] or None for name, most in _MOST_CHARACTERS.items()}
         return (
             row * self.n + run,
             status,
@@ -267,11 +270,11 @@ class RunIndex:
             known("duration_ms"),
             _number(known("model_latency_ms")),
             _number(known("cost_usd")),
-            known("boundary"),
-            known("category") or known("error_type"),
-            error[:_ERROR_CHARACTERS] if error is not None else None,
-            known("input"),
-            known("output"),
+            text["boundary"],
+            text["category"] or text["error_type"],
+            text["error"],
+            text["input"],
+            text["output"],
         )
 
     def _begin(self, size: int) -> tuple[int, bytes]:

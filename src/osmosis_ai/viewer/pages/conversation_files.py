@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.conversation import as_dataset_row, as_messages, json_text, read_conversation
+from osmosis_ai.evaluation.conversation import (
+    LARGEST_CONVERSATION_BYTES,
+    as_dataset_row,
+    as_messages,
+    json_text,
+    read_conversation,
+)
 from osmosis_ai.ui.policy import artifact_headers
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -18,9 +24,10 @@ from osmosis_ai.viewer.shown_steps import step_text
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from osmosis_ai.viewer.source import StoredConversation
+
 LARGEST_JSON_SHOWN = 2 << 20
 """Bytes; of more a page has the head."""
-LARGEST_DOWNLOAD_BYTES = 512 << 20
 _HEAD = 64 << 10
 _PIECE = 1 << 20
 
@@ -29,18 +36,28 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
     """Return a trajectory as it lies there, on a page or as a download; or its messages, row or one step."""
     row, attempt = place_of(item)
     wanted, step = word(words, "as"), word(words, "step")
-    content = _content(view, run, row, attempt)
-    if step is not None:
-        return _one_step(content, step, f"row_{row}_run_{attempt}_step_{step}.txt")
-    if wanted == "messages":
-        return _json(json_text(as_messages(read_conversation(content)), indent=2), f"row_{row}_messages.json")
-    if wanted == "row":
-        return _json(json_text(as_dataset_row(read_conversation(content))) + "\n", f"row_{row}.jsonl")
-    if wanted == "file":
-        return _download(content, f"row_{row}_run_{attempt}.json", "application/json")
-    if wanted is not None:
+    if wanted not in (None, "messages", "row", "file"):
         raise OsmosisError(f"'as' is one of messages, row, file, and not {wanted!r}.")
-    is_head = len(content) > LARGEST_JSON_SHOWN
+    if step is not None:
+        content = _read(view, run, row, attempt)
+        return _one_step(content, step, f"row_{row}_run_{attempt}_step_{step}.txt")
+    if wanted is None:
+        return _shown(view, run, row, attempt)
+    if wanted == "file":
+        return _file(view, run, row, attempt)
+    said = read_conversation(_read(view, run, row, attempt))
+    if wanted == "messages":
+        return _json(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
+    return _json(json_text(as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
+
+
+def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
+    """Return the page of a trajectory as it lies there, or of its head."""
+    stored = _stored(view, run, row, attempt, max_bytes=LARGEST_JSON_SHOWN)
+    content = stored.content
+    if content is None:
+        with _opened(stored) as file:
+            content = file.read(_HEAD)
     here = view.sample_href(run, row, attempt)
     return RenderedPage(
         "conversation_raw.html",
@@ -51,9 +68,9 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
                 NavItem(f"Row {row}, attempt {attempt}", here),
             ],
             "here": here,
-            "text": content[: _HEAD if is_head else None].decode("utf-8", "replace"),
-            "size": len(content),
-            "is_head": is_head,
+            "text": content.decode("utf-8", "replace"),
+            "size": stored.size,
+            "is_head": stored.content is None,
         },
     )
 
@@ -92,13 +109,42 @@ def _pieces(handle: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-def _content(view: Viewing, run: str, row: int, attempt: int) -> bytes:
+def _stored(view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
     if not view.can("conversations"):
         raise NotFoundError("conversations are not kept here.")
-    stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_DOWNLOAD_BYTES)
+    stored = stored_conversation(view, run, row, attempt, max_bytes=max_bytes)
+    if stored.missing is not None:
+        raise NotFoundError(stored.missing)
+    return stored
+
+
+def _opened(stored: StoredConversation) -> BinaryIO:
+    try:
+        if stored.open is not None:
+            return stored.open()
+    except OSError:  # it was deleted since
+        pass
+    raise NotFoundError("the conversation is not there any more.")
+
+
+def _file(view: Viewing, run: str, row: int, attempt: int) -> Response:
+    """Return a trajectory as it lies there, in pieces where it is large."""
+    from starlette.responses import StreamingResponse
+
+    name, media_type = f"row_{row}_run_{attempt}.json", "application/json"
+    stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
+    if stored.content is not None:
+        return _download(stored.content, name, media_type)
+    return StreamingResponse(_pieces(_opened(stored)), headers=artifact_headers(name), media_type=media_type)
+
+
+def _read(view: Viewing, run: str, row: int, attempt: int) -> bytes:
+    stored = _stored(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
     if stored.content is None:
-        why = stored.missing or f"the conversation has more than {LARGEST_DOWNLOAD_BYTES >> 20} MB."
-        raise NotFoundError(why)
+        most = LARGEST_CONVERSATION_BYTES >> 20
+        raise NotFoundError(
+            f"the conversation has more than {most} MB: it can be downloaded, and is not read."
+        )
     return stored.content
 
 

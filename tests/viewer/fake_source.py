@@ -120,7 +120,7 @@ class FakeSource:
         if content is None:
             return StoredConversation(None, missing="No conversation was recorded.")
         if len(content) > max_bytes:
-            return StoredConversation(None, len(content), open=lambda: BytesIO(content))
+            return StoredConversation(None, len(content), open=lambda: io.BytesIO(content))
         return StoredConversation(content, len(content))
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,39 @@ def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing
     with pytest.raises(ConflictError, match="exists"):
         report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     report_run("calm-fern-1", ReportFile(file, overwrite=True), RunReportOptions(text=False))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("what", ["pipe", "directory", "link to a file", "link to nothing", "full disk"])
+def test_what_stands_in_the_place_of_a_report_is_not_lost(tmp_path: Path, what: str, overwrite: bool) -> None:
+    place, other = tmp_path / "out" / "<b>.html", tmp_path / "other"
+    place.parent.mkdir()
+    other.write_text("precious")
+    if what == "pipe":
+        os.mkfifo(place)
+    elif what == "directory":
+        place.mkdir()
+    elif what.startswith("link"):
+        place.symlink_to(other if what == "link to a file" else tmp_path / "nothing")
+    before = place.lstat().st_mode if what != "full disk" else None
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with ReportFile(place, overwrite=overwrite).opened() as file:
+            if what == "full disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            file.write(b"x" * 1_000_000)
+        written = True
+    except OsmosisError as error:
+        written = False
+        assert str(place) in error.message
+        assert (
+            "exists" in error.message if before and not overwrite else "can not be written" in error.message
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    # A link is replaced where that is asked for; what it leads to never is.
+    assert written == (what.startswith("link") and overwrite)
+    assert other.read_text() == "precious"
+    assert [each.name for each in place.parent.iterdir()] == ([] if what == "full disk" else [place.name])
+    if before is not None and not written:
+        assert place.lstat().st_mode == before

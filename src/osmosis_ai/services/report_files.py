@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import replacing, require_writable
+from osmosis_ai.files import is_stream, replacing, require_writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,11 @@ class ReportFile:
             ConflictError: it exists, and is not to be overwritten.
             OsmosisError: it can not be written.
         """
-        if self.path.exists() and not self.overwrite:
+        if os.path.lexists(self.path) and not self.overwrite:
             raise ConflictError(f"{self.path} exists.", hint="write another file, or this one with --force")
+        if is_stream(self.path) and not self.path.is_dir():
+            # What is written beside it would take its place.
+            raise OsmosisError(f"{self.path} can not be written: it is a device or a pipe, and no file.")
         try:
             require_writable(self.path)
         except OSError as error:

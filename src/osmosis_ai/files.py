@@ -69,7 +69,8 @@ def replacing_or_streaming(path: Path, *, mode: int = 0o600, durable: bool = Tru
 
 def is_stream(path: Path) -> bool:
     """Tell whether there is a device or a pipe, or one of the links that stand for them, such as ``/dev/stdout``."""
-    return path.exists() and (not path.is_file() or (path.is_symlink() and path.is_relative_to("/dev")))
+    in_dev = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")  # the latter holds files
+    return path.exists() and (not path.is_file() or (path.is_symlink() and in_dev))
 
 
 def require_writable(path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 from osmosis_ai.services.viewing import open_viewer, viewed_place
+from osmosis_ai.ui.pages import templates
 from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys, proof_of
 from osmosis_ai.viewer.serving.meeting import (
     OpenViewer,
@@ -251,3 +252,30 @@ def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch
     for word in ("\0", "x" * 5000):
         with pytest.raises(OsmosisError):
             viewed_place(word)
+
+
+def test_templates_stay_as_they_were_when_the_viewer_started(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("as it was")
+    kept = templates(tmp_path)
+    (tmp_path / "page.html").write_text("{{ of_a_newer_release }}")
+    assert kept.get_template("page.html").render() == "as it was"
+
+
+def test_an_installation_that_changes_under_a_viewer_is_said_to(
+    app: FastAPI, keys: ViewerKeys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from starlette.testclient import TestClient
+
+    import osmosis_ai
+
+    client = TestClient(app, base_url=HERE, raise_server_exceptions=False)
+    client.get(opening_path(keys, "/"))
+    monkeypatch.setattr(FakeSource, "run", lambda *_: {}["gone"])
+    broken = client.get("/evals/calm-fern-1")
+    assert (broken.status_code, "KeyError" in broken.text) == (500, True)
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr(osmosis_ai, "__file__", str(tmp_path / "__init__.py"))
+    broken = client.get("/evals/calm-fern-1")
+    assert broken.status_code == 500
+    assert "installed anew" in broken.text and "run `osmosis view` again" in broken.text
+    assert broken.headers["cache-control"] == "no-store"

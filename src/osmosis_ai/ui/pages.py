@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,10 @@ def templates(*folders: Path) -> Environment:
 
     Every value is escaped, and what is not seen in it is shown as a mark; a name that nobody gave is an error.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import DictLoader, Environment, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader([*folders, KIT]),
+        loader=DictLoader(_sources((*folders, KIT))),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -40,6 +40,15 @@ def templates(*folders: Path) -> Environment:
     environment.globals["asset"] = asset_name
     environment.filters.update(_FILTERS)
     return environment
+
+
+def _sources(folders: Sequence[Path]) -> dict[str, str]:
+    """Return all templates, of two of a name the first: those of an installation that changes later would not fit us."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for folder in reversed(folders)
+        for path in folder.rglob("*.html")
+    }
 
 
 def _shown(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -14,12 +15,13 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import osmosis_ai
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
-from osmosis_ai.viewer.rendering import render
+from osmosis_ai.viewer.rendering import environment, render
 from osmosis_ai.viewer.routes import refusal, viewer_router
 from osmosis_ai.viewer.serving.entry import ViewerKeys, proof_of
 from osmosis_ai.viewer.source import RunSource
@@ -27,6 +29,7 @@ from osmosis_ai.viewer.source import RunSource
 OPEN_PATH = "/open"
 FRESH_KEY_PATH = "/fresh-key"
 _ASSETS = "/assets"
+_CHANGED = "Osmosis was installed anew since this viewer was started, and this page is in another way now."
 _SMALLEST_GZIPPED_BYTES = 1_000
 
 
@@ -48,6 +51,9 @@ def viewer_app(
         on_opened: is told each key that was used.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    # What is read later may be of another release.
+    environment(), assets()
+    installed = _installed()
 
     def viewing(request: Request) -> Viewing:
         return _viewing(request, source)
@@ -59,6 +65,16 @@ def viewer_app(
         return refusal(
             _viewing(request, source), NotFoundError(f"there is no page at {request.url.path[:200]}.")
         )
+
+    @app.exception_handler(Exception)
+    def failed(_request: Request, error: Exception) -> Response:
+        # What a function imports may be of a newer release by now.
+        why = (
+            _CHANGED
+            if _installed() != installed
+            else f"This page could not be made ({type(error).__name__})."
+        )
+        return _said(f"{why}\nEnd this viewer, and run `osmosis view` again.\n", 500)
 
     @app.get(_ASSETS + "/{name}")
     def asset(name: str, request: Request) -> Response:
@@ -123,8 +139,20 @@ def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Resp
 
 def turned_away(why: str) -> Response:
     """Return what somebody gets who may not see anything; it tells nothing of what there is."""
-    text = f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n"
-    return Response(text, 403, media_type="text/plain; charset=utf-8", headers=page_headers(keep=False))
+    return _said(f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n", 403)
+
+
+def _said(text: str, status: int) -> Response:
+    return Response(text, status, media_type="text/plain; charset=utf-8", headers=page_headers(keep=False))
+
+
+def _installed() -> tuple[int, int] | None:
+    """Return what is another one after the package was installed anew; None while it is not there."""
+    try:
+        about = Path(osmosis_ai.__file__).stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_ctime_ns
 
 
 class _Door:

@@ -234,6 +234,8 @@ def test_locked_versions_are_kept_and_what_only_the_locked_sdk_needed_is_not(wor
     world.write(["osmosis-ai[server]", "tinydep", "latecomer"])
     before = world.fingerprint()
     environment = world.prepare()
+    digest = hashlib.sha256((world.rollout_dir / "uv.lock").read_bytes()).hexdigest()
+    assert environment.words.endswith(f", uv.lock SHA-256 {digest}")
     assert run_in(environment, "import tinydep, latecomer; print(tinydep.VERSION)") == "1.0"
     assert run_in(environment, "from importlib.metadata import version; print(version('litellm'))") != "0.1"
     found = run_in(environment, "from importlib.util import find_spec; print(find_spec('imposters_friend'))")

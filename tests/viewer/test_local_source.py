@@ -271,6 +271,27 @@ def test_a_training_directory_tells_the_config_that_was_submitted(tmp_path: Path
     assert "Config" not in dict(detail.facts)
 
 
+def test_what_a_run_ran_in_is_told_of_a_file_of_its_own_alone(local: LocalPlace, tmp_path: Path) -> None:
+    local.start("run", rows=1, n=1)
+    RunDirectory(local.evals / "run").write_environment("the running Python, uv.lock SHA-256 0f")
+    facts = dict(local.source.run("eval", "run").facts)
+    assert facts["Environment"] == "the running Python, uv.lock SHA-256 0f"
+    training = TrainingDirectory(tmp_path / "owl")
+    training.path.mkdir()
+    Manifest.new("owl", {}, {"isolation": "bubblewrap, network host"}).write(training.manifest)
+    training.write_environment("an environment of its own")
+    facts = dict(training_detail(read_training(training.path, "owl"), training.path).facts)
+    assert (facts["Environment"], facts["Isolation"]) == (
+        "an environment of its own",
+        "bubblewrap, network host",
+    )
+    (tmp_path / "secret").write_text("secret")
+    (training.path / "environment.txt").unlink()
+    (training.path / "environment.txt").symlink_to(tmp_path / "secret")
+    facts = dict(training_detail(read_training(training.path, "owl"), training.path).facts)
+    assert "Environment" not in facts
+
+
 def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     def shown() -> list[tuple[str, str, int | None]]:
         entries = local.source.runs(RunQuery(sort="name", descending=False), limit=9).items

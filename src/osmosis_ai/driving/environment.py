@@ -46,11 +46,18 @@ class RolloutEnvironment:
         python: its interpreter.
         kind: whether this is the interpreter that runs now or one uv built.
         note: a sentence for the run's plan.
+        lock_sha256: of the ``uv.lock`` whose versions it has; None where there is none, or it is not used.
     """
 
     python: Path
     kind: Literal["running-interpreter", "uv"]
     note: str
+    lock_sha256: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What a run's record says of it."""
+        return self.note if self.lock_sha256 is None else f"{self.note}, uv.lock SHA-256 {self.lock_sha256}"
 
 
 def running_environment(why: str) -> RolloutEnvironment:
@@ -100,8 +107,18 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
         )
     environment = _UvEnvironment(rollout_dir, project, uv, note).get(cache_dir)
     return RolloutEnvironment(
-        python_of(environment), "uv", f"an environment of its own, built by uv ({reasons})"
+        python_of(environment),
+        "uv",
+        f"an environment of its own, built by uv ({reasons})",
+        lock_sha256=_lock_digest(rollout_dir),
     )
+
+
+def _lock_digest(rollout_dir: Path) -> str | None:
+    try:
+        return hashlib.sha256((rollout_dir / "uv.lock").read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 class _UvEnvironment:

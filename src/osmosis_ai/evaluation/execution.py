@@ -134,6 +134,8 @@ class Execution:
             environment, server = await job.rollout.server(self._server_setting())
             if environment is not None:
                 self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
+                job.directory.write_environment(state.redact.text(environment.words))
+                self._hooks.environment(environment.words)
             self._hooks.stage(
                 "starting the rollout's server" if environment else "looking for the served agent"
             )

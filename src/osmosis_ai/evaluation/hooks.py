@@ -57,6 +57,9 @@ class RunHooks:
     def stage(self, message: str) -> None:
         """Tell what the run is busy with now (``starting the rollout's server``)."""
 
+    def environment(self, words: str) -> None:
+        """Take note of what the agent runs in; not called for one that is served elsewhere."""
+
     def log_event(self, event: LogEvent, redact: Redactor) -> None:
         """Take an event of the run's log; only with ``verbose``.
 

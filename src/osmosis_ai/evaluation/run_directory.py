@@ -24,6 +24,8 @@ from osmosis_ai.files import replacing, sync_directory, write_atomic, write_json
 TRAJECTORY_FILE = "trajectory.json"
 MOST_OF_A_CONFIG = 256 * 1024
 """Bytes of a config that are kept with a run, and read of it."""
+ENVIRONMENT_FILE = "environment.txt"
+"""What the agent ran in, a line: of an evaluation as of a training run."""
 
 
 class RunDirectory:
@@ -82,6 +84,10 @@ class RunDirectory:
     def write_config(self, text: str) -> None:
         """Keep the config that the run begins with, as it was written."""
         write_atomic(self.config, text.encode("utf-8", "replace")[:MOST_OF_A_CONFIG])
+
+    def write_environment(self, words: str) -> None:
+        """Keep what the agent runs in; that of the newest session counts."""
+        write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
 
     def write_progress(self, *, sampled_rows: int, n: int, total_dataset_rows: int) -> None:
         """Write how large the run is."""

@@ -151,6 +151,8 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     )
     summary = asyncio.run(local.run())
     assert summary is not None
+    assert detail["environment"] == (summary.run_dir / "environment.txt").read_text().strip()
+    assert "which has everything `multiply/pyproject.toml` asks for" in detail["environment"]
 
     def essence(lines: bytes) -> list[tuple[Any, ...]]:
         keys = ("row_index", "run_index", "status", "reward", "tokens", "trajectory_filename")

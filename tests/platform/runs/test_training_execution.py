@@ -105,6 +105,8 @@ def test_a_run_trains_and_leaves_a_curve_a_log_and_checkpoints(
     run = submit(api)
     found = ended(api, run["name"])
     assert found["status"] == "finished", (found, messages(api, run["name"]))
+    told = api.get(f"{RUNS}/{run['name']}").json()["environment"]
+    assert told.startswith("the running Python")
     assert (found["current_step"], found["total_steps"]) == (STEPS, STEPS)
     assert found["examples_processed_count"] == STEPS * 16
 

@@ -214,6 +214,15 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
     assert (later.summary.error, later.summary.person) == ("it broke", "Mara")
 
 
+def test_a_run_tells_what_it_ran_in_and_what_held_it_back(
+    source: PlatformSource, services: PlatformServices, member: Member
+) -> None:
+    ran = {"environment": "an environment of its own, built by uv", "isolation": "bubblewrap, network host"}
+    add_run(services, member, "held", **ran)
+    facts = source.run("eval", "held").facts
+    assert ("Environment", ran["environment"]) in facts and ("Isolation", ran["isolation"]) in facts
+
+
 def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
     services: PlatformServices, member: Member, stranger: Member, run: DbRun
 ) -> None:

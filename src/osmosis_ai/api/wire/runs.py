@@ -54,11 +54,14 @@ class Resubmittable(WireModel):
     """What our platform says of a run besides, so that it can be submitted again and compared with.
 
     ``request`` is the body of its submit, without values of secrets; ``dataset_sha256`` the digest of its rows' file.
+    ``environment`` and ``isolation`` say where its rollouts ran, and what held them back there.
     """
 
     request: dict[str, Any] | None = None
     dataset_sha256: str | None = None
     platform_version: str | None = None
+    environment: str | None = None
+    isolation: str | None = None
 
 
 class RunAgain(WireModel):

@@ -338,6 +338,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             ("Config", ", ".join(self.settings(detail.config or {}))),
             ("Branch", detail.branch),
             ("Commit", detail.commit_sha and detail.commit_sha[:7]),
+            ("Environment", detail.environment),
+            ("Isolation", detail.isolation),
             ("Secrets", ", ".join(f"{name} ({SCOPES.get(it, it)})" for name, it in sorted(scopes))),
             (
                 "Environment Variables",

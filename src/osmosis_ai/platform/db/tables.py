@@ -24,6 +24,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base as Base
+from osmosis_ai.platform.db.eval_import_tables import DbEvalImport as DbEvalImport
+from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEvalImportFile
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 
 
@@ -224,7 +226,9 @@ class DbRun(RunNumbers, Base):
     that was executed elsewhere where it came from; NULL for all others. A retry makes only the work items of
     ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``. ``journal_blob``: the key of its journal,
     compressed, once it has ended. ``samples_filled_at``: since when nothing more can be learnt of its samples; NULL
-    while it executes, and of runs before 0.3.16 until their files have been read.
+    while it executes, and of runs before 0.3.16 until their files have been read. ``environment`` and ``isolation`` say, in
+    a few words each, where its rollouts run and what holds them back there (``bubblewrap, network host``, or
+    ``none: <reason>``); NULL before that is known, of an agent that is served elsewhere, and of runs before 0.3.17.
     """
 
     __tablename__ = "runs"
@@ -265,6 +269,8 @@ class DbRun(RunNumbers, Base):
     secret_scopes: Mapped[dict[str, Any] | None]
     sealed_secrets: Mapped[bytes | None] = mapped_column(LargeBinary)
     platform_version: Mapped[str | None] = mapped_column(String(64))
+    environment: Mapped[str | None] = mapped_column(Text)
+    isolation: Mapped[str | None] = mapped_column(String(255))
     retry_of_id: Mapped[str | None] = mapped_column(String(40))
     retry_of_name: Mapped[str | None] = mapped_column(String(255))
     retried: Mapped[list[Any] | None]
@@ -282,45 +288,6 @@ class DbRun(RunNumbers, Base):
     lease_expires_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
     stop_requested_at: Mapped[datetime | None]
-
-
-class DbEvalImport(Base):
-    """The upload of an evaluation that ran elsewhere. ``status``: ``uploading`` or ``finalized``.
-
-    ``announced`` is what was said of the run when the upload began. ``run_id`` is decided then, because its files are
-    stored below it; the run itself is there once the upload is finalized, until somebody deletes it.
-    """
-
-    __tablename__ = "eval_imports"
-    __table_args__ = (UniqueConstraint("workspace_id", "local_run_id", "manifest_digest"),)
-
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
-    repository_id: Mapped[str | None] = mapped_column(ForeignKey("repositories.id", ondelete="SET NULL"))
-    local_run_id: Mapped[str] = mapped_column(String(32))
-    manifest_digest: Mapped[str] = mapped_column(String(64))
-    status: Mapped[str] = mapped_column(String(16))
-    announced: Mapped[dict[str, Any]]
-    run_id: Mapped[str] = mapped_column(String(40))
-    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
-    created_at: Mapped[datetime]
-    expires_at: Mapped[datetime] = mapped_column(index=True)
-
-
-class DbEvalImportFile(Base):
-    """A file of such an upload, by its path in the run's directory; ``upload`` is the store's, while it is open."""
-
-    __tablename__ = "eval_import_files"
-
-    import_id: Mapped[str] = mapped_column(
-        ForeignKey("eval_imports.id", ondelete="CASCADE"), primary_key=True
-    )
-    path: Mapped[str] = mapped_column(String(1024), primary_key=True)
-    size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64))
-    blob_key: Mapped[str] = mapped_column(String(255))
-    upload: Mapped[dict[str, Any] | None]
-    is_stored: Mapped[bool] = mapped_column(default=False)
 
 
 class DbDeletedRun(Base):

@@ -223,7 +223,8 @@ def _repeatable(run: DbRun) -> dict[str, Any]:
     rows = {"dataset_sha256": (run.selection or {}).get("sha256")}
     if run.imported is not None:
         return present(rows)
-    return present({"request": run.request, **rows, "platform_version": run.platform_version})
+    ran = {"environment": run.environment, "isolation": run.isolation}
+    return present({"request": run.request, **rows, "platform_version": run.platform_version, **ran})
 
 
 def named(id: str | None, name: str) -> Named:

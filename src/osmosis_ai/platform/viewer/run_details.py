@@ -121,6 +121,8 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Entrypoint", str((run.request.get("experiment_config") or {}).get("entrypoint") or "")
     yield "Branch", run.branch or ""
     yield "Seed", str(run.seed) if run.imported is None else ""
+    yield "Environment", run.environment or ""
+    yield "Isolation", run.isolation or ""
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
     yield "Submitted", date(run.created_at)
     yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""

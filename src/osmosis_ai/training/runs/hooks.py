@@ -78,6 +78,9 @@ class TrainingHooks:
     def stage(self, message: str) -> None:
         """Tell what the run is busy with now (``loading the model``)."""
 
+    def environment(self, words: str) -> None:
+        """Take note of what the agent runs in; not called for one that is served elsewhere."""
+
     def progress(self, progress: SamplingProgress) -> None:
         """Show how far the rollouts of a step are; called after each of them."""
 
@@ -117,6 +120,10 @@ class LoggedHooks(TrainingHooks):
     def stage(self, message: str) -> None:
         self._log.write("stage", message)
         self._hooks.stage(message)
+
+    def environment(self, words: str) -> None:
+        self._log.write("deps", words)
+        self._hooks.environment(words)
 
     def progress(self, progress: SamplingProgress) -> None:
         self._hooks.progress(progress)

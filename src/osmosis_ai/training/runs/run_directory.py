@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.files import open_regular, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
@@ -121,6 +122,10 @@ class TrainingDirectory:
             return type(settings).model_validate({**written, **moved}) if moved else settings
         except ValidationError:
             return settings  # a value that this release does not know: refused by its name
+
+    def write_environment(self, words: str) -> None:
+        """Keep what the agent runs in; that of the newest session counts."""
+        write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
 
     def write_validation(self, samples: ValidationSamples) -> None:
         """Keep what became of the newest validation's samples; their trajectories stay until the next one's.

@@ -237,7 +237,7 @@ class Trainer:
         spec, directory = self._spec, self._directory
         if spec.served is not None:
             return spec.served.agent(directory.trials)
-        _, server = await prepare_server(
+        environment, server = await prepare_server(
             spec.rollout_dir,
             spec.entrypoint,
             environ=self._environ,
@@ -248,6 +248,8 @@ class Trainer:
             cache_dir=self._rollout_cache,
             note=hooks.note,
         )
+        directory.write_environment(self._redact.text(environment.words))
+        hooks.environment(environment.words)
         return server
 
     async def _probe(

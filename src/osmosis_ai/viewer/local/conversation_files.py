@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, TRAJECTORY_FILE, RunDirectory
+from osmosis_ai.evaluation.run_directory import (
+    ENVIRONMENT_FILE,
+    MOST_OF_A_CONFIG,
+    TRAJECTORY_FILE,
+    RunDirectory,
+)
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.files import open_regular
@@ -21,6 +26,7 @@ from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.viewer.source import StoredArtifact, StoredConversation
 
 _MOST_FILES = 2_000
+_MOST_OF_A_LINE = 4096
 _NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -30,6 +36,15 @@ def read_config(directory: RunDirectory) -> str | None:
     try:
         with _opened(directory.path, directory.config.name) as file:
             return file.read(MOST_OF_A_CONFIG).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def read_environment(directory: Path) -> str | None:
+    """Return what the agent of an evaluation or of a training run ran in; None where that was not recorded."""
+    try:
+        with _opened(directory, ENVIRONMENT_FILE) as file:
+            return file.read(_MOST_OF_A_LINE).decode("utf-8", "replace").strip() or None
     except OSError:
         return None
 

@@ -22,6 +22,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.viewer.local.conversation_files import read_environment
 from osmosis_ai.viewer.source import RunEntry
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
         "Config": provenance.get("config"),
         "Commit": commit,
         "Branch": provenance.get("git_branch"),
+        "Environment": read_environment(directory),
         "Isolation": provenance.get("isolation"),
         "Agent's time limit (s)": timeouts.get("agent_timeout_sec"),
         "Grader's time limit (s)": timeouts.get("grader_timeout_sec"),

@@ -30,6 +30,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.viewer.local.conversation_files import read_environment
 from osmosis_ai.viewer.local.evaluations import moment, series_of
 from osmosis_ai.viewer.local.log_file import parse_line
 from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
@@ -115,6 +116,8 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         "Rollout": entry.rollout,
         "Config": _text(written),
         "Commit": entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}",
+        "Environment": read_environment(path),
+        "Isolation": _text(known.manifest.provenance.get("isolation")),
         "Device": known.sessions[-1].get("device") if known.sessions else None,
         "Run id": known.manifest.local_run_id,
         "Directory": str(path),

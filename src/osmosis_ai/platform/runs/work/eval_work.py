@@ -141,6 +141,9 @@ class _Hooks(RunHooks):
     def stage(self, message: str) -> None:
         self._publisher.log(LogLine(message, step="run"))
 
+    def environment(self, words: str) -> None:
+        self._publisher.know(environment=words)
+
     def log_event(self, event: LogEvent, redact: Redactor) -> None:
         self._logged = event.message
         # What went well is in the samples; a hundred thousand lines of it would bury the rest.

@@ -93,6 +93,16 @@ class Publisher:
         """
         self._writes.append(write)
 
+    def know(self, **facts: str) -> None:
+        """Publish what is known of the run, by the column of its row; may be called from any thread."""
+
+        def write() -> None:
+            with self._leases.writing(self._lease) as (_, run):
+                for name, words in facts.items():
+                    setattr(run, name, storable(self._redactor.text(words)))
+
+        self.write(write)
+
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Publish how far the run is; may be called from any thread."""
         self._progress = snapshot

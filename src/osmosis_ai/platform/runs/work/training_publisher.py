@@ -311,6 +311,9 @@ class PublishingHooks(TrainingHooks):
     def stage(self, message: str) -> None:
         self._say(message)
 
+    def environment(self, words: str) -> None:
+        self._publisher.know(environment=words)
+
     def step(self, record: StepRecord, total_steps: int) -> None:
         if VALIDATION_PLANNED in record.metrics:
             # Before its numbers: what is told of a change is whole by then.

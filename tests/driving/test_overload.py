@@ -166,53 +166,66 @@ async def test_a_narrowed_dispatcher_starts_less_and_stops_nothing() -> None:
 # --- the watch ---------------------------------------------------------------------------------------------
 
 
-class Machine:
-    """An engine, a server and a provider that do as the test says."""
-
-    def __init__(self, clock: Clock, *, ceiling: int = 16) -> None:
-        self.engine = self.server = self.anew = LoopState(0.0)
-        self.limited = False
-        self.asked = 0
+class Server:
+    def __init__(self, ceiling: int, clock: Clock) -> None:
         self.pace = Pace(ceiling, clock=clock)
-        self.tally = LimitTally()
-        self.watch = MachineWatch(
-            engine=lambda: self.engine,
-            server=lambda: self.server,
-            ask_server=self.ask,
-            rate_limited=lambda: self.limited,
-            clock=clock,
-        )
+        self.state = self.anew = LoopState(0.0)
+        self.asked = 0
 
     async def ask(self) -> LoopState:
         self.asked += 1
         return self.anew
 
+
+class Machine:
+    """An engine, two servers and a provider that do as the test says."""
+
+    def __init__(self, clock: Clock, *, ceiling: int = 16) -> None:
+        self.engine = LoopState(0.0)
+        self.server, self.neighbour = Server(ceiling, clock), Server(ceiling, clock)
+        self.limited = False
+        self.tally = LimitTally()
+        self.watch = MachineWatch(
+            engine=lambda: self.engine,
+            servers=[self.server, self.neighbour],
+            rate_limited=lambda: self.limited,
+            clock=clock,
+        )
+
     def tick(self, *, in_flight: int) -> bool:
-        return self.watch.tick(self.pace, self.tally, in_flight=in_flight)
+        return self.watch.tick(self.tally, in_flight=in_flight)
 
 
-@pytest.mark.parametrize("late", ["engine", "server"])
-def test_the_later_of_engine_and_server_sets_the_pace(clock: Clock, late: str) -> None:
-    machine = Machine(clock)
-    setattr(machine, late, LoopState(0.3, late_ago_s=0.0))
+@pytest.mark.parametrize(("late", "allowed"), [("engine", (12, 12)), ("server", (12, 16))])
+def test_a_server_that_is_late_gets_less_to_do_and_an_engine_that_is_late_slows_all(
+    clock: Clock, late: str, allowed: tuple[int, int]
+) -> None:
+    machine, lateness = Machine(clock), LoopState(0.3, late_ago_s=0.0)
+    if late == "engine":
+        machine.engine = lateness
+    else:
+        machine.server.state = lateness
     changes = []
     for _ in range(10):
         changes.append(machine.tick(in_flight=4))
         clock.now += 0.25
     assert changes.count(True) == 1
-    assert machine.pace.allowed == 12
+    assert (machine.server.pace.allowed, machine.neighbour.pace.allowed) == allowed
 
 
 async def test_a_lateness_is_found_where_it_was_and_not_before_the_attempt(clock: Clock) -> None:
     machine = Machine(clock)
-    assert not await machine.watch.was_late(clock.now - 5)
-    assert machine.asked == 1, "what was heard last may be older than the failure"
+    server = machine.server
+    assert not await machine.watch.was_late(clock.now - 5, server)
+    assert server.asked == 1, "what was heard last may be older than the failure"
     machine.engine = LoopState(0.0, late_ago_s=6.0)
-    assert not await machine.watch.was_late(clock.now - 5)
-    assert await machine.watch.was_late(clock.now - 7)
+    assert not await machine.watch.was_late(clock.now - 5, server)
+    assert await machine.watch.was_late(clock.now - 7, server)
+    assert await machine.watch.was_late(clock.now - 7, None)
     machine.engine = LoopState(0.0)
-    machine.anew = LoopState(0.0, late_ago_s=1.0)
-    assert await machine.watch.was_late(clock.now - 5)
+    server.anew = LoopState(0.0, late_ago_s=1.0)
+    assert await machine.watch.was_late(clock.now - 5, server)
+    assert not await machine.watch.was_late(clock.now - 5, machine.neighbour), "it ran none of this attempt"
 
 
 def test_the_result_says_what_held_the_run_back(clock: Clock) -> None:
@@ -225,7 +238,7 @@ def test_the_result_says_what_held_the_run_back(clock: Clock) -> None:
     machine.limited = True
     for _ in range(3):
         machine.tick(in_flight=4)
-    machine.server = LoopState(0.05, busy=0.97)
+    machine.server.state = LoopState(0.05, busy=0.97)
     machine.tick(in_flight=4)
     found = machine.tally.limited_by()
     assert found is not None

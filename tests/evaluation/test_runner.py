@@ -225,7 +225,7 @@ async def test_what_a_late_machine_lost_is_made_again_and_counted_apart(world: W
 async def test_a_client_that_gives_up_on_a_slow_model_is_the_agents_failure(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def on_time(watch: MachineWatch, since: float) -> bool:
+    async def on_time(watch: MachineWatch, since: float, server: object) -> bool:
         return False
 
     # What else this machine does must not matter here.

@@ -47,6 +47,16 @@ SliceOption = Annotated[
         show_default=False,
     ),
 ]
+ServersOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=8,
+        help="Rollout servers that share the rollouts; their modules are loaded once in each (default: one for each "
+        "processor but one).",
+        rich_help_panel="Pace and seeds",
+    ),
+]
 NoPreviewsOption = Annotated[
     bool,
     typer.Option("--no-previews", help="Do not record how input and output of each sample begin."),

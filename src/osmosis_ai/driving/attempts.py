@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.driving.machine import MachineWatch
-    from osmosis_ai.driving.restarting_server import RestartingRolloutServer
+    from osmosis_ai.driving.server_pool import ServerPool
     from osmosis_ai.rollout.types import GraderCompleteRequest
 
 MAX_LOSSES = 3
@@ -135,10 +135,10 @@ class AttemptResults(ABC):
 
 @dataclass(frozen=True)
 class AttemptServices:
-    """What attempts run on: the model's bridge, the rollout's server, and the watch over this machine."""
+    """What attempts run on: the model's bridge, the rollout's servers, and the watch over this machine."""
 
     bridge: RolloutBridge[Any]
-    server: RestartingRolloutServer
+    servers: ServerPool
     machine: MachineWatch
     timeouts: AttemptTimeouts
 
@@ -188,7 +188,7 @@ class RunningAttempt:
             loss = await self._drive()
             if self.recording is not None:
                 await asyncio.shield(self.recording)
-                services.server.attempt_finished()
+                services.servers.attempt_finished()
                 return True
             self._given_up = True
             missing = AttemptLostError("its server reported no result", death=None)
@@ -240,7 +240,7 @@ class RunningAttempt:
             },
         )
         try:
-            await self._services.server.run(request)
+            await self._services.servers.run(request)
         except AttemptLostError as lost:
             return lost
         except RolloutProtocolError as error:
@@ -258,7 +258,10 @@ class RunningAttempt:
             ended=time.monotonic(),
             agent_timeout_s=self._services.timeouts.agent_s,
         )
-        return since is not None and await self._services.machine.was_late(since)
+        if since is None:
+            return False
+        services = self._services
+        return await services.machine.was_late(since, services.servers.place_of(self.rollout_id))
 
     async def _lose(self, loss: AttemptLostError) -> bool:
         """Count a loss; return whether the attempt is over with it."""

@@ -1,7 +1,7 @@
 """Watches whether this machine keeps up: it sets the pace, and it knows what held a run back.
 
-Two event loops can be late: the engine's, which serves the agents' model calls, and the rollout
-server's, in which the agents run. A lateness that is over still explains what failed during it.
+Event loops can be late: the engine's, which serves the agents' model calls, and those of the rollout
+servers, in which the agents run. A lateness that is over still explains what failed during it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -112,13 +112,25 @@ class LimitTally:
         return LimitedBy(most=most, **shares)
 
 
+class WatchedServer(Protocol):
+    """A rollout server as it is watched (:class:`osmosis_ai.driving.server_pool.PooledServer`)."""
+
+    pace: Pace
+
+    @property
+    def state(self) -> LoopState:
+        """How its event loop does, as last heard."""
+
+    async def ask(self) -> LoopState | None:
+        """Ask how its event loop does now; None where there is nobody to ask."""
+
+
 class MachineWatch:
-    """Follows the lag of engine and rollout server while rollouts are dispatched.
+    """Follows the lag of engine and rollout servers while rollouts are dispatched.
 
     Args:
         engine: how this process's event loop does.
-        server: how the server's does, as last heard.
-        ask_server: asks it anew.
+        servers: the run's; each has a pace of its own, which the engine's lag slows, too.
         rate_limited: whether the provider's rate limit holds calls back now.
         clock: seconds, monotonic.
     """
@@ -127,56 +139,62 @@ class MachineWatch:
         self,
         *,
         engine: Callable[[], LoopState],
-        server: Callable[[], LoopState],
-        ask_server: Callable[[], Awaitable[LoopState | None]],
+        servers: Sequence[WatchedServer],
         rate_limited: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._server = server
-        self._ask_server = ask_server
+        self._servers = servers
         self._rate_limited = rate_limited
         self._clock = clock
 
-    def tick(self, pace: Pace, tally: LimitTally, *, in_flight: int) -> bool:
-        """Look once, tell ``pace`` how late the machine is, and return whether that has changed it."""
-        engine, server = self._engine(), self._server()
-        lag_s = max(engine.lag_s, server.lag_s)
-        changed = pace.observe(lag_s)
+    def tick(self, tally: LimitTally, *, in_flight: int) -> bool:
+        """Look once, tell each server's pace how late it or the engine is; return whether that has changed one."""
+        engine = self._engine()
+        states = [server.state for server in self._servers]
+        paces = [server.pace for server in self._servers]
+        changed = [
+            pace.observe(max(engine.lag_s, state.lag_s)) for pace, state in zip(paces, states, strict=True)
+        ]
         if in_flight:
-            saturated = max(engine.busy, server.busy) >= _SATURATED
-            if lag_s >= LATE_S or saturated or pace.narrowed:
+            late = any(state.lag_s >= LATE_S for state in (engine, *states))
+            saturated = any(state.busy >= _SATURATED for state in (engine, *states))
+            if late or saturated or any(pace.narrowed for pace in paces):
                 tally.add("this_machine")
             else:
                 tally.add("rate_limit" if self._rate_limited() else "provider")
-        return changed
+        return any(changed)
 
     async def watch(
-        self, pace: Pace, tally: LimitTally, *, in_flight: Callable[[], int], changed: Callable[[], None]
+        self, tally: LimitTally, *, in_flight: Callable[[], int], changed: Callable[[], None]
     ) -> None:
-        """Look several times a second until cancelled; call ``changed`` whenever the pace has."""
-        asking = asyncio.create_task(self._keep_asking())
+        """Look several times a second until cancelled; call ``changed`` whenever a pace has."""
+        asking = asyncio.gather(*(self._keep_asking(server) for server in self._servers))
         try:
             while True:
-                if self.tick(pace, tally, in_flight=in_flight()):
+                if self.tick(tally, in_flight=in_flight()):
                     changed()
                 await asyncio.sleep(TICK_S)
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    async def was_late(self, since: float) -> bool:
-        """Whether engine or server was late at any time after ``since`` (of the monotonic clock)."""
-        if self._reaches(self._engine(), since) or self._reaches(self._server(), since):
+    async def was_late(self, since: float, server: WatchedServer | None) -> bool:
+        """Whether the engine or ``server`` was late at any time after ``since`` (of the monotonic clock)."""
+        if self._reaches(self._engine(), since):
+            return True
+        if server is None:
+            return False
+        if self._reaches(server.state, since):
             return True
         # What it said last may be older than what is asked about.
-        answer = await self._ask_server()
+        answer = await server.ask()
         return answer is not None and self._reaches(answer, since)
 
     def _reaches(self, state: LoopState, since: float) -> bool:
         return state.late_ago_s is not None and self._clock() - state.late_ago_s >= since
 
-    async def _keep_asking(self) -> None:
+    async def _keep_asking(self, server: WatchedServer) -> None:
         while True:
-            await self._ask_server()
+            await server.ask()
             await asyncio.sleep(_ASK_EVERY_S)

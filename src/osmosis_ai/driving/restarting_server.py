@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
 
 SETTLE_LIMIT_S = 120.0
+MAX_FAILED_STARTS = 4
+"""How often in a row one server is started in vain, while others may get on."""
+
 _POLL_S = 0.5
 _STATUS_TIMEOUT_S = 5.0
 _STILL_BUSY = frozenset({"queued", "running", "grading"})
@@ -98,11 +101,22 @@ class RestartingRolloutServer:
         server: not yet started.
         connect: a driver for the server at a base URL.
         note: told, in a sentence, of every death and restart.
+        changed: told that the server came, went, or will not come again.
+
+    Attributes:
+        end: why there will be no server any more; None as long as there may be.
     """
 
     def __init__(
-        self, server: KeptServer, *, connect: Callable[[str], Driver], note: Callable[[str], None]
+        self,
+        server: KeptServer,
+        *,
+        connect: Callable[[str], Driver],
+        note: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        self.end: Exception | None = None
+        self._changed = changed
         self._server = server
         self._connect = connect
         self._note = note
@@ -123,19 +137,32 @@ class RestartingRolloutServer:
             return None
         return ready.result().base_url
 
+    @property
+    def under_way(self) -> int:
+        """How many rollouts are under way on the server that runs now."""
+        return 0 if self.base_url is None else len(self._ready.result().rollouts)
+
     async def __aenter__(self) -> Self:
+        """Start the first server, as :meth:`start`."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
         """Start the first server.
 
         Raises:
             OsmosisError: when it does not become healthy, with the end of its log.
         """
-        await self._server.start()
+        try:
+            await self._server.start()
+        except OsmosisError as error:
+            self.end = error
+            raise
         self._capacity = self._server.capacity
         self._keeper = asyncio.create_task(self._keep(self._connected()))
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.stop()
 
     async def stop(self) -> None:
         """Stop the server for good."""
@@ -197,6 +224,7 @@ class RestartingRolloutServer:
     def _connected(self) -> _Generation:
         generation = _Generation(self._server.base_url, self._connect(self._server.base_url))
         self._ready.set_result(generation)
+        self._changed()
         return generation
 
     async def _keep(self, generation: _Generation) -> None:
@@ -210,15 +238,17 @@ class RestartingRolloutServer:
                 generation = self._connected()
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
+            self.end = error
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()
+            self._changed()
         finally:
             await self._release(generation)
 
     async def _revive(self) -> None:
         """Start the server again; one that ends before it is healthy counts as one more that died."""
-        while True:
+        for start in range(1, MAX_FAILED_STARTS + 1):
             try:
                 await self._server.revive(self._note)
                 return
@@ -229,7 +259,8 @@ class RestartingRolloutServer:
                 )
                 raise
             except ServiceError:
-                continue
+                if start == MAX_FAILED_STARTS:
+                    raise
 
     def _lose(self, generation: _Generation, cause: OsmosisError) -> None:
         self._ready = asyncio.get_running_loop().create_future()
@@ -237,6 +268,7 @@ class RestartingRolloutServer:
         generation.died.set()
         for rollout in generation.rollouts:
             rollout.cancel()
+        self._changed()
 
     async def _release(self, generation: _Generation) -> None:
         rollouts = tuple(generation.rollouts)

@@ -1,4 +1,4 @@
-"""Runs rollouts: the callback server, the rollout's server and the watch over this machine, around a dispatcher.
+"""Runs rollouts: the callback server, the rollout's servers and the watch over this machine, around a dispatcher.
 
 One runner serves a whole run: an evaluation hands it all its attempts at once, a training run a batch or a
 validation at a time. Whatever ends :meth:`RolloutRunner.run`, results on their way are recorded before it returns.
@@ -29,13 +29,12 @@ from osmosis_ai.driving.framework_extras import require_frameworks
 from osmosis_ai.driving.http_driver import CallbackRolloutDriver, HttpRolloutDriver
 from osmosis_ai.driving.loop_driver import LoopRolloutDriver
 from osmosis_ai.driving.loop_endpoints import LoopEndpoints
-from osmosis_ai.driving.machine import LimitTally, MachineWatch, Pace
-from osmosis_ai.driving.restarting_server import RestartingRolloutServer
+from osmosis_ai.driving.machine import LimitTally, MachineWatch
 from osmosis_ai.driving.served_agent import ServedAgent
-from osmosis_ai.driving.server_health import ServerHealth
+from osmosis_ai.driving.server_pool import ServerPool, several
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec, health_timeout
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.event_loop import LoopLag, LoopState
+from osmosis_ai.event_loop import LoopLag
 from osmosis_ai.rollout.loop.entrypoints import names_an_attribute
 
 if TYPE_CHECKING:
@@ -106,11 +105,12 @@ class UnknownAttemptError(RuntimeError):
 
 
 class RolloutRunner:
-    """Makes attempts on a rollout's server that it keeps running; an async context manager, made on its event loop.
+    """Makes attempts on a rollout's servers, which it keeps running; an async context manager, made on its event loop.
 
     Args:
         bridge: serves the model to the agents, who show ``bridge_token``.
         server: the rollout's, not yet started (:func:`prepare_server`), or an agent that is served elsewhere.
+        servers: how many like it work at once; of an agent that is served elsewhere there is one.
         timeouts: of each attempt.
         redact: told of the run's keys.
         note: told, in a sentence, when the server died and when this machine is late.
@@ -127,6 +127,7 @@ class RolloutRunner:
         *,
         bridge_token: str,
         server: RolloutServer | ServedAgent,
+        servers: int = 1,
         timeouts: AttemptTimeouts,
         redact: Redactor,
         note: Callable[[str], None],
@@ -152,16 +153,20 @@ class RolloutRunner:
             agents=self._endpoints if self._agent is not None else None,
             address=self._agent.callback_address if self._agent is not None else None,
         )
-        self._server = RestartingRolloutServer(server, connect=self._connect, note=note)
-        self._lag, self._health = LoopLag(), ServerHealth()
+        self._servers = ServerPool(
+            [server] if isinstance(server, ServedAgent) else several(server, servers),
+            connect=self._connect,
+            note=note,
+            is_asked=self._agent is None,
+        )
+        self._lag = LoopLag()
         self._machine = MachineWatch(
             engine=self._lag.state,
-            server=lambda: self._health.state,
-            ask_server=self._ask_server,
+            servers=self._servers.servers,
             rate_limited=rate_limited,
         )
         self._bridge = bridge
-        self._services = AttemptServices(bridge, self._server, self._machine, timeouts)
+        self._services = AttemptServices(bridge, self._servers, self._machine, timeouts)
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._told_late = False
@@ -169,19 +174,20 @@ class RolloutRunner:
         self.dispatched = 0
 
     async def __aenter__(self) -> Self:
-        """Listen, and start the rollout's server.
+        """Listen, and start the rollout's servers.
 
         Raises:
-            OsmosisError: when the server does not become healthy, with the end of its log.
+            OsmosisError: when none of them becomes healthy, with the end of its log.
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._callbacks)
             self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
-            await stack.enter_async_context(self._server)
-            self._log("server", "the rollout's server is healthy", capacity=self.capacity)
+            await stack.enter_async_context(self._servers)
+            running = sum(server.is_up for server in self._servers.servers)
+            healthy = "server is" if running == 1 else f"{running} servers are"
+            self._log("server", f"the rollout's {healthy} healthy", capacity=self.capacity)
             self._lag.start()
             stack.callback(self._lag.stop)
-            stack.push_async_callback(self._health.aclose)
             self._stack = stack.pop_all()
         return self
 
@@ -190,8 +196,8 @@ class RolloutRunner:
 
     @property
     def capacity(self) -> int | None:
-        """How many rollouts the server runs at once, as far as it says."""
-        return self._server.capacity
+        """How many rollouts the servers run at once, as far as they say."""
+        return self._servers.capacity
 
     def used_in_flight(self) -> Iterator[RolloutUsage]:
         """Yield what each attempt under way has used; one whose result has come is none."""
@@ -228,18 +234,20 @@ class RolloutRunner:
         Args:
             tally: counts what holds them back.
         """
-        pace = Pace(dispatcher.limit)
+        servers = self._servers
+        servers.share_out(dispatcher.limit)
+        servers.on_change = lambda: dispatcher.narrow(servers.allowed)
         following = asyncio.create_task(
             self._machine.watch(
-                pace,
                 tally or LimitTally(),
                 in_flight=lambda: dispatcher.in_flight,
-                changed=lambda: self._follow(pace, dispatcher),
+                changed=lambda: self._follow(dispatcher),
             )
         )
         try:
             return await dispatcher.run()
         finally:
+            servers.on_change = lambda: None
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             recordings = [running.recording for running in self._running.values() if running.recording]
@@ -260,10 +268,10 @@ class RolloutRunner:
         """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
         cancelled = self._cancelled
         # Nobody can tell an agent that is served elsewhere, and what it holds is its own.
-        if not cancelled or self._server.base_url is None or self._agent is not None:
+        if not cancelled or not self._servers.is_up or self._agent is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
-        busy = await self._server.wait_until_ended(cancelled)
+        busy = await self._servers.wait_until_ended(cancelled)
         self._log("cancel", "cancelled rollouts have ended", cancelled=len(cancelled), still_busy=len(busy))
         if busy:
             self._note(f"{len(busy)} cancelled rollouts did not end in time; their server is stopped anyway.")
@@ -319,18 +327,14 @@ class RolloutRunner:
             callback_timeout_sec=self._timeouts.callback_s,
         )
 
-    async def _ask_server(self) -> LoopState | None:
-        # How late another machine is, is not this one's doing; and it is asked for nothing but its own routes.
-        base_url = self._server.base_url if self._agent is None else None
-        return await self._health.ask(base_url) if base_url is not None else None
-
-    def _follow(self, pace: Pace, dispatcher: Dispatcher[Attempt]) -> None:
+    def _follow(self, dispatcher: Dispatcher[Attempt]) -> None:
         """Let as many rollouts be in flight as the machine keeps up with."""
-        dispatcher.narrow(pace.allowed)
-        self._log("schedule", "this machine sets the pace", in_flight=pace.allowed, of=pace.ceiling)
+        allowed = self._servers.allowed
+        dispatcher.narrow(allowed)
+        self._log("schedule", "this machine sets the pace", in_flight=allowed, of=dispatcher.limit)
         if not self._told_late:
             self._told_late = True
             self._note(
                 "this machine is late: fewer rollouts run at once until it keeps up "
-                f"({pace.allowed} of {pace.ceiling} now)."
+                f"({allowed} of {dispatcher.limit} now)."
             )

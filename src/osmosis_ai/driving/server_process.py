@@ -46,6 +46,7 @@ class ServerSpec:
         port: a port to listen on, or None for a socket.
         log_path: the file its output is appended to, readable by its owner alone.
         secret_values: values blotted out where the log is quoted in an error.
+        number, of: which of how many servers of a run it is; each but the first has a log of its own.
     """
 
     rollout_dir: Path
@@ -56,6 +57,14 @@ class ServerSpec:
     port: int | None
     log_path: Path
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
+    number: int = 1
+    of: int = 1
+
+    @property
+    def own_log(self) -> Path:
+        """The file of this server's output."""
+        path = self.log_path
+        return path if self.number == 1 else path.with_name(f"{path.stem}-{self.number}{path.suffix}")
 
 
 class RolloutServer(Service):
@@ -75,9 +84,15 @@ class RolloutServer(Service):
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(_service(spec, spec.port or 0, None, health_timeout_s))
-        self._rollout = spec
+        self.rollout = spec
         self._note: Callable[[str], None] | None = note
         self._socket: PrivateSocket | None = None
+
+    def like(self, spec: ServerSpec) -> RolloutServer:
+        """Return another server, which is told apart from this one by ``spec``."""
+        return RolloutServer(
+            spec, health_timeout_s=self.spec.start_timeout_s, note=self._note or (lambda _: None)
+        )
 
     @property
     def base_url(self) -> str:
@@ -102,8 +117,8 @@ class RolloutServer(Service):
             ServiceError: when it ends, stays unhealthy, or its port belongs to another.
             RuntimeError: when it was started before.
         """
-        self._rollout.artifact_root.mkdir(parents=True, exist_ok=True)
-        attempts = {"address in use": 1 if self._rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
+        self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
+        attempts = {"address in use": 1 if self.rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
         while True:
             try:
                 await self._start_once()
@@ -125,15 +140,15 @@ class RolloutServer(Service):
                 listener.remove()
 
     async def _start_once(self) -> None:
-        port = self._rollout.port or free_port()
+        port = self.rollout.port or free_port()
         if not is_free(port):
             raise ServiceError(
                 f"port {port} is already in use, so the rollout server cannot listen on it.",
                 "address in use",
                 hint="choose another port, or leave it out: the server then needs none.",
             )
-        listener = self._socket = None if self._rollout.port else _private_socket()
-        self.spec = _service(self._rollout, port, listener, self.spec.start_timeout_s)
+        listener = self._socket = None if self.rollout.port else _private_socket()
+        self.spec = _service(self.rollout, port, listener, self.spec.start_timeout_s)
         await super().start()
         if listener is not None:
             listener.let_go()
@@ -178,11 +193,12 @@ def _service(
     if listener is not None:
         env[LISTENER_ENV] = str(listener.fileno())
     return ServiceSpec(
-        name=f"the rollout server `{rollout.entrypoint}`",
+        name=f"the rollout server `{rollout.entrypoint}`"
+        + (f" ({rollout.number} of {rollout.of})" if rollout.of > 1 else ""),
         command=[str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint],
         env=env,
         cwd=rollout.rollout_dir,
-        log_path=rollout.log_path,
+        log_path=rollout.own_log,
         addresses=[*([listener.address] if listener else []), f"http://{_LOOPBACK[0]}:{port}"],
         pass_fds=[listener.fileno()] if listener else [],
         is_ours=lambda headers, body: (
@@ -191,7 +207,8 @@ def _service(
         start_timeout_s=health_timeout_s,
         late_hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
         f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
-        restarts=MAX_RESTARTS,
+        # Those that die together, as when memory is short, have died once.
+        restarts=MAX_RESTARTS + rollout.of - 1,
         secret_values=rollout.secret_values,
     )
 

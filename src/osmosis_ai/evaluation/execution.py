@@ -49,7 +49,7 @@ INTERRUPTED = Stop("interrupted", "interrupted")
 
 @dataclass(frozen=True)
 class Job:
-    """What an execution works on; ``only`` these work items, where not all of them."""
+    """What an execution works on, with so many ``servers``; ``only`` these work items, where not all of them."""
 
     spec: EvalRunSpec
     options: EvalRunOptions
@@ -60,6 +60,7 @@ class Job:
     directory: RunDirectory
     environ: Mapping[str, str]
     cache_dir: Path
+    servers: int = 1
     only: Collection[WorkItem] | None = None
 
 
@@ -136,14 +137,16 @@ class Execution:
                 self._log("deps", environment.note, kind=environment.kind, python=str(environment.python))
                 job.directory.write_environment(state.redact.text(environment.words))
                 self._hooks.environment(environment.words)
+            servers = "server" if job.servers == 1 else f"{job.servers} servers"
             self._hooks.stage(
-                "starting the rollout's server" if environment else "looking for the served agent"
+                f"starting the rollout's {servers}" if environment else "looking for the served agent"
             )
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
                 ModelBridge(client, auth_token=model_key),
                 bridge_token=model_key,
                 server=server,
+                servers=job.servers,
                 timeouts=job.spec.timeouts,
                 redact=state.redact,
                 note=self._note,
@@ -227,7 +230,7 @@ class Execution:
         )
         if (asked or 0) > limit:
             self._hooks.note(
-                f"the rollout's server takes {limit} rollouts at once; `--max-in-flight` cannot raise that."
+                f"the rollout's {'servers take' if self._job.servers > 1 else 'server takes'} {limit} rollouts at once; `--max-in-flight` cannot raise that."
             )
         return min(limit, count)
 

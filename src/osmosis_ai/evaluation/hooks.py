@@ -29,6 +29,7 @@ class RunPlan:
         continued: whether the run existed before.
         found: whether it was found by its inputs instead of by its name.
         put_aside: where the run that had the name before was moved.
+        servers: rollout servers that this session starts.
     """
 
     run_name: str
@@ -43,6 +44,7 @@ class RunPlan:
     continued: bool
     found: bool
     put_aside: Path | None
+    servers: int = 1
 
 
 class RunHooks:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.grader_digest import grader_digest
@@ -47,7 +47,13 @@ class ServerSetting:
 
 
 class RolloutSource(ABC):
-    """An agent that a server can run."""
+    """An agent that a server can run.
+
+    Attributes:
+        is_elsewhere: whether its server is, which is then the only one.
+    """
+
+    is_elsewhere: ClassVar[bool] = False
 
     @abstractmethod
     def source_digest(self, output_root: Path) -> str:

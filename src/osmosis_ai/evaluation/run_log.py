@@ -87,6 +87,16 @@ class RunLog:
             self._descriptor = -1
 
 
+def redact_server_logs(first: Path, redact: Redactor) -> None:
+    """Replace the secrets in the logs of a run's rollout servers, as :func:`redact_file`.
+
+    Args:
+        first: the log of the first of them; those of the others are named after it.
+    """
+    for path in sorted(first.parent.glob(f"{first.stem}*{first.suffix}")):
+        redact_file(path, redact)
+
+
 def redact_file(path: Path, redact: Redactor) -> None:
     """Replace the secrets in a log that another process wrote, line by line; does nothing without need.
 

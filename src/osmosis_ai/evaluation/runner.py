@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.driving.dispatcher import Stop
+from osmosis_ai.driving.server_count import useful_servers
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
@@ -30,7 +31,7 @@ from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
@@ -117,6 +118,7 @@ class EvalRunner:
             if self._options.salvage:
                 await asyncio.to_thread(self._salvage, opened)
             ledger = self._replay_ledger(opened)
+            self._servers = self._useful_servers(ledger)
             self._hooks.plan(self._plan(opened, ledger))
             if warning := copied_rows(self._copies.count, len(self._selection)):
                 self._hooks.note(warning)
@@ -201,7 +203,15 @@ class EvalRunner:
             continued=opened.manifest is not None,
             found=opened.found,
             put_aside=opened.put_aside,
+            servers=self._servers,
         )
+
+    def _useful_servers(self, ledger: Ledger) -> int:
+        if self._rollout.is_elsewhere:
+            return 1
+        options = self._options
+        at_once = options.max_in_flight or self._spec.evaluation.batch_size
+        return useful_servers(options.servers, rollouts=ledger.open_count, at_once=at_once)
 
     def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any], redact: Redactor) -> Manifest:
         """Return the run's manifest, writing it, before anything else, for a new run, and then its config."""
@@ -210,7 +220,7 @@ class EvalRunner:
             manifest = Manifest.new(
                 opened.name,
                 inputs,
-                self._provenance,
+                {**self._provenance, "servers": self._servers},
                 grader_digest=self._rollout.grader_digest(self._spec, self._output_root),
             )
             manifest.write(opened.directory.manifest)
@@ -230,6 +240,7 @@ class EvalRunner:
             directory=directory,
             environ=self._environ,
             cache_dir=self._cache_dir,
+            servers=self._servers,
             only=self._only,
         )
 
@@ -391,7 +402,7 @@ class _Session:
         await asyncio.to_thread(state.projector.stop, patience_s=0.0)
         await asyncio.to_thread(state.projector.copy_missing)
         with contextlib.suppress(OSError):
-            redact_file(directory.server_log, self._redact)
+            redact_server_logs(directory.server_log, self._redact)
         complete = stop is None and state.ledger.open_count == 0
         try:
             await asyncio.to_thread(self._write_snapshots, "finished" if complete else "incomplete")

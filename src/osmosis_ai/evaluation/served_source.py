@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 
@@ -25,6 +25,8 @@ class ServedSource(RolloutSource):
         locate: says where it is now; blocking. Raises an OsmosisError when it is not there any more.
         hint: what to do when it cannot be used.
     """
+
+    is_elsewhere: ClassVar[bool] = True
 
     def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
         self.name = name

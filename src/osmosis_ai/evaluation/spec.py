@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.config.execution import MOST_SERVERS
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget
@@ -59,6 +60,7 @@ class EvalRunOptions:
         salvage: make a damaged journal whole again out of its intact lines, and redo the rest.
         max_in_flight: rollouts at once; wins over the specification's ``batch_size``.
         rollout_port: port of the rollout's server; None takes a free one.
+        servers: rollout servers that work on it at once; those with nothing to do are not started.
         preflight: ask the model once before the first attempt.
         seed: the run's seed; part of the resume lock.
         budget: when to stop dispatching.
@@ -71,6 +73,7 @@ class EvalRunOptions:
     salvage: bool = False
     max_in_flight: int | None = None
     rollout_port: int | None = None
+    servers: int = 1
     preflight: bool = True
     verbose: bool = False
     seed: int = 0
@@ -83,6 +86,7 @@ class EvalRunOptions:
         problems = [
             *_whole("--max-in-flight", self.max_in_flight),
             *_whole("--rollout-port", self.rollout_port),
+            *_whole("--servers", self.servers),
             *(
                 ["`--fresh` starts over and `--salvage` goes on: choose one"]
                 if self.fresh and self.salvage
@@ -92,6 +96,10 @@ class EvalRunOptions:
         ]
         if self.rollout_port is not None and self.rollout_port > 65535:
             problems.append(f"`--rollout-port` must be at most 65535, not {self.rollout_port}")
+        if self.servers > MOST_SERVERS:
+            problems.append(f"`--servers` must be at most {MOST_SERVERS}, not {self.servers}")
+        if self.rollout_port is not None and self.servers > 1:
+            problems.append("`--rollout-port` is the port of one server: leave it out, or say `--servers 1`")
         if problems:
             raise OsmosisError("; ".join(problems) + ".")
 

@@ -14,6 +14,7 @@ from osmosis_ai.supervision.child_process import (
 from osmosis_ai.supervision.kept_to_itself import is_debuggable, keep_to_itself, take_handed
 from osmosis_ai.supervision.server_address import PrivateSocket, open_server_session, server_url
 from osmosis_ai.supervision.service import (
+    Deaths,
     Service,
     ServiceDiedError,
     ServiceError,
@@ -25,6 +26,7 @@ from osmosis_ai.supervision.service import (
 __all__ = [
     "TERMINATION_GRACE_S",
     "ChildProcess",
+    "Deaths",
     "PrivateSocket",
     "Service",
     "ServiceDiedError",

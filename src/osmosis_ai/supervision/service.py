@@ -111,6 +111,14 @@ class ServiceDiedError(ServiceError):
     default_code = "INTERNAL"
 
 
+@dataclass
+class Deaths:
+    """How often in a row services died without progress in between: one, or several that do one work."""
+
+    count: int = 0
+    whose: str | None = None
+
+
 class Service:
     """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`.
 
@@ -118,6 +126,7 @@ class Service:
         spec: what the next start starts.
         answer: what it said of itself when it became ready; None while it is not.
         address: that of its addresses at which it became ready; None before.
+        deaths: its own, or those of all that share them.
     """
 
     def __init__(self, spec: ServiceSpec) -> None:
@@ -126,7 +135,7 @@ class Service:
         self.address: str | None = None
         self._process: ChildProcess | None = None
         self._failure: ServiceError | None = None
-        self._deaths = 0
+        self.deaths = Deaths()
         self._reviving = asyncio.Lock()
         self._log_start = 0
         self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
@@ -217,9 +226,10 @@ class Service:
         async with self._reviving:
             failure = self.failure()
             if failure is not None:
-                self._deaths += 1
-                if self._deaths > self.spec.restarts:
-                    said = f"{self.spec.name} died {self._deaths} times. The last time: {failure.message}"
+                self.deaths.count += 1
+                if self.deaths.count > self.spec.restarts:
+                    whose = self.deaths.whose or self.spec.name
+                    said = f"{whose} died {self.deaths.count} times. The last time: {failure.message}"
                     raise ServiceDiedError(said, failure.cause, failure.status, details=failure.details)
                 note(f"{failure.message.splitlines()[0].rstrip('.')}. Starting it again.")
             elif self.answer is not None:
@@ -234,7 +244,7 @@ class Service:
 
     def made_progress(self) -> None:
         """Forget its deaths so far: it did what it is for."""
-        self._deaths = 0
+        self.deaths.count = 0
 
     def log_tail(self) -> list[str]:
         """Return the last lines that it wrote since its latest start, secrets blotted out."""

@@ -32,6 +32,7 @@ def plan(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
         ("Rows", selection.drawn.words),
         *(("Eval Function", f"{each.name} ({each.mode})") for each in prepared.eval_fns),
         ("Runs", f"{formats.count(plan.total)} ({request.n} of each row, {request.batch_size} at once)"),
+        ("Servers", plan.servers),
         ("Kept In", shown_path(plan.run_dir)),
     ]
     return Table(columns=("", ""), rows=rows, title="Evaluation")

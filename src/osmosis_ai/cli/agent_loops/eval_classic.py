@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.options import NoPreviewsOption, parse_duration
+from osmosis_ai.cli.options import NoPreviewsOption, ServersOption, parse_duration
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.root import TWO_FORMS
@@ -73,6 +73,7 @@ def eval_classic(
     offset: Annotated[int, typer.Option(help="Rows to skip at the start.", rich_help_panel=ROWS)] = 0,
     max_turns: Annotated[int, typer.Option(help="Told to the agent.", rich_help_panel=PACE)] = 10,
     batch_size: Annotated[int, typer.Option(help="Runs at once.", rich_help_panel=PACE)] = 1,
+    servers: ServersOption = None,
     timeout: Annotated[
         str | None,
         typer.Option(
@@ -151,6 +152,7 @@ def eval_classic(
         n=n,
         pass_threshold=pass_threshold,
         batch_size=batch_size,
+        servers=servers,
         max_turns=max_turns,
         temperature=temperature,
         max_tokens=max_tokens,

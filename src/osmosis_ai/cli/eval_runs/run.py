@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.options import EvalConfigArgument, NoPreviewsOption, SliceOption, parse_duration
+from osmosis_ai.cli.options import (
+    EvalConfigArgument,
+    NoPreviewsOption,
+    ServersOption,
+    SliceOption,
+    parse_duration,
+)
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -56,6 +62,7 @@ def run(
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Rollouts at once, at most.", rich_help_panel=PACE)
     ] = None,
+    servers: ServersOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
     max_cost: Annotated[
         float | None,
@@ -115,6 +122,7 @@ def run(
         seed=seed,
         budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
         rollout_port=rollout_port,
+        servers=servers,
         verbose=verbose,
         slices=tuple(slices or ()),
         previews=not no_previews,

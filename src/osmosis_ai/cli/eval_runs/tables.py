@@ -40,6 +40,7 @@ def plan(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
         ("Rows", _rows(prepared)),
         ("Runs Per Row", spec.evaluation.n),
         ("Work Items", _work_items(plan)),
+        ("Servers", plan.servers),
         ("Seed", request.seed),
         ("Output", shown_path(plan.run_dir)),
     ]
@@ -253,6 +254,7 @@ def _command(result: EvalRunResult, *extra: str) -> str:
         ("--output", request.output),
         ("--seed", request.seed or None),
         ("--max-in-flight", request.max_in_flight),
+        ("--servers", request.servers),
     ]
     for option, value in options:
         if value is not None:

@@ -50,6 +50,7 @@ class ClassicEvalRequest:
         eval_fns: ``module:function`` each.
         n: runs of each row.
         batch_size: runs at once.
+        servers: the agent's servers, which share them out; at most so many as there are runs at once.
         temperature, max_tokens: told to the agent as ``request.completion_params``.
         base_url: of an OpenAI-compatible endpoint; the model is called there by the name it has there.
         limit, offset: which rows.
@@ -68,6 +69,7 @@ class ClassicEvalRequest:
     n: int = 1
     pass_threshold: float = 1.0
     batch_size: int = 1
+    servers: int | None = None
     max_turns: int = 10
     temperature: float | None = None
     max_tokens: int | None = None
@@ -219,6 +221,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         OsmosisError: it could not start or be continued, or the results could not be written.
     """
     from osmosis_ai._version import __version__
+    from osmosis_ai.driving.server_count import default_servers
     from osmosis_ai.evaluation.agent_loop.results import RecordedRuns, summarize_runs
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.runner import EvalRunner
@@ -234,6 +237,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             retry_failed=request.retry_failed,
             salvage=request.salvage,
             max_in_flight=request.batch_size,
+            servers=request.servers or default_servers(),
             preflight=False,
             seed=request.seed,
             budget=request.budget,

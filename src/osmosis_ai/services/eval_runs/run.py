@@ -36,6 +36,7 @@ class EvalRunRequest:
         dataset_file: rows from this file instead of ``data/<dataset>.*`` or the platform's dataset.
         rows: ``"3,7,10-20"``, overrides the config's ``limit``.
         output: directory of runs; ``.osmosis/evals`` of the workspace by default.
+        servers: rollout servers at once; as many as this machine has processors to spare for when None.
         secret_values: values for ``[secrets].required``; the environment comes second.
         slices: columns of the dataset by which results are shown, beside those that the config's decide.toml names.
         previews: whether the journal may keep how input and output begin; the config and its decide.toml say so, too.
@@ -54,6 +55,7 @@ class EvalRunRequest:
     seed: int = 0
     budget: Budget | None = None
     rollout_port: int | None = None
+    servers: int | None = None
     verbose: bool = False
     slices: tuple[str, ...] = ()
     previews: bool = True
@@ -169,6 +171,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
             salvage=request.salvage,
             max_in_flight=request.max_in_flight,
             rollout_port=request.rollout_port,
+            servers=_servers(prepared),
             verbose=request.verbose,
             seed=request.seed,
             budget=request.budget or Budget(),
@@ -189,6 +192,17 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         return None
     slices = local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
     return EvalRunResult(prepared, summary, slices)
+
+
+def _servers(prepared: PreparedEvalRun) -> int:
+    """Return how many rollout servers the run has at most."""
+    from osmosis_ai.config.execution import read_execution
+    from osmosis_ai.driving.server_count import default_servers
+
+    request = prepared.request
+    if request.servers is not None or request.rollout_port is not None:
+        return request.servers or 1
+    return default_servers(gpus=read_execution(prepared.config.advanced).gpus)
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig) -> RolloutSource:

@@ -35,6 +35,7 @@ class TrainingSpec:
         device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when None.
         env: variables of the rollout's server.
         secret_values: further ones, kept out of every file.
+        servers: how many rollout servers work at once; the curve does not depend on it.
     """
 
     settings: TrainingSettings
@@ -48,6 +49,7 @@ class TrainingSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
     served: ServedSource | None = None
+    servers: int = 1
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that the run's curve depends on, as the manifest locks it."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.files import cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
@@ -132,7 +132,7 @@ class Trainer:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
                 raise
             finally:
-                redact_file(self._directory.server_log, self._redact)
+                redact_server_logs(self._directory.server_log, self._redact)
 
     async def _run(self, hooks: TrainingHooks) -> TrainingSummary:
         directory = self._directory
@@ -201,7 +201,8 @@ class Trainer:
             await self._run_with_ranks(engine.publish(learner, learner.updates))
         chat = chat_format_of(spec, note=hooks.note)
         await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
-        hooks.stage("starting the rollout's server")
+        one = spec.served is not None or spec.servers == 1
+        hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
         sampler = await self._open_sampler(stack, engine, chat, server, hooks)
         hooks.plan(self._plan(rows, order, state, str(learner.device)))
         parts = LoopParts(
@@ -296,6 +297,7 @@ class Trainer:
             bridge,
             bridge_token=token,
             server=server,
+            servers=self._spec.servers,
             timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),
             redact=self._redact,
             note=hooks.note,

@@ -94,6 +94,7 @@ class EvalWork(RunWork[PreparedEval]):
             options=EvalRunOptions(
                 name=run.name,
                 seed=run.seed,
+                servers=prepared.request.servers,
                 verbose=True,
                 previews=keeps_previews(run.request.get("advanced_config")),
             ),

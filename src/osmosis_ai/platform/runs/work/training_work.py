@@ -85,6 +85,7 @@ class TrainingWork(RunWork[PreparedTraining]):
             adapter=policy.adapter,
             env=request.env,
             secret_values=secret_values,
+            servers=request.servers,
         )
         return PreparedTraining(**common, request=request, spec=spec)
 

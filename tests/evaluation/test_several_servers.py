@@ -22,7 +22,7 @@ __all__ = ["world"]
 
 pytestmark = pytest.mark.e2e
 
-_TIMES_AND_IDS = frozenset({"rollout_id", "duration_ms", "run_name", "created_at", "resumed"})
+_TIMES_AND_IDS = frozenset({"rollout_id", "duration_ms", "limited_by"})
 # Every attempt says in its artifacts which process made it.
 _SAYS_WHO = AGENT.replace(
     "        said = ctx.prompt",

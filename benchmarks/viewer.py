@@ -127,6 +127,11 @@ def look(root: Path, cache: Path, repeat: int) -> dict[str, Any]:
     return {"first": first, "pages": pages, "peak_megabytes": round(peak, 1)}
 
 
+def _looked_at(root: Path, cache: Path, repeat: int) -> dict[str, Any]:
+    with get_context("spawn").Pool(1) as process:
+        return process.apply(look, (root, cache, repeat))
+
+
 def _asked(client: Any, path: str) -> dict[str, float]:
     started, used = time.perf_counter(), time.process_time()
     reply = client.get(path)
@@ -170,12 +175,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         evals = Path(scratch) / ".osmosis" / "evals"
-        write_small_runs(evals, options.runs)
         write_large_run(evals / "large", options.samples)
-        with get_context("spawn").Pool(1) as process:
-            figures = process.apply(look, (Path(scratch), Path(scratch) / "cache", options.repeat))
+        alone = _looked_at(Path(scratch), Path(scratch) / "cache of one run", 1)["peak_megabytes"]
+        write_small_runs(evals, options.runs)
+        figures = _looked_at(Path(scratch), Path(scratch) / "cache", options.repeat)
+    figures["peak_megabytes_of_one_run"] = alone
     figures |= {"samples": options.samples, "runs": options.runs, "assets_kilobytes": asset_sizes()}
     print(f"{options.samples:,} samples, {options.runs:,} runs; peak {figures['peak_megabytes']} MiB")
+    print(f"with the run of {options.samples:,} samples alone: peak {alone} MiB")
     print(f"{'':<30} {'ms':>8} {'CPU ms':>8} {'KB gzip':>8}")
     for stage, pages in (("first look", figures["first"]), ("", figures["pages"])):
         for name, page in pages.items():

@@ -30,6 +30,10 @@ def test_a_value_that_is_part_of_the_placeholder_does_not_garble_it() -> None:
         json.dumps('p"ss\\wörd\n+x', ensure_ascii=False)[1:-1],
         repr('p"ss\\wörd\n+x'),
         "p%22ss%5Cw%C3%B6rd%0A%2Bx",
+        json.dumps(json.dumps({"key": 'p"ss\\wörd\n+x'})),
+        json.dumps(json.dumps(json.dumps({"key": 'p"ss\\wörd\n+x'}, ensure_ascii=False))),
+        json.dumps(repr('p"ss\\wörd\n+x')),
+        "p&quot;ss\\wörd\n+x",
     ],
 )
 def test_a_value_is_found_however_it_is_spelt(spelling: str) -> None:

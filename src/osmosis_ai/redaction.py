@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -23,12 +24,14 @@ SHORTEST_CHARACTERS = 6
 _SHORTEST_LINE = 8
 # Errors are cut at a length by programs that know no secrets. Less than this of a value gives nothing away.
 _SHORTEST_BEGINNING = 8
+# Arguments of a tool are JSON in JSON, and what it answers may be JSON once more.
+_JSON_IN_JSON = 3
 _JSON_WORDS = frozenset({"true", "false", "null"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(NaN|Infinity)")
 
 
 class Redactor:
-    """Blanks the given values, also as JSON, Python or a URL would spell them.
+    """Blanks the given values, also as JSON (in JSON), Python, HTML or a URL would spell them.
 
     Args:
         values: the secrets known from the start.
@@ -127,10 +130,10 @@ def _cut_off(text: str, spelling: str) -> int | None:
 
 
 def _escapings(text: str) -> Iterator[str]:
-    yield text
-    yield json.dumps(text)[1:-1]
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield repr(text)[1:-1]
+    found = {text, repr(text)[1:-1], escape(text), escape(text, quote=False)}
+    for _ in range(_JSON_IN_JSON):
+        found |= {json.dumps(each, ensure_ascii=ascii)[1:-1] for each in found for ascii in (True, False)}
+    yield from found
     yield quote(text, safe="", errors="replace")
     yield quote_plus(text, errors="replace")
 
